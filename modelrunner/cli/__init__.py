@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(advised(error, _asked(given)), retry_after=error.retry_after)
         return exit_code(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the interpreter flushes once more at its end, where an error would show
         return FAILED
     except OSError as error:  # a full disk, a file of the user's that cannot be read
         report(joined(_explained(error), "`modelrunner doctor` looks for the cause"))

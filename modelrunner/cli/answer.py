@@ -44,7 +44,8 @@ class _Chunk(msgspec.Struct):
 
 
 class _Stage(msgspec.Struct):
-    """The daemon's `modelrunner.progress` (docs/api.md). Seconds; `position` counts the models that wait."""
+    """The daemon's `modelrunner.progress` (docs/api.md). Times are in seconds; `position` counts the models that
+    wait."""
 
     stage: str = ""
     waited: float = 0.0
@@ -110,7 +111,7 @@ class Screen:
         if self._markdown:
             self._markdown.feed(shown(text, sys.stdout))
             return
-        self._at_line_start = text.endswith("\n")  # first: Ctrl-C may come between the two
+        self._at_line_start = text.endswith("\n")  # set before the write: Ctrl-C may come between the two
         self._write(self._wrapped(text))
 
     def finish(self) -> None:
@@ -174,7 +175,7 @@ def receive(
             complete = False
             for event in client.events(response):
                 if event.data == "[DONE]":
-                    complete = True  # read on to the end: leaving here would count as giving up
+                    complete = True  # read on to the end: an early exit would count as a cancellation
                 elif event.name == PROGRESS_EVENT:
                     told = decode(event.data, _Stage)
                     answer.waited = told.waited
@@ -212,7 +213,7 @@ def show_end(answer: Answer) -> None:
 
 
 def show_timings(answer: Answer) -> None:
-    """Shows times and speeds on stderr: the engine's own where it reports them (llama.cpp's `timings`), else as
+    """Shows times and speeds on stderr: those of the engine if it reports them (llama.cpp's `timings`), else those
     measured here."""
     spans = {"total": answer.total} | ({} if answer.first_token is None else {"first token": answer.first_token})
     for part in answer.server_timing.split(","):

@@ -21,7 +21,9 @@ _TAR = "application/x-tar"
 
 @click.command()
 @click.argument("model")
-@click.option("-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="By default stdout.")
+@click.option(
+    "-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="The file; by default stdout."
+)
 @with_client()
 def save(client: Client, model: str, target: Path | None) -> None:
     """Write a model into a tar archive.
@@ -40,7 +42,7 @@ def save(client: Client, model: str, target: Path | None) -> None:
             done += len(piece)
         if done != wanted:
             raise AnswerBroken(
-                f"the archive broke off after {done} of {wanted} bytes: `modelrunner verify {model}` says whether the"
+                f"the archive broke off after {done} of {wanted} bytes: `modelrunner verify {model}` checks whether the"
                 " model is damaged"
             )
 
@@ -67,7 +69,7 @@ def _written(target: Path | None) -> Iterator[BinaryIO]:
     "source",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     default="-",
-    help="By default stdin.",
+    help="The file; by default stdin.",
 )
 @click.option("--name", help="The new name of the model, instead of the one in the archive.")
 @trust_option

@@ -19,7 +19,7 @@ from modelrunner.wire import Progress
 
 _BATCHES = "/v1/batches"
 _OVER = ("completed", "failed", "expired", "cancelled")
-_BETWEEN = 0.5  # seconds between two looks at a batch
+_BETWEEN = 0.5  # seconds between two queries of a batch
 _PIECE = 1 << 20
 
 
@@ -33,7 +33,7 @@ class _Listed(msgspec.Struct):
 
 @click.group()
 def batch() -> None:
-    """Ask many requests of a file, in what others leave free.
+    """Ask many requests of a file, in the capacity that others leave free.
 
     The file has one JSON object a line, as OpenAI's batches have it: custom_id, method, url and body.
     """
@@ -41,8 +41,10 @@ def batch() -> None:
 
 @batch.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-o", "--output", "to", type=click.Path(path_type=Path), help="Where answers go; standard output else.")
-@click.option("--window", metavar="AGE", default="24h", show_default=True, help="When the batch expires.")
+@click.option(
+    "-o", "--output", "to", type=click.Path(path_type=Path), help="The file for the answers; by default stdout."
+)
+@click.option("--window", metavar="AGE", default="24h", show_default=True, help="The age at which the batch expires.")
 @click.option("-d", "--detach", is_flag=True, help="Print the ID of the batch, and do not wait.")
 @with_client()
 def run(client: Client, file: Path, to: Path | None, window: str, detach: bool) -> None:
@@ -55,7 +57,7 @@ def run(client: Client, file: Path, to: Path | None, window: str, detach: bool) 
         try:
             endpoint = msgspec.json.decode(opened.readline(), type=_FirstLine).url
         except msgspec.MsgspecError as error:
-            raise BadRequest(f"the first line of {file} is no request of a batch: {error}") from None
+            raise BadRequest(f"the first line of {file} is not a request of a batch: {error}") from None
     wanted = wire.BatchRequest(str(uploaded["id"]), endpoint, window)
     made = client.call("POST", _BATCHES, wire.BatchStatus, wanted, timeout=None)
     if detach:
@@ -131,7 +133,7 @@ def show(client: Client, id: str, as_json: bool) -> None:
 @json_option
 @with_client(start=False)
 def cancel(client: Client, id: str, as_json: bool) -> None:
-    """Ask no further request of a batch; the answers that it has are kept."""
+    """End a batch: no further request is sent, and the present answers are kept."""
     client.fetch("POST", path("v1", "batches", id, "cancel"))
     output.done(f"cancelled: {id}", as_json, cancelled=id)
 
@@ -149,7 +151,7 @@ def _watched(client: Client, batch: wire.BatchStatus) -> Iterator[Progress]:
 
 
 def _form(file: Path) -> RawBody:
-    """RFC 7578."""
+    """Returns the body as multipart/form-data (RFC 7578)."""
     mark = token_hex(16)
     name = file.name.encode("ascii", "replace").replace(b'"', b"_")
     head = (

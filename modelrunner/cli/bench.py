@@ -1,4 +1,4 @@
-"""The command bench: a model's speed as a client sees it."""
+"""The command bench, which measures a model's speed for a client."""
 
 import statistics
 import threading
@@ -22,8 +22,8 @@ _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "
 
 
 class Step(msgspec.Struct, frozen=True):
-    """With `concurrency` requests at once: tokens per second of a prompt, of one answer, and of all answers together;
-    seconds until the first token, median and longest. A speed is None where the engine counts no tokens."""
+    """The result with `concurrency` requests at once: tokens per second of a prompt, of one answer, and of all answers
+    together; seconds until the first token, median and longest. A speed is None if the engine counts no tokens."""
 
     concurrency: int
     requests: int
@@ -35,7 +35,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Benchmark(msgspec.Struct, frozen=True):
-    """What `bench --json` prints, and what `--compare` reads."""
+    """The output of `bench --json`, and the input of `--compare`."""
 
     model: str
     backend: str
@@ -52,7 +52,8 @@ class _Load:
     tokens: int
 
     def body(self) -> dict[str, object]:
-        """A question that no cache knows, and an answer of a fixed length (`ignore_eos` of llama.cpp and vLLM)."""
+        """Returns a question that no cache knows, with an answer of a fixed length (`ignore_eos` of llama.cpp and
+        vLLM)."""
         text = " ".join([token_hex(4), *(_WORDS[i % len(_WORDS)] for i in range(self.words))])
         message = {"role": "user", "content": text}
         options = {"max_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
@@ -77,7 +78,7 @@ class _Quiet(Screen):
 @click.option(
     "--compare",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with what an earlier run printed with --json.",
+    help="A file with the output of an earlier run with --json.",
 )
 @json_option
 @with_client()
@@ -93,7 +94,7 @@ def bench(
 ) -> None:
     """Measure a model's speed, alone and with several requests at once.
 
-    Times are a client's: they have the daemon's share and the wait for a free slot in them. Each request has a prompt
+    Times are those of a client: they include the daemon's share and the wait for a free slot. Each request has a prompt
     of its own, so no cache helps.
     """
     before = _read(compare) if compare else None
@@ -155,7 +156,8 @@ def _step(client: Client, load: _Load, level: int, rounds: int) -> Step:
 
 
 def _prompt_speed(answer: Answer) -> float | None:
-    """The engine's own figure where it reports one (llama.cpp's `timings`), else tokens over the time to the first."""
+    """Returns the engine's own figure if it reports one (llama.cpp's `timings`), else the tokens over the time to the
+    first."""
     if speed := answer.timings.get("prompt_per_second"):
         return float(speed)
     count = answer.usage.get("prompt_tokens")
@@ -188,7 +190,7 @@ def _read(file: Path) -> Benchmark:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Benchmark)
     except msgspec.MsgspecError as error:
-        raise BadRequest(f"{file} is no output of `modelrunner bench --json`: {error}") from None
+        raise BadRequest(f"{file} is not an output of `modelrunner bench --json`: {error}") from None
 
 
 def _show(done: Benchmark, before: Benchmark | None) -> None:

@@ -1,6 +1,6 @@
 """The command line's client of the daemon's HTTP interface: small calls, lines of NDJSON and server-sent events.
 
-Built on http.client because it starts in a quarter of the time of the usual libraries and has blocking reads that
+It uses http.client because that starts in a quarter of the time of the usual libraries and has blocking reads that
 Ctrl-C interrupts (`connections.py`). Every exchange has a connection of its own, so no connection is stale; closing it
 tells the daemon to stop the work."""
 
@@ -51,8 +51,8 @@ class RawBody(NamedTuple):
 
 
 class Client:
-    """One daemon, at `unix:///path` or `http[s]://host[:port]`. `https://host:port#FINGERPRINT` is the one whose
-    certificate has this SHA-256 fingerprint, whoever signed it. Raises `BadRequest` for another kind of address.
+    """One daemon, at `unix:///path` or `http[s]://host[:port]`. `https://host:port#FINGERPRINT` accepts only a
+    certificate with this SHA-256 fingerprint, whoever signed it. Raises `BadRequest` for another kind of address.
 
     The methods raise `DaemonUnreachable`, the error that the daemon sent (`NotFound` for every 404, otherwise the base
     class, with the daemon's message), `TimedOut`, or `AnswerBroken`.
@@ -66,13 +66,15 @@ class Client:
             known = (self._url.scheme == "unix" and self._url.path and not self._url.netloc) or (
                 self._url.scheme in ("http", "https") and self._url.hostname and (self._url.port or True)
             )
-        except ValueError:  # a port that is no number
+        except ValueError:  # a port that is not a number
             known = False
         self._fingerprint = self._url.fragment.replace(":", "").lower()
         if self._fingerprint and not (self._url.scheme == "https" and _FINGERPRINT.fullmatch(self._fingerprint)):
-            raise BadRequest(f"{host!r} ends in no SHA-256 fingerprint of a certificate: 64 hex digits after the `#`")
+            raise BadRequest(
+                f"{host!r} does not end in a SHA-256 fingerprint of a certificate: write 64 hex digits after the `#`"
+            )
         if not known:
-            raise BadRequest(f"{host!r} is no address of a daemon: write unix:///path or http://host:port")
+            raise BadRequest(f"{host!r} is not the address of a daemon: write unix:///path or http://host:port")
 
     def fetch(self, method: str, path: str, body: Any = None, *, timeout: float | None = CALL_TIMEOUT) -> bytes:
         """Returns the body of the answer. `timeout` is the longest silence in seconds; None waits without a limit."""
@@ -205,7 +207,9 @@ class Client:
         try:
             fault = msgspec.json.decode(response.read(), type=_FaultBody).error
         except msgspec.MsgspecError:
-            return AnswerBroken(f"{self.host} answered {response.status}, and not as a modelrunner daemon: is it one?")
+            return AnswerBroken(
+                f"{self.host} answered {response.status}, but not as a modelrunner daemon: check the address"
+            )
         seconds = response.getheader("Retry-After", "")
         return failure(fault, response.status, float(seconds) if seconds.isdecimal() else None)
 
@@ -234,7 +238,7 @@ def decode(text: bytes | str, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
         raise AnswerBroken(
-            f"the daemon's answer is not understood ({error}): compare the two versions with `modelrunner version`"
+            f"the daemon's answer cannot be parsed ({error}): compare the two versions with `modelrunner version`"
         ) from error
 
 

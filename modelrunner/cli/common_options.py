@@ -20,13 +20,13 @@ folder_option = click.option(
     "folder",
     metavar="FOLDER",
     callback=lambda ctx, param, value: os.path.abspath(os.path.expanduser(value)) if value else None,
-    help="The one of `model_dirs` that the model goes to.",
+    help="The one of `model_dirs` in which the model is stored.",
 )
 trust_option = click.option(
     "--trust-remote-code",
     "trust",
     is_flag=True,
-    help="Take a model that carries code of its own, which its engine will run.",
+    help="Accept a model that carries code of its own, which its engine will run.",
 )
 
 
@@ -61,5 +61,5 @@ def connect(host: str | None, *, start: bool) -> Client:
         return client_of(host)
     locations = Locations.find()
     if locations.host != f"unix://{locations.socket}":
-        return client_of(locations.host)  # another daemon than this data directory's
+        return client_of(locations.host)  # a daemon other than this data directory's
     return ensure_running(locations, client_of) if start else client_of(address(locations))

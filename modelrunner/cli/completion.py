@@ -38,7 +38,7 @@ class _CompletedModel(click.ParamType[str]):
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Asks a daemon that runs; starts none. No daemon, no names."""
+        """Asks a running daemon for the models; starts none. Without a daemon, there are no names."""
         try:
             models = connect(ctx.find_root().params.get("host"), start=False).call("GET", "/models", list[wire.Model])
         except (ModelRunnerError, click.ClickException):

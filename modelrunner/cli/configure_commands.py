@@ -1,4 +1,4 @@
-"""The commands that set how models are run, and that read the configuration file again."""
+"""The commands that change the settings of models, and that read the configuration file again."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.config.modelconfig import MEANINGS
 
 _NUMBERS = ("context_size", "min_context_size", "parallel", "gpu_layers", "draft_tokens", "max_tokens")
-# Where a value goes whose option is not called as the field is; a dot leads into a table.
+# The field of each option with another name; a dot leads into a table.
 _FIELDS = {
     "keep_alive": "keep_alive",
     "runtime_flags": "raw-runtime-flags",
@@ -53,8 +53,8 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
     help="A LoRA adapter: a GGUF file, or for vLLM a PEFT folder. May be given several times.",
 )
 @click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
-@click.option("--draft-tokens", metavar="N", help="So many tokens at once.")
-@click.option("--draft-min-acceptance", metavar="P", help="Only tokens of this probability.")
+@click.option("--draft-tokens", metavar="N", help="The number of tokens to propose at once.")
+@click.option("--draft-min-acceptance", metavar="P", help="Propose only tokens of this probability.")
 @click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
 @click.option("--preload", metavar="on|off", help=MEANINGS["preload"])
 @click.option("--recording", metavar="on|off", help=MEANINGS["recording"])
@@ -68,10 +68,10 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option(
     "--mode",
     type=click.Choice(["completion", "embedding", "reranking"]),
-    help="Change it for this kind of request alone.",
+    help="Change it for this kind of request only.",
 )
 @click.option(
-    "--restart", is_flag=True, help="Now, with a new runner before the old one ends; else from its next load."
+    "--restart", is_flag=True, help="Apply it now, with a new runner before the old one ends; else from its next load."
 )
 @json_option
 @with_client()
@@ -88,7 +88,7 @@ def configure(
 ) -> None:
     """Show or change the configuration of a model.
 
-    "default" takes a value back. Without an option the configuration is shown.
+    "default" resets a value. Without an option the configuration is shown.
     """
     changes: dict[str, Any] = {}
     for name, text in options.items():
@@ -154,7 +154,7 @@ def _show(client: Client, model: str, as_json: bool) -> None:
         ]
         output.table(("SETTING", "CONFIGURED", "CONFIG.TOML", "IN EFFECT"), rows)
         if found.problem:
-            output.note(f"{found.model} cannot be run so: {found.problem}")
+            output.note(f"{found.model} cannot run with it: {found.problem}")
 
 
 def _put(changes: dict[str, Any], name: str, value: Any) -> None:
@@ -171,17 +171,17 @@ def _value(name: str, text: str) -> Any:
         return _template(text)
     if name in _NUMBERS:
         if not _WHOLE_NUMBER.fullmatch(text):
-            raise click.UsageError(f"--{name.replace('_', '-')} is a number, or default")
+            raise click.UsageError(f"--{name.replace('_', '-')} must be a number, or default")
         return int(text)
     if name in ("pin", "preload", "recording"):
         if text.lower() not in _WORDS:
-            raise click.UsageError(f"--{name} is on, off, or default")
+            raise click.UsageError(f"--{name} must be on, off, or default")
         return _WORDS[text.lower()]
     return _json(text) if name in ("draft_min_acceptance", "max_seconds") else text
 
 
 def _absolute(adapter: str) -> str:
-    """The daemon has another current folder."""
+    """Returns the adapter with an absolute path: the daemon has another current folder."""
     place, scale = lora.split(adapter)
     return f"{Path(place).expanduser().absolute()}:{scale:g}"
 
@@ -190,7 +190,7 @@ def _template(name: str) -> str:
     try:
         return Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--chat-template is a file of text, or default; {name}: {error}") from None
+        raise click.UsageError(f"--chat-template must be a text file, or default; {name}: {error}") from None
 
 
 def _json(text: str) -> Any:

@@ -1,7 +1,7 @@
 """The connections of the command line's client: over a Unix socket, TCP, and TLS.
 
-Python looks for signals before it enters a system call: a Ctrl-C that comes in between would not be heeded before the
-next byte. So each of them waits for data in steps."""
+Python checks for signals before it enters a system call: a Ctrl-C in between would have no effect before the next byte.
+So each connection waits for data in steps."""
 
 import http.client
 import socket
@@ -15,7 +15,7 @@ from typing import Any
 
 CONNECT_TIMEOUT = 5.0
 _STEP = 0.1  # seconds: a late Ctrl-C feels immediate
-_SHORTEST = 0.001  # of a step; 0 would mean not to wait at all
+_SHORTEST = 0.001  # seconds of the shortest step; 0 would mean no wait at all
 
 
 def _in_steps(sock: socket.socket, receive: Callable[..., int], arguments: tuple[Any, ...]) -> int:
@@ -62,7 +62,8 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class PinnedConnection(http.client.HTTPSConnection):
-    """`fingerprint` in hex, in lower case; "" asks for a certificate that this machine trusts."""
+    """A connection to a certificate with the `fingerprint`, in lower-case hex; "" accepts a certificate that this
+    machine trusts."""
 
     def __init__(self, host: str, port: int | None, fingerprint: str) -> None:
         context = ssl.create_default_context()
@@ -73,7 +74,7 @@ class PinnedConnection(http.client.HTTPSConnection):
         self._fingerprint = fingerprint
 
     def connect(self) -> None:
-        """Raises `SSLError` for a certificate that is not the wanted one; nothing was sent then."""
+        """Connects. Raises `SSLError` for another certificate, before anything is sent."""
         super().connect()
         certificate = self.sock.getpeercert(binary_form=True) or b""
         if self._fingerprint and sha256(certificate).hexdigest() != self._fingerprint:

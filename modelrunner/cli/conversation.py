@@ -1,4 +1,4 @@
-"""A conversation with a model that grows, and its commands, which begin with a slash."""
+"""A conversation with a model, and its commands, which begin with a slash."""
 
 import json
 import re
@@ -28,9 +28,9 @@ HELP = '''\
                           system, temperature, top-p, top-k, max-tokens, seed, stop, keep-alive;
                           format (json, or a file with a JSON schema); think (on, off);
                           show-thinking, markdown, verbose (on, off)
-/show                   show what is known about the model
-/load MODEL or FILE     go on with another model, or with a conversation that was saved
-/save FILE              write the conversation as JSON
+/show                   show the details of the model
+/load MODEL or FILE     continue with another model, or with a saved conversation
+/save FILE              save the conversation as JSON
 /retry                  ask the last question again
 /clear                  forget the conversation
 /bye                    leave; so do /exit and Ctrl-D
@@ -60,7 +60,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 @dataclass(slots=True)
 class Display:
-    """How answers are shown: the model's thinking, Markdown rendered, times and speeds."""
+    """The display of answers: the model's thinking, Markdown rendered, times and speeds."""
 
     show_thinking: bool = True
     markdown: bool = True
@@ -129,7 +129,7 @@ class Conversation:
         self._ask(message, self.messages)
 
     def _ask(self, question: Message, before: list[Message]) -> None:
-        """Asks, and keeps the received part of a stopped answer; forgets a question without any answer."""
+        """Asks, and keeps the received part of a stopped answer; removes a question without any answer."""
         self._question = question
         answer, asked = Answer(), [*before, question]
         try:
@@ -167,9 +167,9 @@ class Conversation:
             except click.UsageError as error:
                 report(error.message)
             except (ValueError, KeyError, BadRequest):
-                report(f"{value!r} is no value for {name}")
+                report(f"{value!r} is not a valid value for {name}")
         elif name in _DISPLAYS:
-            report(f"{name} is on or off: /set {name} on")
+            report(f"{name} must be on or off: /set {name} on")
         else:
             report(f"there is no parameter {name!r}{meant(name, [*_PARSERS, *_DISPLAYS])}; /? shows them")
 
@@ -211,7 +211,7 @@ class Conversation:
         try:
             saved = msgspec.json.decode(file.read_bytes(), type=_Saved)
         except (OSError, msgspec.MsgspecError) as error:
-            report(f"{file} is no conversation that /save wrote: {error}")
+            report(f"{file} is not a conversation that /save wrote: {error}")
             return
         if saved.model and saved.model != self.parameters.model and not self._load_model(saved.model):
             return
@@ -232,7 +232,7 @@ class Conversation:
             with file_path.open("x", encoding="utf-8") as file:
                 json.dump(content, file, ensure_ascii=False, indent=2)
         except FileExistsError:
-            report(f"{file_path} is there already: give another name")
+            report(f"{file_path} exists already: give another name")
         except OSError as error:
             report(f"{rest} cannot be written ({error.strerror}): give the name of a file")
         else:

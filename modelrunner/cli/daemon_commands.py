@@ -39,7 +39,7 @@ class _LineCount(click.ParamType[str]):
 def status(client: Client, as_json: bool) -> None:
     """Show the daemon, its engines and its memory.
 
-    The exit code is 3 where no daemon runs.
+    The exit code is 3 if no daemon runs.
     """
     try:
         raw = client.fetch("GET", "/version")
@@ -69,7 +69,7 @@ def status(client: Client, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name", required=False, metavar="[MODEL|RUNNER]")
-@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow it as it grows, until Ctrl-C.")
 @click.option(
     "-n",
     "--lines",
@@ -99,7 +99,7 @@ def logs(client: Client, name: str | None, follow: bool, lines: str | None) -> N
 @click.option("--tls", type=click.Choice(["off", "self-signed"]), help="TLS on TCP, with a certificate made here.")
 def serve(listen: str | None, socket: str | None, tls: str | None) -> None:
     """Run the daemon in the foreground."""
-    gc.disable()  # until the daemon serves: what a start imports and reads is not garbage
+    gc.disable()  # off until the daemon serves: the objects of a start are not garbage
     from modelrunner.config.locations import Locations
     from modelrunner.config.settings import Settings
     from modelrunner.daemon.app import run
@@ -184,7 +184,7 @@ def _process(pid: int | None) -> Iterator[Callable[[], bool]]:
     elif sys.platform == "linux":
         try:
             descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:  # it is in another process namespace
+        except ProcessLookupError:  # the process is in another namespace
             yield lambda: True
             return
         try:

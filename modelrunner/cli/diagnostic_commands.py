@@ -1,4 +1,4 @@
-"""The commands why, fit and events, which explain what the daemon does."""
+"""The commands why, fit and events, which explain the daemon's decisions."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from modelrunner.units import format_bytes, format_duration
 _FITS = {
     "now": "now",
     "after_eviction": "after other models have made room",
-    "split": "in a smaller way than the one that was asked for",
+    "split": "in a smaller variant than the configured one",
     "never": "no",
 }
 
@@ -25,7 +25,7 @@ _FITS = {
 @json_option
 @with_client(start=False)
 def why(client: Client, model: str, as_json: bool) -> None:
-    """Explain what a model waits for.
+    """Explain why a model waits.
 
     Shows the last events about it, and about the models that were evicted for it.
     """
@@ -56,8 +56,8 @@ def why(client: Client, model: str, as_json: bool) -> None:
 def fit(client: Client, model: str, as_json: bool) -> int:
     """Check whether a model fits into memory and on the disk.
 
-    MODEL need not be here yet: hf.co/ORG/REPO[:QUANT] is looked up, not downloaded. The exit code is 1 for a model that
-    does not fit.
+    MODEL may also be at its source: hf.co/ORG/REPO[:QUANT] is looked up, not downloaded. The exit code is 1 if the
+    model does not fit.
     """
     raw = client.fetch("GET", path("models", model, "fit"), timeout=None)
     found = decode(raw, wire.Fit)
@@ -79,8 +79,8 @@ def fit(client: Client, model: str, as_json: bool) -> int:
 
 
 @click.command()
-@click.option("--model", metavar="MODEL", help="Only those about this model.")
-@click.option("--since", metavar="ID", help="From those after this one on; 0 for all that are kept.")
+@click.option("--model", metavar="MODEL", help="Show only the events about this model.")
+@click.option("--since", metavar="ID", help="Show the events after this ID; 0 for all that are kept.")
 @json_option
 @with_client(start=False)
 def events(client: Client, model: str | None, since: str | None, as_json: bool) -> None:

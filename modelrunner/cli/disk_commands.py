@@ -18,7 +18,7 @@ from modelrunner.units import format_bytes
 def disk_usage(client: Client, as_json: bool) -> None:
     """Show how much disk models and engines use.
 
-    SHARED are the bytes of a model that other models use too: they count once among all models.
+    SHARED shows the bytes of a model that other models use too: all models count them once.
     """
     raw = client.fetch("GET", "/engines/df")
     usage = decode(raw, wire.DiskUsage)
@@ -55,8 +55,8 @@ def disk_usage(client: Client, as_json: bool) -> None:
             output.note(folder.absent)
     if output.is_terminal(sys.stderr):
         output.note(
-            "`modelrunner prune` removes unfinished downloads, with --conversations saved conversations too, with"
-            " --unused or --to models that were not used for long"
+            "`modelrunner prune` removes unfinished downloads, with --conversations also saved conversations, with"
+            " --unused or --to the least recently used models"
         )
 
 
@@ -73,11 +73,11 @@ def prune(
     """Remove leftovers of downloads and damage, or unused models.
 
     Leftovers are unfinished downloads, files that no model uses, and damaged files that were set aside. Without this
-    command an unfinished download stays for a week, so that the same pull can go on where it was. --unused and --to
-    remove models and no leftovers; models that are pinned, to be preloaded, or loaded stay.
+    command an unfinished download stays for a week, so that the same pull can continue it. --unused and --to remove
+    models and no leftovers; pinned, preloaded and loaded models stay.
     """
     if conversations and dry_run:
-        raise click.UsageError("--dry-run does not tell of conversations: `modelrunner df` shows them")
+        raise click.UsageError("--dry-run does not count conversations: `modelrunner df` shows them")
     route = path("models", "prune", unused=unused, to=to, dry_run="true" if dry_run else None)
     done = client.call("POST", route, wire.PruneResponse, timeout=None)
     for item in () if as_json else done.removed:

@@ -1,4 +1,4 @@
-"""The command doctor: what is wrong with this machine or installation, each with what to do."""
+"""The command doctor, which finds faults of this machine or installation and names a remedy for each."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`state` is ok, warning or error; `remedy` what to do, "" where nothing is wrong."""
+    """One finding. `state` is ok, warning or error; `remedy` says how to repair it, "" if nothing is wrong."""
 
     check: str
     state: str
@@ -41,9 +41,9 @@ class Finding:
 @json_option
 @click.pass_context
 def doctor(context: click.Context, host: str | None, as_json: bool) -> int:
-    """Find out what is wrong with this machine or installation.
+    """Check this machine and the installation for faults.
 
-    Starts nothing, and makes nothing but the folder of the socket. The exit code is 1 if there is an error.
+    The command starts nothing, and makes only the folder of the socket. The exit code is 1 if there is an error.
     """
     findings = list(examine(host or context.find_root().params.get("host")))
     if as_json:
@@ -61,7 +61,9 @@ def examine(host: str | None) -> Iterator[Finding]:
     try:
         places = Locations.find()
     except ConfigurationError as error:
-        yield Finding("configuration", "error", error.message, "mend the file; docs/configuration.md has every setting")
+        yield Finding(
+            "configuration", "error", error.message, "correct the file; docs/configuration.md has every setting"
+        )
         return
     yield Finding("configuration", "ok", str(places.config_file))
     yield from (_disk(name, place) for name, place in (("data", places.data), ("cache", places.cache)))
@@ -110,7 +112,9 @@ def _disk(name: str, place: Path) -> Finding:
     free = shutil.disk_usage(there).free
     text = f"{place}, {format_bytes(free)} free"
     if free < _LEAST_DISK:
-        return Finding(name, "warning", text, "`modelrunner df` shows what uses the disk, `modelrunner prune` frees it")
+        return Finding(
+            name, "warning", text, "`modelrunner df` shows the disk space of each model, `modelrunner prune` frees some"
+        )
     return Finding(name, "ok", text)
 
 
@@ -122,7 +126,8 @@ def _runtime(places: Locations) -> Finding:
 
 
 def _memory(root: Path = Path("/")) -> Finding:
-    """The machine's memory and the limit of this process's group (Linux: Documentation/admin-guide/cgroup-v2.rst)."""
+    """Checks the machine's memory and the limit of this process's group (Linux:
+    Documentation/admin-guide/cgroup-v2.rst)."""
     import psutil
 
     total, limit = psutil.virtual_memory().total, _group_limit(root)
@@ -143,7 +148,7 @@ def _group_limit(root: Path) -> int | None:
     for place in (folder, *folder.parents):
         try:
             limits.append(int((place / "memory.max").read_text()))
-        except (OSError, ValueError):  # not there, or "max"
+        except (OSError, ValueError):  # the file is missing, or has "max"
             continue
     return min(limits, default=None)
 
@@ -161,7 +166,7 @@ def _proxies(environ: "os._Environ[str] | dict[str, str]") -> Finding:
 
 
 def _gpu() -> Finding:
-    """A card of NVIDIA's without its driver (its PCI vendor is 0x10de) would be left idle without a word."""
+    """Checks for an NVIDIA card without its driver (PCI vendor 0x10de), which would stay unused without any message."""
     vendors = set()
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
@@ -173,7 +178,7 @@ def _gpu() -> Finding:
         return Finding("gpu", "warning", "an NVIDIA card without its driver", "install NVIDIA's driver; see nvidia-smi")
     if Path("/dev/nvidiactl").exists():
         return Finding("gpu", "ok", "NVIDIA's driver is there")
-    return Finding("gpu", "ok", "none that needs a driver of its own")
+    return Finding("gpu", "ok", "no card that needs a driver of its own")
 
 
 def _port() -> Finding:
@@ -211,7 +216,7 @@ def _engines(client: Client) -> Iterator[Finding]:
 
 
 def _models(client: Client, away: Collection[str]) -> Iterator[Finding]:
-    """`away` are the faults of folders, which are told apart from damage."""
+    """Checks the models. `away` are the faults of folders, which are not damage of their models."""
     models = client.call("GET", "/models", list[wire.Model])
     yield Finding("models", "ok", f"{len(models)} on this machine")
     for model in models:

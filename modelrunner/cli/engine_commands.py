@@ -11,26 +11,26 @@ from modelrunner.cli.prepare import is_missing
 
 @click.command()
 @click.argument("backend", required=False)
-@click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@click.option("--build", is_flag=True, help="Compile it here instead of using a prebuilt one.")
 @json_option
 @with_client()
 def install(client: Client, backend: str | None, build: bool, as_json: bool) -> None:
     """Install an inference engine.
 
-    BACKEND may be left out where there is only one.
+    BACKEND may be left out if there is only one.
     """
     _do(client, backend or _meant(client, installed=False), as_json, build=build)
 
 
 @click.command()
 @click.argument("backend", required=False)
-@click.option("--build", is_flag=True, help="Compile it here instead of taking a prebuilt one.")
+@click.option("--build", is_flag=True, help="Compile it here instead of using a prebuilt one.")
 @json_option
 @with_client()
 def update(client: Client, backend: str | None, build: bool, as_json: bool) -> None:
-    """Bring an engine to the version that belongs to this release.
+    """Update an engine to the version that belongs to this release.
 
-    BACKEND may be left out where only one is installed.
+    BACKEND may be left out if only one is installed.
     """
     _do(client, backend or _meant(client, installed=True), as_json, build=build, action="update")
 

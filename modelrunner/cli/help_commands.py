@@ -1,4 +1,4 @@
-"""The command help: what a command does, and the pages of the documentation."""
+"""The command help: the help of a command, and the pages of the documentation."""
 
 import sys
 from pathlib import Path
@@ -10,16 +10,16 @@ from modelrunner.cli.commands import meant
 
 _PACKAGE = Path(__file__).parents[1]
 _DOCS = next((place for place in (_PACKAGE / "docs", _PACKAGE.parent / "docs") if place.is_dir()), _PACKAGE / "docs")
-"""In an installed wheel, or in a checkout."""
+"""The folders of the pages: in an installed wheel, or in a checkout."""
 
 
 @click.command(name="help")
 @click.argument("name", required=False, metavar="[COMMAND|TOPIC]")
 @click.pass_context
 def help_about(context: click.Context, name: str | None) -> None:
-    """Show what a command does, or a page of the documentation.
+    """Show the help of a command, or a page of the documentation.
 
-    Where a command and a topic have the same name, both are shown.
+    If a command and a topic have the same name, both are shown.
     """
     root = context.find_root()
     group = root.command

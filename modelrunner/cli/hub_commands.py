@@ -1,4 +1,4 @@
-"""The commands that ask the sources of models: what they offer, and whether they have newer models."""
+"""The commands that ask the sources of models for their offers and for newer models."""
 
 import click
 import msgspec
@@ -14,7 +14,9 @@ _STATES = {True: "newer at its source", False: "up to date", None: "unknown"}
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="WORD...")
 @click.option("--format", type=click.Choice(["gguf", "safetensors"]), default="gguf", show_default=True)
-@click.option("-n", "--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="At most so many.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="The most models to show."
+)
 @json_option
 @with_client()
 def search(client: Client, words: tuple[str, ...], format: str, limit: int, as_json: bool) -> None:
@@ -39,7 +41,7 @@ def search(client: Client, words: tuple[str, ...], format: str, limit: int, as_j
 def check_update(client: Client, models: tuple[str, ...], as_json: bool) -> None:
     """Ask whether the sources of models have newer ones.
 
-    Without MODEL, of all models that were pulled. A new commit that changes none of a model's files is no newer model.
+    Without MODEL, all pulled models are checked. A new commit that changes none of a model's files does not count.
     """
     asked = [path("updates", model=model) for model in models or [None]]
     found = [each for place in asked for each in client.call("GET", place, list[wire.Update], timeout=None)]

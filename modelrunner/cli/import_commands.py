@@ -1,4 +1,4 @@
-"""The command that takes models of other programs."""
+"""The command that imports models of other programs."""
 
 import click
 
@@ -16,10 +16,10 @@ from modelrunner.units import format_bytes
 @json_option
 @with_client()
 def import_model(client: Client, model: str | None, name: str | None, as_json: bool) -> None:
-    """Take a model that another program keeps on this machine.
+    """Import a model of another program on this machine.
 
-    Without MODEL, lists the models of the Hugging Face cache, of Ollama and of LM Studio, with their sizes and how they
-    would be taken: by reflink or hard link, which needs no space, or by copy. Nothing of theirs is changed.
+    Without MODEL, the command lists the models of the Hugging Face cache, of Ollama and of LM Studio, with their sizes
+    and the cost of an import: a reflink or hard link needs no space, a copy does. Their own files are not changed.
     """
     if model is None:
         raw = client.fetch("GET", "/models/import")

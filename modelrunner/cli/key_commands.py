@@ -1,4 +1,4 @@
-"""The command keys."""
+"""The command keys, which makes and removes API keys."""
 
 import sys
 
@@ -17,24 +17,34 @@ _HEADINGS = ("NAME", "SCOPES", "MODELS", "LIMITS", "PRIORITY", "EXPIRES")
 def keys() -> None:
     """Make and revoke API keys.
 
-    With a key, everybody needs one on TCP; the Unix socket stays open to its owner. A daemon without keys listens on
-    loopback alone.
+    Once there is a key, every request over TCP needs one; the Unix socket stays open to its owner. A daemon without
+    keys listens on loopback only.
     """
 
 
 @keys.command()
 @click.argument("name")
 @click.option("--scope", metavar="LIST", default="inference", show_default=True, help="inference, models, admin.")
-@click.option("--model", "models", metavar="PATTERN", multiple=True, help="Only these models, such as ai/*.")
-@click.option("--requests-per-minute", type=click.IntRange(1), metavar="N", help="In any 60 seconds.")
-@click.option("--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Of prompts and answers.")
-@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Generated for one request.")
-@click.option("--max-seconds", type=click.FloatRange(0, min_open=True), metavar="N", help="Of work on one request.")
-@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Requests at the same time.")
+@click.option("--model", "models", metavar="PATTERN", multiple=True, help="Allow only these models, such as ai/*.")
+@click.option("--requests-per-minute", type=click.IntRange(1), metavar="N", help="The most requests in any 60 seconds.")
 @click.option(
-    "--priority", type=click.Choice(["normal", "batch"]), default="normal", help="batch: let others go first."
+    "--tokens-per-minute", type=click.IntRange(1), metavar="N", help="The most tokens of prompts and answers."
 )
-@click.option("--expires", metavar="AGE", help="Such as 30d; never by default.")
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="The most tokens of one answer.")
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="The most seconds of work on one request.",
+)
+@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="The most requests at the same time.")
+@click.option(
+    "--priority",
+    type=click.Choice(["normal", "batch"]),
+    default="normal",
+    help="With batch, requests of other keys go first.",
+)
+@click.option("--expires", metavar="AGE", help="The lifetime, such as 30d; unlimited by default.")
 @json_option
 @with_client()
 def create(
@@ -53,7 +63,7 @@ def create(
 ) -> None:
     """Make a key, and print its text.
 
-    The text is shown this once: the daemon keeps a digest of it alone.
+    The text is shown only once: the daemon keeps only its digest.
     """
     wanted = {
         "name": name,

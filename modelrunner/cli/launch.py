@@ -1,4 +1,4 @@
-"""The command launch: starts a program that speaks to a model, pointed at this daemon."""
+"""The command launch, which starts a program with this daemon as its API."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _PROVIDER = "modelrunner"
 
 @dataclass(frozen=True, slots=True)
 class AgentTarget:
-    """What an agent is pointed at. `url` is the daemon's, without a path; `context` in tokens."""
+    """The values that an agent needs. `url` is the daemon's, without a path; `context` is in tokens."""
 
     url: str
     model: str
@@ -33,8 +33,8 @@ class AgentTarget:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`file` is written with `content`; where it has other settings, `content` is merged into them. `unset` are
-    variables that would win over `variables`."""
+    """The start of a program. `file` is written with `content`; if it has other settings, `content` is merged into
+    them. `unset` are variables that would win over `variables`."""
 
     command: list[str]
     variables: dict[str, str] = field(default_factory=dict)
@@ -44,15 +44,15 @@ class Launch:
 
 
 def claude(target: AgentTarget) -> Launch:
-    """https://code.claude.com/docs/en/env-vars; its base URL has no `/v1`."""
+    """Returns the start of Claude Code (https://code.claude.com/docs/en/env-vars); its base URL has no `/v1`."""
     tiers = {f"ANTHROPIC_DEFAULT_{tier}_MODEL": target.model for tier in ("OPUS", "SONNET", "HAIKU")}
     address = {"ANTHROPIC_BASE_URL": f"{target.url}/anthropic", "ANTHROPIC_AUTH_TOKEN": target.key}
     return Launch(["claude"], {**address, "ANTHROPIC_MODEL": target.model, **tiers}, unset=("ANTHROPIC_API_KEY",))
 
 
 def codex(target: AgentTarget) -> Launch:
-    """https://developers.openai.com/codex/config-advanced: `-c` sets what config.toml would; it asks for responses. Its
-    search of the web runs at a service, so that is switched off."""
+    """Returns the start of Codex (https://developers.openai.com/codex/config-advanced): `-c` overrides config.toml, and
+    it asks for responses. Its web search runs at a service, so it is switched off."""
     provider = f"model_providers.{_PROVIDER}"
     settings = {
         "model": target.model,
@@ -69,8 +69,12 @@ def codex(target: AgentTarget) -> Launch:
 
 
 def opencode(target: AgentTarget) -> Launch:
-    """https://opencode.ai/docs/config: OPENCODE_CONFIG_CONTENT is merged over the files; and /docs/providers."""
-    limit = {"context": target.context, "output": target.context // 4}  # it shortens what exceeds the difference
+    """Returns the start of OpenCode (https://opencode.ai/docs/config and /docs/providers): OPENCODE_CONFIG_CONTENT is
+    merged over the files."""
+    limit = {
+        "context": target.context,
+        "output": target.context // 4,
+    }  # OpenCode shortens a conversation that exceeds the difference
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": _PROVIDER,
@@ -82,14 +86,14 @@ def opencode(target: AgentTarget) -> Launch:
 
 
 def aider(target: AgentTarget) -> Launch:
-    """https://aider.chat/docs/llms/openai-compat.html"""
+    """Returns the start of Aider (https://aider.chat/docs/llms/openai-compat.html)."""
     variables = {"OPENAI_API_BASE": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
     return Launch(["aider", "--model", f"openai/{target.model}"], variables)
 
 
 def goose(target: AgentTarget) -> Launch:
-    """https://goose-docs.ai/docs/guides/environment-variables: the host has no path, which is a variable of its own.
-    For its side tasks it would ask for a small model of OpenAI's."""
+    """Returns the start of Goose (https://goose-docs.ai/docs/guides/environment-variables): the host has no path, which
+    is a variable of its own. For its side tasks it would ask for a small model of OpenAI's."""
     variables = {
         "GOOSE_PROVIDER": "openai",
         "GOOSE_MODEL": target.model,
@@ -103,7 +107,8 @@ def goose(target: AgentTarget) -> Launch:
 
 
 def continue_(target: AgentTarget) -> Launch:
-    """https://docs.continue.dev/reference: config.yaml, here as JSON, which is YAML too, in a file of our own."""
+    """Returns the start of Continue (https://docs.continue.dev/reference): config.yaml, here as JSON, which is YAML
+    too, in a file of our own."""
     model = {
         "name": target.model,
         "provider": "openai",
@@ -118,7 +123,8 @@ def continue_(target: AgentTarget) -> Launch:
 
 
 def zed(target: AgentTarget) -> Launch:
-    """https://zed.dev/docs/ai/use-api-access: the key is the variable that the provider's name gives."""
+    """Returns the start of Zed (https://zed.dev/docs/ai/use-api-access): the provider's name gives the variable of the
+    key."""
     model = {"name": target.model, "display_name": target.model, "max_tokens": target.context}
     provider = {"api_url": f"{target.url}/v1", "available_models": [model]}
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -129,13 +135,13 @@ def zed(target: AgentTarget) -> Launch:
 
 
 def open_webui(target: AgentTarget) -> Launch:
-    """https://docs.openwebui.com/reference/env-configuration"""
+    """Returns the start of Open WebUI (https://docs.openwebui.com/reference/env-configuration)."""
     variables = {"OPENAI_API_BASE_URL": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
     return Launch(["open-webui", "serve"], variables)
 
 
 def shell(target: AgentTarget) -> Launch:
-    """The variables that the clients of OpenAI, Anthropic and Ollama read."""
+    """Returns the variables that the clients of OpenAI, Anthropic and Ollama read."""
     variables = {
         "OPENAI_BASE_URL": f"{target.url}/v1",
         "OPENAI_API_KEY": target.key,
@@ -162,15 +168,15 @@ AGENTS: dict[str, Callable[[AgentTarget], Launch]] = {
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("agent", type=click.Choice(list(AGENTS)), metavar="AGENT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
-@click.option("--model", metavar="MODEL", help="The model; the only one that chats, if there is one alone.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be written and started.")
+@click.option("--model", metavar="MODEL", help="The model; by default the only one that can chat.")
+@click.option("--dry-run", is_flag=True, help="Only show the file and the command.")
 @with_client()
 def launch(client: Client, agent: str, arguments: tuple[str, ...], model: str | None, dry_run: bool) -> None:
     """Start a coding agent, or another program, with a model of this machine.
 
     AGENT is claude, codex, opencode, aider, goose, continue, zed, open-webui, or env, which prints the variables for a
-    shell: eval "$(modelrunner launch env)". Further ARGUMENTS are the program's. A file of the program's that is
-    changed is copied first.
+    shell: eval "$(modelrunner launch env)". Further ARGUMENTS go to the program. Before the command changes a file of
+    the program, it keeps a copy.
     """
     found = AGENTS[agent](_target(client, model, named=agent not in ("env", "open-webui")))
     if not found.command:
@@ -188,8 +194,8 @@ def launch(client: Client, agent: str, arguments: tuple[str, ...], model: str | 
     program = shutil.which(command[0])
     if program is None:
         raise ModelRunnerError(
-            f"{command[0]} is not installed, or not on the PATH: `modelrunner launch {agent} --dry-run` shows what it "
-            "would get"
+            f"{command[0]} is not installed, or not on the PATH: `modelrunner launch {agent} --dry-run` shows how it "
+            "would start"
         )
     if found.file:
         _write(found.file, text, earlier)
@@ -202,7 +208,7 @@ def _target(client: Client, model: str | None, *, named: bool) -> AgentTarget:
     url = client.host if client.host.startswith("http") else status.listen
     if not url:
         raise ModelRunnerError(
-            "the daemon has no TCP port, which programs need: set `listen` (`modelrunner help configuration`)"
+            "programs need a TCP port, and the daemon has none: set `listen` (`modelrunner help configuration`)"
         )
     key = os.environ.get("MODELRUNNER_API_KEY") or "none"
     if not named:
@@ -217,7 +223,7 @@ def _target(client: Client, model: str | None, *, named: bool) -> AgentTarget:
 
 
 def _merged(found: Launch) -> tuple[str, bytes | None]:
-    """Returns the text to write, and what the file has now, None without one."""
+    """Returns the text to write, and the file's present text, None without a file."""
     assert found.file is not None
     try:
         earlier = found.file.read_bytes()
@@ -229,8 +235,7 @@ def _merged(found: Launch) -> tuple[str, bytes | None]:
     if not isinstance(settings, dict):
         fragment = json.dumps(found.content, indent=2)
         raise ModelRunnerError(
-            f"{found.file} is no plain JSON, so nothing is changed in it: add {fragment} yourself "
-            "(`modelrunner help cli`)"
+            f"{found.file} is not plain JSON, so it is not changed: add {fragment} yourself (`modelrunner help cli`)"
         )
     return json.dumps(_over(settings, found.content), indent=2, ensure_ascii=False) + "\n", earlier
 

@@ -1,4 +1,4 @@
-"""The state of the daemon as it changes."""
+"""Follows the state of the daemon."""
 
 import time
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from modelrunner.cli.client import Client, decode
 from modelrunner.cli.output import note
 from modelrunner.errors import AnswerBroken, DaemonUnreachable
 
-_AGAIN = 0.5  # seconds between two attempts to reach a daemon that has gone
+_AGAIN = 0.5  # seconds between two attempts to reach a daemon that has ended
 
 
 def states(client: Client) -> Iterator[wire.Now]:
-    """Yields the state now and with every change, and waits for a daemon that ends meanwhile. Raises
-    `DaemonUnreachable` where none runs at the beginning."""
+    """Yields the state now and after every change, and waits for the next daemon if this one ends. Raises
+    `DaemonUnreachable` if no daemon runs at the beginning."""
     begun = False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The command top."""
+"""The command top, which watches the daemon."""
 
 import click
 
@@ -20,7 +20,7 @@ _USED, _FREE = "█", "░"
 def top(client: Client, as_json: bool) -> None:
     """Watch memory, runners, queue and requests.
 
-    Shown again as they change, until Ctrl-C. With --json, prints one object a line, as /engines/now has it.
+    The screen follows every change, until Ctrl-C. With --json, the command prints one object of /engines/now a line.
     """
     import msgspec
 
@@ -60,7 +60,7 @@ def _show(now: wire.Now) -> None:
     loaded = {runner.model_name for runner in now.runners}
     for model, count in now.waiting.items():
         if model not in loaded:
-            output.say(f"{model}: {count} wait; `modelrunner why {model}` says what for")
+            output.say(f"{model}: {count} wait; `modelrunner why {model}` explains why")
     if now.requests:
         output.say("")
         rows = [(r.model_name or r.model, r.route, f"{r.duration:.1f}s", r.caller, r.request_id) for r in now.requests]

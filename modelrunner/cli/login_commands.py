@@ -1,4 +1,4 @@
-"""`modelrunner login` and `logout`: the passwords of registries, which the daemon reads at its next pull or push."""
+"""The commands `login` and `logout`: the passwords of registries, which the daemon reads at its next pull or push."""
 
 import asyncio
 import sys
@@ -22,8 +22,8 @@ _host = click.argument("host", default=HUB, metavar="[HOST]")
 def login(host: str, user: str | None, piped: bool) -> None:
     """Keep the user and password of a registry.
 
-    HOST is docker.io by default. They are tried at the registry first, and kept in a file that only you can read,
-    beside the configuration file. What docker keeps is used where there is no login here.
+    HOST is docker.io by default. The login is tried at the registry first, and kept in a file that only you can read,
+    beside the configuration file. Without a login here, docker's own is used.
     """
     if user is None:
         if piped:
@@ -31,7 +31,7 @@ def login(host: str, user: str | None, piped: bool) -> None:
         user = click.prompt("User", err=True)
     password = sys.stdin.read().rstrip("\r\n") if piped else click.prompt("Password", hide_input=True, err=True)
     if not user or ":" in user or not password:
-        raise click.UsageError("a user without a colon, and a password, are needed")
+        raise click.UsageError("give a user without a colon, and a password")
     locations, host = Locations.find(), host.lower()
     tables = Settings.load(locations).registries
     registries = Registries({name: RegistryRules(**table.model_dump()) for name, table in tables.items()})
@@ -46,7 +46,7 @@ def login(host: str, user: str | None, piped: bool) -> None:
 def logout(host: str) -> None:
     """Forget the user and password of a registry.
 
-    HOST is docker.io by default. What docker keeps stays.
+    HOST is docker.io by default. Docker's own login stays.
     """
     Credentials(Locations.find().logins).forget(host.lower())
     output.say(f"logged out of {host.lower()}")

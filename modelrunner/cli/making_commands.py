@@ -1,4 +1,4 @@
-"""The commands that make models, and show what they are made of."""
+"""The commands that make models, and show their parts."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from modelrunner.units import format_bytes
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _context_option = click.option(
-    "--context-size", type=click.IntRange(1), help="The context size that the model asks for, in tokens."
+    "--context-size", type=click.IntRange(1), help="The model's default context size, in tokens."
 )
 
 
@@ -27,7 +27,7 @@ _context_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder with config.json, model.safetensors (or shards and their index) and the tokenizer's files.",
 )
-@click.option("--mmproj", type=_FILE, help="The projector of a GGUF model, with which it sees or hears.")
+@click.option("--mmproj", type=_FILE, help="The projector of a GGUF model, for images or sound.")
 @click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja, instead of the model's own.")
 @click.option(
     "--lora",
@@ -90,7 +90,9 @@ def _text(file: Path) -> str:
 
 @click.command()
 @click.argument("name")
-@click.option("-f", "--file", "file", type=_FILE, default=Path("Modelfile"), help="By default ./Modelfile.")
+@click.option(
+    "-f", "--file", "file", type=_FILE, default=Path("Modelfile"), help="The Modelfile; by default ./Modelfile."
+)
 @trust_option
 @json_option
 @with_client()
@@ -98,7 +100,7 @@ def create(client: Client, name: str, file: Path, trust: bool, as_json: bool) ->
     """Make a model with a Modelfile.
 
     FROM names a model, which is pulled if it is not here, a GGUF file or a folder; SYSTEM, PARAMETER, TEMPLATE (in
-    Jinja), ADAPTER, LICENSE and MESSAGE say what the model carries beside it.
+    Jinja), ADAPTER, LICENSE and MESSAGE set the values that the model carries.
     """
     told = modelfile.parse(_text(file))
     wanted = wire.PullRequest(
@@ -116,7 +118,7 @@ def create(client: Client, name: str, file: Path, trust: bool, as_json: bool) ->
 
 
 def _base(text: str, folder: Path) -> str:
-    """A path is one that begins as a path, or that names something beside the Modelfile."""
+    """Returns the base: a path if it begins as one, or names a file beside the Modelfile."""
     place = folder / Path(text).expanduser()
     is_path = text.startswith(("./", "../", "/", "~")) or text in (".", "..") or place.exists()
     return place.absolute().as_uri() if is_path else text
@@ -129,7 +131,7 @@ def _base(text: str, folder: Path) -> str:
 @click.option("--system", help="The system prompt for requests that have none.")
 @click.option("--chat-template", "template", type=_FILE, help="A chat template in Jinja.")
 @click.option("--license", "licences", type=_FILE, multiple=True, help="The text of a licence.")
-@click.option("--lora", "adapters", multiple=True, metavar="PATH[:SCALE]", help="A LoRA adapter, as of `package`.")
+@click.option("--lora", "adapters", multiple=True, metavar="PATH[:SCALE]", help="A LoRA adapter, as for `package`.")
 @json_option
 @with_client()
 def repackage(
@@ -143,9 +145,9 @@ def repackage(
     adapters: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Make a model of another one.
+    """Make a model from another one.
 
-    The files that both have are stored once.
+    Shared files are stored once.
     """
     wanted = wire.PullRequest(
         model,
@@ -157,7 +159,7 @@ def repackage(
         context_size=context_size,
     )
     if wanted == wire.PullRequest(model, name=name):
-        raise click.UsageError("say what is to be different; `modelrunner tag` gives a model another name")
+        raise click.UsageError("give an option for the change; `modelrunner tag` gives a model another name")
     pulled(client, pull(client, wanted), as_json)
 
 
@@ -165,13 +167,13 @@ def repackage(
 @click.argument("model")
 @click.argument("name")
 @click.option("--type", "kind", required=True, help="A quantization of the engine's, such as Q4_K_M.")
-@click.option("--requantize", is_flag=True, help="Take a model that is quantized already, though more is lost.")
+@click.option("--requantize", is_flag=True, help="Accept a model that is quantized already, and lose more.")
 @json_option
 @with_client()
 def quantize(client: Client, model: str, name: str, kind: str, requantize: bool, as_json: bool) -> None:
-    """Make a smaller model of another one.
+    """Make a smaller model from another one.
 
-    The engine's own tool does it, beside the engines that run. Ctrl-C ends it and leaves nothing.
+    The engine's own tool makes it, beside the running engines. Ctrl-C ends it and leaves no files.
     """
     body = wire.QuantizeRequest(name, kind, requantize)
     lines = client.progress(path("models", model, "quantize"), body)
@@ -183,14 +185,14 @@ def quantize(client: Client, model: str, name: str, kind: str, requantize: bool,
 @click.option("--template", "part", flag_value="template", help="Print only the chat template.")
 @click.option("--license", "part", flag_value="license", help="Print only the licences.")
 @click.option("--modelfile", "part", flag_value="modelfile", help="Print a Modelfile for `modelrunner create`.")
-@click.option("--remote", is_flag=True, help="Look at its source; nothing is pulled.")
+@click.option("--remote", is_flag=True, help="Show the model at its source; nothing is pulled.")
 @json_option
 @with_client()
 def show(client: Client, model: str, part: str | None, remote: bool, as_json: bool) -> None:
-    """Show what a model consists of.
+    """Show the parts of a model.
 
-    That is metadata, chat template, licences, and what it carries for requests that leave it out. With --remote it is
-    the model as a pull would bring it, with its revision and its files, as far as its source says so.
+    They are its metadata, chat template, licences, and defaults for requests. With --remote the command shows the model
+    that a pull would bring, with its revision and its files, as far as its source gives them.
     """
     raw = client.fetch("GET", path("models", model, "show") + ("?remote=true" if remote else ""), timeout=None)
     found = decode(raw, wire.ModelShown)

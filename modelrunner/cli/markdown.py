@@ -1,4 +1,4 @@
-"""Renders Markdown on the terminal while it comes."""
+"""Renders Markdown on the terminal while its text comes."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ from rich.syntax import Syntax
 
 _UP = "\x1b[%dA\r\x1b[J"  # ECMA-48: the cursor up by lines, and the rest of the screen erased
 _SHARE = 4
-"""Rendering takes at most one part in so many of the time: a long block is rendered less often than its words come."""
+"""Rendering takes at most one part in this many of the time: a long block is painted less often than its words come."""
 
 
 class _Heading(Heading):
@@ -23,7 +23,7 @@ class _Heading(Heading):
 
 
 class _CodeBlock(CodeBlock):
-    """Without an indent or a background, so that the code can be copied from the terminal."""
+    """A code block without an indent or a background, so that the code can be copied from the terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Syntax(str(self.text).rstrip(), self.lexer_name, theme="ansi_dark", word_wrap=True)
@@ -39,13 +39,13 @@ class _Markdown(Markdown):
 
 
 class MarkdownView:
-    """Text in pieces, of which the screen shows the whole as Markdown. The last block (a paragraph, a list, a table, a
-    code block) may still change and is painted again; those before it are final (https://spec.commonmark.org/0.31.2,
-    appendix, "Phase 1"). HTML is shown as text. Begins at the start of a line, and leaves the cursor at one."""
+    """Shows text that comes in pieces as Markdown. The last block (a paragraph, a list, a table, a code block) may
+    still change and is painted again; the blocks before it are final (https://spec.commonmark.org/0.31.2, appendix,
+    "Phase 1"). HTML is shown as text. The view begins at the start of a line, and leaves the cursor at one."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
-        """`write` writes to the terminal. Used in the main thread, and within it by a timer (SIGALRM) that shows text
-        which came too soon after other text, if no more comes."""
+        """`write` writes to the terminal. The view is used in the main thread, also by a timer (SIGALRM) there, which
+        shows text that came too soon after other text."""
         columns, self._rows = shutil.get_terminal_size()
         self._console = Console(file=sys.stdout, width=max(8, columns - 1))  # terminals differ in the last column
         self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])

@@ -1,4 +1,4 @@
-"""The daemon as an MCP server: its models for programs that speak the Model Context Protocol."""
+"""The command mcp: an MCP server (Model Context Protocol) whose tools are the daemon's models."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -27,7 +27,7 @@ def mcp(client: Client) -> None:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
-        raise NotImplementedHere("this needs the extra `mcp`: pip install 'modelrunner[mcp]'") from None
+        raise NotImplementedHere("`modelrunner mcp` needs the extra `mcp`: pip install 'modelrunner[mcp]'") from None
     server = MCPServer("modelrunner", instructions="Language models that run on this machine.")
 
     def tool(function: Callable[_Parameters, _Result]) -> None:

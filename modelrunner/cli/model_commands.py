@@ -105,7 +105,7 @@ def tag(client: Client, model: str, name: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("-f", "--force", is_flag=True, help="Even if it is in use or has several names.")
+@click.option("-f", "--force", is_flag=True, help="Remove it even if it is in use or has several names.")
 @json_option
 @with_client()
 def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> int:
@@ -130,8 +130,8 @@ def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) 
 def verify(client: Client, models: tuple[str, ...], as_json: bool) -> int:
     """Read every byte of models, and report damaged ones.
 
-    Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 for a
-    damaged model.
+    Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 if a
+    model is damaged.
     """
 
     def verify_one(model: str) -> None:
@@ -159,5 +159,5 @@ def _rows(model: wire.Model) -> list[tuple[str, ...]]:
 
 
 def _size(told: str) -> str:
-    """Others publish it as a number of bytes."""
+    """Returns the size as text: others publish it as a number of bytes."""
     return format_bytes(int(told)) if re.fullmatch("[0-9]{1,18}", told) else told

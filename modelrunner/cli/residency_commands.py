@@ -19,7 +19,7 @@ _models = click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 def preload(client: Client, models: tuple[str, ...], as_json: bool) -> int:
     """Load models before a request needs them.
 
-    Ends when they are ready. They stay for as long as their keep-alive says.
+    The command ends when they are ready. They stay loaded for their keep-alive.
     """
 
     def load(model: str) -> None:
@@ -46,11 +46,11 @@ def _command(action: str, text: str) -> Command:
     return command
 
 
-pin = _command("pin", "Never evict models to make room for others.\n\nHolds until `modelrunner unpin`.")
+pin = _command("pin", "Never evict models to make room for others.\n\nThe pin holds until `modelrunner unpin`.")
 unpin = _command("unpin", "Evict pinned models again where room is needed.")
 pause = _command(
     "pause",
-    "Unload models and let their requests wait.\n\nThose that are being answered end first. Holds until `modelrunner "
+    "Unload models and let their requests wait.\n\nRunning answers end first. The pause holds until `modelrunner "
     "resume`, or until the daemon ends.",
 )
 resume = _command("resume", "Answer the requests for paused models again.")

@@ -1,4 +1,4 @@
-"""`modelrunner run`: one answer, the answers of several models, or a chat."""
+"""The command run: one answer, the answers of several models, or a chat."""
 
 import sys
 from dataclasses import replace
@@ -29,11 +29,16 @@ _STARTER_SIZE = "93 MB"
     metavar="TEXT",
     help=f'The system prompt; "" for none. By default the model\'s own; if it carries none, "{SYSTEM}"',
 )
-@click.option("--temperature", type=click.FloatRange(min=0), metavar="N", help="0 for the likeliest words.")
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="End the answer after so many tokens.")
-@click.option("--seed", type=int, metavar="N", help="The same seed, the same answer.")
 @click.option(
-    "--context-size", type=click.IntRange(min=-1), metavar="N", help="Tokens, -1 for all; kept for this model."
+    "--temperature", type=click.FloatRange(min=0), metavar="N", help="The temperature; 0 for the likeliest words."
+)
+@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="End the answer after so many tokens.")
+@click.option("--seed", type=int, metavar="N", help="The seed; the same one gives the same answer.")
+@click.option(
+    "--context-size",
+    type=click.IntRange(min=-1),
+    metavar="N",
+    help="The context size in tokens, -1 for all; kept for this model.",
 )
 @click.option("--keep-alive", metavar="DURATION", help="How long the model stays loaded: 5m, 0, or -1 for ever.")
 @click.option("--backend", metavar="NAME", help="The inference engine; kept for this model.")
@@ -49,10 +54,10 @@ _STARTER_SIZE = "93 MB"
     "--schema",
     "schema_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Make the model answer in JSON that this JSON schema allows.",
+    help="Make the model answer in JSON of this JSON schema.",
 )
 @click.option("--think/--no-think", default=None, help="Ask a model that can reason to do so, or not to.")
-@click.option("--hide-thinking", is_flag=True, help="Do not show what a reasoning model thinks.")
+@click.option("--hide-thinking", is_flag=True, help="Hide the thinking of a reasoning model.")
 @click.option("--markdown/--no-markdown", default=True, help="Render Markdown on a terminal (the default).")
 @click.option("--verbose", is_flag=True, help="Show times and speeds.")
 @json_option

@@ -29,13 +29,13 @@ _EXPENDABLE = ("SANDBOX", "ID", "ESTIMATED", "MODE", "CONTEXT", "BACKEND")
 
 
 @click.command()
-@click.option("-w", "--watch", is_flag=True, help="Go on as they change, until Ctrl-C.")
+@click.option("-w", "--watch", is_flag=True, help="Follow every change, until Ctrl-C.")
 @json_option
 @with_client(start=False)
 def list_runners(client: Client, watch: bool, as_json: bool) -> None:
     """List the models that are loaded.
 
-    With --watch --json, prints one array a line, with every change.
+    With --watch --json, the command prints one array a line after every change.
     """
     if watch:
         for now in states(client):
@@ -59,9 +59,9 @@ def _print(runners: list[wire.RunnerStatus]) -> None:
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--backend", metavar="NAME", help="Only those of this inference engine.")
-@click.option("-f", "--force", is_flag=True, help="Even those that are answering.")
+@click.option("--all", "everything", is_flag=True, help="Stop all of them.")
+@click.option("--backend", metavar="NAME", help="Stop only those of this inference engine.")
+@click.option("-f", "--force", is_flag=True, help="Stop them even while they answer.")
 @json_option
 @with_client(start=False)
 def unload(

@@ -1,4 +1,4 @@
-"""The command service: the daemon as a service of the user, by systemd or launchd."""
+"""The command service, which makes the daemon a service of the user, under systemd or launchd."""
 
 import os
 import shutil
@@ -98,7 +98,8 @@ def _manager() -> Manager:
 
 
 def systemd(places: Locations) -> Manager:
-    """User units (systemd.socket(5), systemd.service(5)). The environment's places and address are kept."""
+    """Returns the files and commands for systemd (systemd.socket(5), systemd.service(5)). The environment's places and
+    address are kept."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
     socket = (
         "[Unit]\nDescription=modelrunner's socket\n\n"
@@ -122,7 +123,7 @@ def systemd(places: Locations) -> Manager:
 
 
 def launchd(places: Locations) -> Manager:
-    """A launch agent (launchd.plist(5))."""
+    """Returns the files and commands for launchd (launchd.plist(5))."""
     file = Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
     arguments = "".join(f"<string>{escape(part)}</string>" for part in _program())
     kept = "".join(f"<key>{n}</key><string>{escape(v)}</string>" for n, v in _environment().items())
@@ -153,7 +154,7 @@ def _environment() -> dict[str, str]:
 
 
 def _escaped(text: str) -> str:
-    """For a quoted value of a unit (systemd.syntax(7)); `%` begins a specifier (systemd.unit(5))."""
+    """Escapes a text for a quoted value of a unit (systemd.syntax(7)); `%` begins a specifier (systemd.unit(5))."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 

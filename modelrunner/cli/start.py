@@ -25,10 +25,10 @@ Connect = Callable[[str], Client]
 
 def ensure_running(locations: Locations, connect: Connect) -> Client:
     """Returns a client of the daemon of `locations`, which answers. Raises `DaemonUnreachable` with the end of its log
-    if it does not start, `StorageFailed` if its data has no place."""
+    if it does not start, `StorageFailed` if its data directory cannot be used."""
     client = _living(locations, connect)
     if client is None:
-        with _turn(locations.data):  # another command may start it meanwhile
+        with _turn(locations.data):  # another command may have started it meanwhile
             client = _living(locations, connect) or _start(locations, connect)
     return client
 
@@ -87,7 +87,7 @@ def _start(locations: Locations, connect: Connect) -> Client:
     with log.open("ab") as output:
         begin = output.tell()
         daemon = subprocess.Popen(
-            [sys.executable, "-P", "-m", "modelrunner", "serve"],  # -P: code in the current folder is not ours
+            [sys.executable, "-P", "-m", "modelrunner", "serve"],  # -P: ignores code in the current folder
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -107,7 +107,7 @@ def _wait(daemon: subprocess.Popen[bytes], living: Callable[[], Client | None], 
     end = time.monotonic() + START_LIMIT
     while not (client := living()):
         if daemon.poll() is not None:
-            if client := living():  # it found another daemon in its place, started by hand a moment ago
+            if client := living():  # a daemon that was started by hand a moment ago runs instead
                 return client
             raise DaemonUnreachable(f"the daemon did not start: {_last_words(log, begin)}; all of it is in {log}")
         if time.monotonic() > end:
@@ -120,4 +120,4 @@ def _last_words(log: Path, begin: int) -> str:
     with log.open("rb") as file:
         file.seek(max(begin, os.fstat(file.fileno()).st_size - 4096))
         lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1].strip().removeprefix("error: ") if lines else "it said nothing"
+    return lines[-1].strip().removeprefix("error: ") if lines else "its log is empty"

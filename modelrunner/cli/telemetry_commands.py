@@ -31,16 +31,16 @@ _EXPENDABLE = ("CALLER", "LOAD", "QUEUE", "TOKENS/S", "PROMPT")
 
 @click.group(invoke_without_command=True)
 @click.option("-f", "--follow", is_flag=True, help="Show requests as they end, until Ctrl-C.")
-@click.option("--model", metavar="MODEL", help="Only those for this model.")
-@click.option("--status", metavar="CODE", help="Only those that ended with this HTTP status; 0: those under way.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+@click.option("--model", metavar="MODEL", help="Show only those for this model.")
+@click.option("--status", metavar="CODE", help="Show only those with this HTTP status; 0 for those under way.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True, help="The most requests to show.")
 @json_option
 @with_client(start=False)
 def requests(client: Client, follow: bool, model: str | None, status: str | None, limit: int, as_json: bool) -> None:
     """Show the requests under way, and the last ones.
 
     The daemon keeps the last 1,000, without their texts; `show` has those of models that are recorded. With -f --json,
-    prints one object a line.
+    the command prints one object a line.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -79,7 +79,7 @@ def cancel(client: Client, id: str, as_json: bool) -> None:
 def show(client: Client, id: str, as_json: bool) -> None:
     """Show a recorded request with its body and its answer.
 
-    Bodies are kept for models that are configured so: `modelrunner configure MODEL --recording on`.
+    Bodies are kept after `modelrunner configure MODEL --recording on`.
     """
     raw = client.fetch("GET", path("engines", "requests", id))
     if as_json:
@@ -111,7 +111,7 @@ def show(client: Client, id: str, as_json: bool) -> None:
 def replay(client: Client, id: str, model: str | None, as_json: bool) -> None:
     """Send a recorded request again, and compare the answers.
 
-    Prints the new answer, and on standard error what differs from the recorded one.
+    The command prints the new answer on stdout, and its difference from the recorded one on stderr.
     """
     found = client.call("GET", path("engines", "requests", id), wire.RecordedRequest)
     answer = replays.again(client, found, model).decode("utf-8", "replace")
@@ -122,7 +122,7 @@ def replay(client: Client, id: str, model: str | None, as_json: bool) -> None:
         return
     output.say(now)
     if not found.answer.whole or found.answer.redacted:
-        output.note("the recorded answer is not whole: it is not compared")
+        output.note("the recorded answer is not whole, so it is not compared")
     elif before == now:
         output.note("the answer is the same as the recorded one")
     else:
@@ -130,14 +130,22 @@ def replay(client: Client, id: str, model: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--by", type=click.Choice(["model", "key", "day"]), default="model", show_default=True, help="Sum by.")
-@click.option("--since", metavar="AGE", default="30d", show_default=True, help="How far back: 7d, 12h.")
+@click.option(
+    "--by",
+    type=click.Choice(["model", "key", "day"]),
+    default="model",
+    show_default=True,
+    help="The grouping of the sums.",
+)
+@click.option(
+    "--since", metavar="AGE", default="30d", show_default=True, help="The age of the oldest request: 7d, 12h."
+)
 @json_option
 @with_client(start=False)
 def usage(client: Client, by: str, since: str, as_json: bool) -> None:
     """Show requests, tokens and engine time.
 
-    Counts the requests that an engine answered. Days are in UTC.
+    The figures are of requests that an engine answered. Days are in UTC.
     """
     raw = client.fetch("GET", path("usage", by=by, since=since))
     found = decode(raw, list[wire.UsageTotals])

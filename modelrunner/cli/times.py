@@ -1,4 +1,4 @@
-"""Points in time as people write them."""
+"""Points in time as text."""
 
 from datetime import UTC, datetime
 

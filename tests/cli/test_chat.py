@@ -218,7 +218,7 @@ def test_a_full_context_names_the_way_out(daemon: FakeDaemon, capsys: pytest.Cap
 def test_values_that_cannot_be_are_refused(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], line: str) -> None:
     daemon.answers[ANSWER] = words("one")
     converse(daemon, line, "q")
-    assert "is no value for" in capsys.readouterr().err
+    assert "is not a valid value for" in capsys.readouterr().err
     [body] = daemon.asked(*CHAT)
     assert body.keys() == {"model", "messages", "stream", "stream_options"}
 

@@ -56,8 +56,8 @@ def test_without_a_key_none_is_sent(daemon: FakeDaemon) -> None:
         (Status(404, "model_not_found", "no such model"), ModelNotFound, "no such model"),
         (Status(404, "runner_not_found", "no such runner"), NotFound, "no such runner"),
         (Status(409, "in_use", "it is in use"), ModelRunnerError, "it is in use"),
-        (Text(b"<html>not found</html>", 404), AnswerBroken, "is it one"),
-        (Text(b"[1]"), AnswerBroken, "not understood"),
+        (Text(b"<html>not found</html>", 404), AnswerBroken, "not as a modelrunner daemon"),
+        (Text(b"[1]"), AnswerBroken, "cannot be parsed"),
     ],
 )
 def test_refusals_become_errors(daemon: FakeDaemon, answer: object, kind: type[ModelRunnerError], message: str) -> None:
