@@ -1,4 +1,4 @@
-"""`python -m modelrunner` is the same as the `modelrunner` command."""
+"""Runs the `modelrunner` command for `python -m modelrunner`."""
 
 import sys
 

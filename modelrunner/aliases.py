@@ -1,12 +1,12 @@
-"""Names that stand for models: which model answers to one, and in which API families."""
+"""Names that stand for models: the model that answers for a name, and the API families in which it does."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class AliasPolicy(StrEnum):
-    """Which of an alias's models answers: the first that is here; the first that is loaded, or fits in the memory that
-    is free now; or the first that is loaded. Without such a one, the first that is here."""
+    """The choice among an alias's models: the first that is here; the first that is loaded, or fits in the memory that
+    is free now; or the first that is loaded. If no model meets the condition, the first that is here answers."""
 
     FIRST = "first"
     FITS = "fits"
@@ -15,7 +15,7 @@ class AliasPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A name that programs insist on. `models` are references, at least one; `families` are those of the APIs in which
+    """A name that programs insist on. `models` are references, at least one; `families` are the API families in which
     the name is an alias, empty for all."""
 
     models: tuple[str, ...]

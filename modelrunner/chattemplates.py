@@ -1,5 +1,5 @@
-"""Capabilities of a model that the text of its chat template shows. A template comes from strangers: the daemon
-searches its text in linear time and never renders it."""
+"""Finds the capabilities of a model in the text of its chat template. A template is untrusted: the daemon searches its
+text in linear time and never renders it."""
 
 import re
 

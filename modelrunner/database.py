@@ -28,9 +28,9 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are all kept, or none if the block raises. A damaged file is set aside first, with
-        an error in the log; where only the block finds the damage, the next transaction gets a new file. Raises
-        `sqlite3.Error`, `OSError`."""
+        """Yields a connection whose changes are all kept, or none if the block raises. A damaged file is set aside
+        first, with an error in the log; if only the block finds the damage, the next transaction gets a new file.
+        Raises `sqlite3.Error`, `OSError`."""
         with closing(self._open()) as connection:
             inode = self.path.stat().st_ino
             try:
@@ -47,7 +47,7 @@ class Database:
         try:
             if self._was_opened:
                 return self._connect()
-            with self._replacing:  # SQLite does not wait for another that changes the journal, too
+            with self._replacing:  # SQLite does not wait for another connection that changes the journal too
                 connection = self._connect()
                 self._was_opened = True
                 return connection
@@ -78,4 +78,4 @@ class Database:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED  # of an extended code, the primary one
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED  # the primary code of an extended code

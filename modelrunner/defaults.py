@@ -1,5 +1,5 @@
-"""What a model carries for requests that leave it out: a system prompt, messages, sampling options and a context size.
-It is a part of the model's published configuration, under the key `defaults`."""
+"""The defaults that a model carries for requests that leave them out: a system prompt, messages, sampling options and a
+context size. They are a part of the model's published configuration, under the key `defaults`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -23,9 +23,9 @@ MOST_MESSAGES = 256
 
 
 class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
-    """Sampling options as Ollama names them
-    (https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx#valid-parameters-and-values). Those of a load
-    (`num_gpu`, `num_thread`, ...) are the model's configuration here."""
+    """Sampling options under Ollama's names
+    (https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx#valid-parameters-and-values). The model's
+    configuration sets the options of a load (`num_gpu`, `num_thread`, ...) here."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -46,8 +46,8 @@ class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, param: str) -> "SamplingOptions":
-        """Unknown options are left out. Raises `BadRequest` for one of a wrong type; `param` is the field that holds
-        them."""
+        """Reads options. Unknown ones are left out. Raises `BadRequest` for one of a wrong type; `param` is the field
+        that holds them."""
         try:
             return msgspec.convert(options or {}, cls)
         except msgspec.ValidationError as error:
@@ -57,11 +57,11 @@ class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
 
     @staticmethod
     def names(option: str) -> tuple[str, ...]:
-        """The names by which `mapped` sends an option."""
+        """Returns the names by which `mapped` sends an option."""
         return _OTHER_NAMES.get(option, (option,))
 
     def mapped(self) -> dict[str, Any]:
-        """As llama.cpp and vLLM name them. A negative `num_predict` sets no limit."""
+        """Returns the options under the names of llama.cpp and vLLM. A negative `num_predict` sets no limit."""
         found = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         if self.repeat_penalty is not None:
             found["repetition_penalty"] = self.repeat_penalty  # vLLM's name
@@ -89,7 +89,7 @@ class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, value: Any) -> "ModelDefaults | None":
-        """From decoded JSON; None for nothing that would be applied. Raises `msgspec.ValidationError`."""
+        """Reads decoded JSON; returns None if it has no default that applies. Raises `msgspec.ValidationError`."""
         found = msgspec.convert(value, cls)
         msgspec.convert(found.parameters, SamplingOptions)
         return found if found != NO_DEFAULTS else None
@@ -99,7 +99,8 @@ class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.convert(self.parameters, SamplingOptions)
 
     def over(self, under: "ModelDefaults | None") -> "ModelDefaults":
-        """These, and those of `under` for what is not given here; the parameters one by one."""
+        """Returns these defaults, and those of `under` for values that are missing here; the parameters are merged one
+        by one."""
         if under is None:
             return self
         return ModelDefaults(
@@ -114,18 +115,18 @@ NO_DEFAULTS = ModelDefaults()
 
 
 def split_parameters(parameters: Mapping[str, Any], param: str = "parameters") -> tuple[dict[str, Any], int | None]:
-    """The sampling options among a model's parameters, and its context size (`num_ctx`). Raises `BadRequest` for one
-    that no model carries."""
+    """Returns the sampling options among a model's parameters, and its context size (`num_ctx`). Raises `BadRequest`
+    for one that no model carries."""
     known = SamplingOptions.__struct_fields__
     for name in parameters:
         if name not in (*known, "num_ctx"):
             raise BadRequest(
-                f"a model carries no parameter {name!r}: it has {', '.join(known)} and num_ctx; what belongs to this "
-                "machine is set with `modelrunner configure`",
+                f"a model cannot carry the parameter {name!r}, only {', '.join(known)} and num_ctx; settings of this "
+                "machine are set with `modelrunner configure`",
                 param=f"{param}.{name}",
             )
     context = parameters.get("num_ctx")
     if context is not None and (type(context) is not int or context < 1):
-        raise BadRequest(f"{param}.num_ctx is a number of tokens, not {context!r}", param=f"{param}.num_ctx")
+        raise BadRequest(f"{param}.num_ctx must be a number of tokens, not {context!r}", param=f"{param}.num_ctx")
     sampling = SamplingOptions.of({name: value for name, value in parameters.items() if name != "num_ctx"}, param)
     return msgspec.to_builtins(sampling), context

@@ -25,7 +25,7 @@ from modelrunner.units import format_bytes
 
 _TEMPORARY = ".tmp"
 _ASIDE = ".corrupt-"
-_LARGEST = 64 << 20  # bytes of a file that is read whole
+_LARGEST = 64 << 20  # most bytes of a file that is read whole
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LEAST = 1 << 18  # bytes; room for an index of over a thousand models
 T = TypeVar("T")
@@ -175,7 +175,8 @@ def discard(path: Path) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """A failure is final: the kernel reports a lost write once, and a second fsync of the same file would succeed."""
+    """Syncs the file. A failure is final: the kernel reports a lost write once, and a second fsync of the same file
+    would succeed."""
     if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves the data in the drive's cache
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
@@ -195,7 +196,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """A descriptor of the folder, for calls that take `dir_fd`. Raises `OSError`."""
+    """Yields a descriptor of the folder, for calls that take `dir_fd`. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor
@@ -234,8 +235,8 @@ class JsonFile(Generic[T]):
 
     A file that is damaged, of another shape, or not regular is set aside with an error in the log, and the caller goes
     on without it; one that is `required` stays where it is, and `load` raises. A `cache` can be computed again: its
-    writes are not synced, and a disk error is logged instead of raised. `check` may raise `ValueError` for a value of
-    the right type that makes no sense.
+    writes are not synced, and a disk error is logged instead of raised. `check` may raise `ValueError` for an
+    impossible value of the right type.
     """
 
     def __init__(

@@ -1,28 +1,18 @@
 """Every error that modelrunner raises on purpose, with the HTTP status it becomes (docs/api.md: one shape for all).
 
-ModelRunnerError 500
-├── BadRequest 400 ── InvalidReference, ContextTooLong
-├── Unauthorized 401, Forbidden 403
-├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound,
-│   RequestNotFound, KeyNotFound
-├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
-├── HeadersTooLarge 431, UpgradeRefused 426, NotImplementedHere 501
-├── Conflict 409
-├── BackendUnavailable 412
-├── Misdirected 421
-├── UnsupportedModel 422 ── InvalidModel, UntrustedModel
-├── QueueFull 429, RateLimited 429
-├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
-├── SourceFailed 502           a registry or hub did not answer as it should
-├── Unavailable 503 ── ShuttingDown, BackingOff; RequestCancelled 503
-├── TimedOut 504 ── RequestTooLong
-├── InsufficientMemory 507, InsufficientDisk 507 ── QuotaExceeded
-├── FolderMissing 503         a disk with models is not mounted
-├── StorageFailed 500          the disk failed, or the data is of a newer version
-└── DaemonUnreachable, AnswerBroken           the client's own: nothing came back, or not to its end
+ModelRunnerError 500 ├── BadRequest 400 ── InvalidReference, ContextTooLong ├── Unauthorized 401, Forbidden 403 ├──
+NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound, │ RequestNotFound, KeyNotFound ├──
+MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417 ├──
+HeadersTooLarge 431, UpgradeRefused 426, NotImplementedHere 501 ├── Conflict 409 ├── BackendUnavailable 412 ├──
+Misdirected 421 ├── UnsupportedModel 422 ── InvalidModel, UntrustedModel ├── QueueFull 429, RateLimited 429 ├──
+EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty ├── SourceFailed 502 a registry or
+hub did not answer as it should ├── Unavailable 503 ── ShuttingDown, BackingOff; RequestCancelled 503 ├── TimedOut 504
+── RequestTooLong ├── InsufficientMemory 507, InsufficientDisk 507 ── QuotaExceeded ├── FolderMissing 503 a disk with
+models is not mounted ├── StorageFailed 500 the disk failed, or the data is of a newer version └── DaemonUnreachable,
+AnswerBroken the client's own: nothing came back, or not to its end
 
-A class knows its `status`, its `code` (stable, for programs) and its `type` (OpenAI's families, but for a full
-context). Handlers raise; one place renders. A message says what happened and what to do next.
+A class knows its `status`, its `code` (stable, for programs) and its `type` (one of OpenAI's, except for a full
+context). Handlers raise errors; one place renders them. A message says what happened and what to do next.
 """
 
 from collections.abc import Mapping
@@ -61,7 +51,7 @@ class ModelRunnerError(Exception):
 
 
 def code_of(error: BaseException) -> str:
-    """Returns the code of an error; one that is not ours is a fault of ours."""
+    """Returns the code of an error; an error of another class is a fault of the daemon."""
     return error.code if isinstance(error, ModelRunnerError) else ModelRunnerError.code
 
 
@@ -70,7 +60,7 @@ class BadRequest(ModelRunnerError):
 
 
 class InvalidReference(BadRequest):
-    """A text that is no model reference, tag or digest."""
+    """A text that is not a model reference, tag or digest."""
 
     code = "invalid_reference"
 
@@ -88,7 +78,7 @@ class ContextTooLong(BadRequest):
 
 
 class Unauthorized(ModelRunnerError):
-    """No API key, or one that is unknown or has expired."""
+    """The request has no API key, or one that is unknown or has expired."""
 
     status, code, type = 401, "unauthorized", "authentication_error"
 
@@ -162,7 +152,7 @@ class RateLimited(ModelRunnerError):
 
 
 class NotImplementedHere(ModelRunnerError):
-    """A method without a route, a mode without a backend, or an endpoint that the engine lacks."""
+    """The method has no route, the mode has no backend, or the engine lacks the endpoint."""
 
     status, code, type = 501, "not_implemented", "invalid_request_error"
     permanent = True
@@ -203,7 +193,7 @@ class InvalidModel(UnsupportedModel):
 
 
 class UntrustedModel(UnsupportedModel):
-    """It is not signed, or not by a key that was asked for."""
+    """The model is not signed, or not by a required key."""
 
     code = "untrusted_model"
 
@@ -242,8 +232,8 @@ class OutOfMemory(BackendExited):
 
 
 class EngineProtocolError(EngineFailed):
-    """The engine's answer is not valid HTTP for the request. `written` are the client's bytes for the part of the piece
-    that came before the fault."""
+    """The engine's answer is not valid HTTP for the request. `written` are the client's bytes of the received piece
+    before the fault."""
 
     code = "engine_protocol_error"
     written = b""
@@ -337,13 +327,13 @@ class StorageFailed(ModelRunnerError):
 
 
 class DaemonUnreachable(ModelRunnerError):
-    """No daemon answers at the client's address. Never sent by a daemon."""
+    """No daemon answers at the client's address. A daemon never sends it."""
 
     status, code = 503, "daemon_unreachable"
 
 
 class AnswerBroken(ModelRunnerError):
-    """The connection to the daemon ended in the middle of an answer, or the answer makes no sense. Never sent by a
-    daemon."""
+    """The connection to the daemon ended in the middle of an answer, or the answer is invalid. A daemon never sends
+    it."""
 
     status, code = 502, "answer_broken"

@@ -1,8 +1,8 @@
-"""How people name LoRA adapters, `PATH[:SCALE]`, and the names of adapters among the files of a model.
+"""The syntax of LoRA adapters, `PATH[:SCALE]`, and the names of adapters among the files of a model.
 
 An adapter of a GGUF model is a GGUF file; an adapter of a safetensors model is a folder as PEFT writes it. Among the
 files of a model the first is `lora-NAME.gguf`, the second has its two files in the folder `lora-NAME/`. A scale other
-than 1 stands behind the name: `lora-NAME@0.5.gguf`."""
+than 1 follows the name: `lora-NAME@0.5.gguf`."""
 
 import re
 from collections.abc import Iterable
@@ -28,12 +28,12 @@ class LoraPath:
 
     @property
     def name(self) -> str:
-        """The name of the file or folder, in characters that every file system and every engine takes."""
+        """Returns the name of the file or folder, in characters that every file system and every engine accepts."""
         stem = self.path.name.removesuffix(".gguf")
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:_LONGEST_NAME] or "adapter"
 
     def files(self, *, folder: bool) -> dict[str, Path]:
-        """The adapter's files, by their names among the files of a model. `folder` is True for an adapter of a
+        """Returns the adapter's files, by their names among the files of a model. `folder` is True for an adapter of a
         safetensors model."""
         stem = f"lora-{self.name}" if self.scale == 1 else f"lora-{self.name}@{self.scale:g}"
         if not folder:
@@ -64,18 +64,19 @@ def check(adapters: Iterable[LoraPath]) -> None:
 
 
 def split(text: str) -> tuple[str, float]:
-    """Splits `PLACE[:SCALE]`; what follows the last colon is part of the place if it is no number. The scale has six
-    significant digits. Raises `BadRequest` for a scale beyond ±1000."""
+    """Splits `PLACE[:SCALE]`; the text after the last colon is part of the place unless it is a number. The scale has
+    six significant digits. Raises `BadRequest` for a scale beyond ±1000."""
     place, colon, number = text.rpartition(":")
     if not colon or not _SCALE.fullmatch(number):
         return text, 1.0
     if abs(scale := float(number)) > _LARGEST_SCALE:
-        raise BadRequest(f"the scale of a LoRA adapter lies between -1000 and 1000, not at {number}", param="lora")
+        raise BadRequest(f"the scale of a LoRA adapter must be between -1000 and 1000, not {number}", param="lora")
     return place, float(f"{scale:g}")
 
 
 def name_and_scale(name: str) -> tuple[str, float] | None:
-    """The adapter to which the file `name` of a model belongs, and its scale; None for a file of the model itself."""
+    """Returns the adapter to which the file `name` of a model belongs, and its scale; None for a file of the model
+    itself."""
     stem, slash, file = name.partition("/")
     if slash and file not in (CONFIG, WEIGHTS):
         return None

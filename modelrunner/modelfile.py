@@ -13,7 +13,7 @@ _QUOTES = '"""'
 _ROLES = ("system", "user", "assistant")
 _ONCE = ("FROM", "SYSTEM", "TEMPLATE")
 _KNOWN = (*_ONCE, "PARAMETER", "ADAPTER", "LICENSE", "MESSAGE")
-# What Jinja never has between its braces: Go's `{{ .Prompt }}`, `{{ $x }}`, `{{- if ...}}`, `{{ end }}`.
+# Go's syntax between braces, which Jinja never has: `{{ .Prompt }}`, `{{ $x }}`, `{{- if ...}}`, `{{ end }}`.
 _GO = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|range|with|else|end)\b)")
 _KINDS = {**SamplingOptions.__annotations__, "num_ctx": "int | None"}
 
@@ -33,15 +33,15 @@ class Modelfile:
 
 
 def parse(text: str) -> Modelfile:
-    """Raises `BadRequest` that names the line."""
+    """Parses a Modelfile. Raises a `BadRequest` that names the line."""
     made = Modelfile("")
     seen: set[str] = set()
     for line, word, value, quoted in _instructions(text):
         if word in _ONCE and word in seen:
-            raise BadRequest(f"line {line}: {word} is given twice")
+            raise BadRequest(f"line {line}: {word} stands twice")
         seen.add(word)
         if not value and word != "SYSTEM":
-            raise BadRequest(f"line {line}: {word} is given nothing")
+            raise BadRequest(f"line {line}: {word} has no value")
         match word:
             case "FROM":
                 made = replace(made, base=value)
@@ -56,22 +56,22 @@ def parse(text: str) -> Modelfile:
             case "MESSAGE":
                 role, content = _two(value, line, word, quoted)
                 if role not in _ROLES:
-                    raise BadRequest(f"line {line}: a message is of {', '.join(_ROLES)}, not of {role[:40]!r}")
+                    raise BadRequest(f"line {line}: a message has the role {', '.join(_ROLES)}, not {role[:40]!r}")
                 made = replace(made, messages=(*made.messages, (role, content)))
             case "PARAMETER":
                 made = replace(made, parameters=_with(made.parameters, *_two(value, line, word, quoted), line))
     if not made.base:
-        raise BadRequest("the Modelfile has no FROM: it names the model or the file to begin with")
+        raise BadRequest("the Modelfile has no FROM: add one that names a model or a file")
     return made
 
 
 def check_template(text: str) -> str:
-    """Returns the template. Raises `BadRequest` for one of Go's."""
+    """Returns the template. Raises `BadRequest` for one in Go's language."""
     return _jinja(text, "")
 
 
 def render(modelfile: Modelfile) -> str:
-    """A text that `parse` reads as this again, unless a value holds three quotation marks."""
+    """Returns a text that `parse` reads as this Modelfile again, unless a value holds three quotation marks."""
     lines = [("FROM", modelfile.base)]
     for name, value in modelfile.parameters.items():
         lines += [("PARAMETER", f"{name} {_written(one)}") for one in (value if isinstance(value, list) else [value])]
@@ -95,9 +95,9 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str, bool]]:
         word, value = [*line.split(None, 1), ""][:2]
         word = word.upper()
         if word not in _KNOWN:
-            raise BadRequest(f"line {begun}: unknown instruction {word[:40]!r}; there are {', '.join(_KNOWN)}")
+            raise BadRequest(f"line {begun}: unknown instruction {word[:40]!r}; the known ones are {', '.join(_KNOWN)}")
         before, opened, rest = value.partition(_QUOTES)
-        if opened and _QUOTES not in rest:  # up to the line that ends them
+        if opened and _QUOTES not in rest:  # the value goes on to the line that ends them
             pieces = [rest]
             while number < len(lines):
                 pieces.append(lines[number])
@@ -105,7 +105,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str, bool]]:
                 if _QUOTES in pieces[-1]:
                     break
             else:
-                raise BadRequest(f"line {begun}: three quotation marks are opened and not closed")
+                raise BadRequest(f"line {begun}: the three quotation marks are not closed")
             rest = "\n".join(pieces)
         if opened:
             inside, _, after = rest.partition(_QUOTES)
@@ -134,13 +134,13 @@ def _with(parameters: dict[str, Any], name: str, text: str, line: int) -> dict[s
     try:
         return parameters | {name: float(text) if "float" in kind else int(text)}
     except ValueError:
-        raise BadRequest(f"line {line}: the parameter {name[:40]} is a number, not {text[:40]!r}") from None
+        raise BadRequest(f"line {line}: the parameter {name[:40]} must be a number, not {text[:40]!r}") from None
 
 
 def _jinja(text: str, where: str) -> str:
     if _GO.search(text):
         raise BadRequest(
-            f"{where}the template is in Go's language, as Ollama has it; engines here take Jinja. Leave it out to use "
+            f"{where}the template is in Go's language, as for Ollama; engines here need Jinja. Leave it out to use "
             "the model's own template",
             param="template",
         )

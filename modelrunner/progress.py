@@ -1,4 +1,4 @@
-"""How far work has come that takes a while: a pull, an installation, a load."""
+"""The progress of longer work: a pull, an installation, a load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class WorkProgress:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """What a request waits for: the `stage` of the load in a word or two, the `position` of its model among those that
+    """The wait of a request: the `stage` of the load in a word or two, the `position` of its model among those that
     wait, and the seconds until the model is loaded, None if no load of it was measured. `position` is None for a
     request whose model is not resolved yet."""
 

@@ -1,4 +1,4 @@
-"""The values about an engine's sandbox: the permissions of a run, and the report of what holds."""
+"""The values about an engine's sandbox: the permissions of a run, and the report of the restrictions in force."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What an engine may do beyond the minimum (docs/sandbox.md). `reads` are files, or folders with everything below,
-    that it may read and execute; `writes` are folders or devices that it may change. `port` is the TCP port that it
-    listens on, None if it listens on a Unix socket. `network`, `processes` and `affinity` are reasons: with one, the
+    """An engine's permissions beyond the minimum (docs/sandbox.md). `reads` are files, or folders with everything
+    below, that it may read and execute; `writes` are folders or devices that it may change. `port` is the TCP port that
+    it listens on, None if it listens on a Unix socket. `network`, `processes` and `affinity` are reasons: with one, the
     engine may open connections, start processes, or bind threads to processors by their IDs; "" forbids it.
     `private` are folders that stay closed, beside the home folder, where one of `reads` or the program's encloses
     them."""
@@ -38,19 +38,19 @@ NO_PERMISSIONS = Permissions()
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What holds for an engine. `layers` are the means that are in force, none where it is not confined; each of `gaps`
-    says in a sentence what is not held, and why."""
+    """The restrictions in force for an engine. `layers` are the means, none if it is not confined; each of `gaps`
+    describes in a sentence a missing restriction, and the reason."""
 
     layers: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
-        """ "on", "partial" or "off"."""
+        """Returns "on", "partial" or "off"."""
         return ("partial" if self.gaps else "on") if self.layers else "off"
 
     def __str__(self) -> str:
         return "; ".join((f"{self.state} ({', '.join(self.layers)})" if self.layers else "off", *self.gaps))
 
 
-NOT_CONFINED = Sandbox(gaps=("nothing is held: `sandbox` is off in the settings",))
+NOT_CONFINED = Sandbox(gaps=("no restriction is in force: `sandbox` is off in the settings",))

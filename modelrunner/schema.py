@@ -1,4 +1,4 @@
-"""Explains why a JSON value has not the wanted shape. It parses msgspec's sentence, in one place.
+"""Explains why a JSON value does not have the wanted shape. It parses msgspec's sentences, in one place.
 
 msgspec 0.19 and later say "Expected `int`, got `str` - at `$.speculative.num_tokens`", "Object contains unknown field
 `x` - at `$.a`" and "Object missing required field `model`"."""

@@ -28,7 +28,7 @@ class Mode(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `BadRequest`, which names the modes, for any other text."""
+        """Returns the mode. Raises `BadRequest`, which names the modes, for any other text."""
         if text not in list(cls):
             raise BadRequest(f"there is no mode {text!r}: {', '.join(cls)}", param="mode")
         return cls(text)
@@ -36,7 +36,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a runner listens: a Unix socket `path`, or `host` and `port`."""
+    """The address of a runner: a Unix socket `path`, or `host` and `port`."""
 
     path: Path | None = None
     host: str | None = None
@@ -50,13 +50,14 @@ class Endpoint:
         return f"unix://{self.path}" if self.path else f"http://{self.host}:{self.port}"
 
 
-_CENTURY = 100 * 365 * 86400.0  # seconds: later moments are no date that can be told
+_CENTURY = 100 * 365 * 86400.0  # seconds: later moments cannot be shown as a date
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """How long an unleased runner stays, in seconds; `math.inf` for as long as there is room. 0 unloads after the
-    request. Text: a Go duration; `-1` (any negative) means never, as in Ollama and docker/model-runner."""
+    """The time that an unleased runner stays, in seconds; `math.inf` keeps it for as long as there is room, 0 unloads
+    it after the request. Text: a Go duration; `-1` (any negative) means never, as for Ollama and
+    docker/model-runner."""
 
     seconds: float
 
@@ -66,7 +67,9 @@ class KeepAlive:
         `BadRequest`."""
         match value:
             case bool():
-                raise BadRequest("keep_alive is a duration or a number of seconds, not a boolean", param="keep_alive")
+                raise BadRequest(
+                    "keep_alive must be a duration or a number of seconds, not a boolean", param="keep_alive"
+                )
             case int() | float():
                 seconds = float(value)
             case str() if value.strip().startswith("-") and value.strip()[1:].isdecimal():
@@ -74,7 +77,7 @@ class KeepAlive:
             case str():
                 seconds = _duration(value)
             case _:
-                raise BadRequest("keep_alive is a duration or a number of seconds", param="keep_alive")
+                raise BadRequest("keep_alive must be a duration or a number of seconds", param="keep_alive")
         if math.isnan(seconds):
             raise BadRequest("keep_alive is not a number", param="keep_alive")
         return cls(seconds if 0 <= seconds < _CENTURY else math.inf)
@@ -88,22 +91,22 @@ def _duration(text: str) -> float:
         return parse_duration(text)
     except BadRequest:
         raise BadRequest(
-            f'{text!r} is no keep-alive: write a duration such as "90s", "5m" or "1h30m", 0 for not at all, or -1 for '
-            "as long as there is room",
+            f'{text!r} is not a keep-alive: write a duration such as "90s", "5m" or "1h30m", 0 for not at all, or -1 '
+            "for as long as there is room",
             param="keep_alive",
         ) from None
 
 
 class RequestLimits(NamedTuple):
-    """The most that one request may take: `seconds` of its engine's work, `tokens` that the engine generates; None for
-    no limit."""
+    """The limits of one request: `seconds` of its engine's work, `tokens` that the engine generates; None for no
+    limit."""
 
     seconds: float | None = None
     tokens: int | None = None
 
     @classmethod
     def of(cls, seconds: float | None, tokens: int | None) -> "RequestLimits":
-        """Without limits it is `NO_LIMITS` itself."""
+        """Returns the limits; without limits it is `NO_LIMITS` itself."""
         return NO_LIMITS if seconds is None and tokens is None else cls(seconds, tokens)
 
     def least(self, other: "RequestLimits") -> "RequestLimits":
@@ -120,7 +123,7 @@ NO_LIMITS = RequestLimits()
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """A server of tools: a `command` that speaks over its stdin and stdout, with variables added to a scrubbed
+    """A server of tools: a `command` that communicates over its stdin and stdout, with variables added to a scrubbed
     environment, or a `url` that is asked with `headers`."""
 
     command: tuple[str, ...] = ()

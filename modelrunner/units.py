@@ -1,4 +1,4 @@
-"""Bytes and durations as people write them."""
+"""Bytes and durations as text."""
 
 import re
 
@@ -12,8 +12,8 @@ _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3,
 
 
 def parse_bytes(text: str | int) -> int:
-    """`8GiB`, `8G`, `512m`, `1073741824` -> bytes. A plain letter is binary (`8G` is `8GiB`), as for `docker run -m`;
-    `GB` too. Raises `BadRequest`."""
+    """Parses `8GiB`, `8G`, `512m` or `1073741824` into bytes. A plain letter is binary (`8G` is `8GiB`), as for `docker
+    run -m`, and so is `GB`. Raises `BadRequest`."""
     if isinstance(text, int) and not isinstance(text, bool):
         number, unit = float(text), ""
     else:
@@ -28,7 +28,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes with a binary unit, three significant digits: `92.1MiB`."""
+    """Returns bytes with a binary unit and three significant digits: `92.1MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             return (
@@ -43,7 +43,8 @@ def format_bytes(count: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """A Go duration (`5m`, `1h30m`, `-1s`, `0`), as Go's `time.ParseDuration`, in seconds. Raises `BadRequest`."""
+    """Parses a Go duration (`5m`, `1h30m`, `-1s`, `0`) into seconds, as Go's `time.ParseDuration` does. Raises
+    `BadRequest`."""
     rest = text.strip()
     sign = -1.0 if rest.startswith("-") else 1.0
     rest = rest[1:] if rest[:1] in ("-", "+") else rest
@@ -61,7 +62,8 @@ def parse_duration(text: str) -> float:
 
 
 def parse_age(text: str) -> float:
-    """A number of days or weeks (`30d`, `2w`), or a Go duration, in seconds; never negative. Raises `BadRequest`."""
+    """Parses a number of days or weeks (`30d`, `2w`), or a Go duration, into seconds; never negative. Raises
+    `BadRequest`."""
     found = _AGE.fullmatch(text.strip())
     seconds = float(found[1]) * _AGE_UNITS[found[2]] if found else parse_duration(text)
     if seconds < 0:
@@ -70,7 +72,7 @@ def parse_age(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest Go duration: `5m`, `1h30m`, `2.5s`, `0`."""
+    """Returns the shortest Go duration: `5m`, `1h30m`, `2.5s`, `0`."""
     if seconds == 0:
         return "0"
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)

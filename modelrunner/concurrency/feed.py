@@ -59,7 +59,7 @@ class Feed(Generic[T]):
                 seen += 1
                 yield item
             if self.last > seen:
-                continue  # more came while the reader was busy
+                continue  # more items came while the reader was busy
             if self.closed:
                 return
             self._news = self._news or asyncio.Event()

@@ -29,7 +29,7 @@ class JointWork(Generic[P, R]):
 
     @property
     def abandoned(self) -> bool:
-        """True once the work was cancelled: a later caller waits for its end, and starts it anew."""
+        """Returns whether the work was cancelled: a later caller waits for its end, and starts it anew."""
         return self.task.cancelling() > 0
 
     async def follow(self, watcher: Callable[[P], None]) -> R:

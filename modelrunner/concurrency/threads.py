@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 _CLOSING = 5.0
 _LATE = 5.0
-_LOOK = 0.5  # seconds between two looks whether a thread is to stop
+_LOOK = 0.5  # seconds between two checks whether a thread is to stop
 _pools: "WeakSet[Pool]" = WeakSet()
 
 
 class Pool(ThreadPoolExecutor):
-    """At most `threads` pieces of work at a time; a thread ends when no work waits. It is a `ThreadPoolExecutor`
+    """Runs at most `threads` pieces of work at a time; a thread ends when no work waits. It is a `ThreadPoolExecutor`
     because asyncio accepts no other default executor. The threads are daemons: a call that hangs in the kernel cannot
     keep the process from ending. In a `prompt` pool all work is short: a long wait for a thread is a fault, which
     `stuck` reports."""
@@ -98,13 +98,13 @@ class Pool(ThreadPoolExecutor):
             del future, call, settle
 
 
-# Writes pieces of downloads, and does other short work of pulls.
+# This pool writes pieces of downloads, and does other short work of pulls.
 TRANSFERS = Pool("transfers", 4, prompt=True)
-# Reads large bodies of requests.
+# This pool reads large bodies of requests.
 BODIES = Pool("bodies", 2, prompt=True)
-# Copies, hashes and unpacks whole models: minutes.
+# This pool copies, hashes and unpacks whole models, which takes minutes.
 HASHING = Pool("hashing", 2, prompt=False)
-# Reads archives of models as their clients send them: as long as these take.
+# This pool reads archives of models while clients send them, for as long as these take.
 LOADING = Pool("loading", 4, prompt=False)
 
 

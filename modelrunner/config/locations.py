@@ -29,9 +29,9 @@ class ConfigurationError(ModelRunnerError):
 
 @dataclass(frozen=True, slots=True)
 class Locations:
-    """Absolute paths; nothing is created by looking. `runtimes` are the folders that sockets may lie in, the best
-    first: the daemon takes the first that it can make its own. `socket` is where it listens then; `host` is the daemon
-    that the command line talks to, which may be another."""
+    """The places of files, as absolute paths; looking them up creates nothing. `runtimes` are folders for sockets, the
+    best first: the daemon takes the first that only its user can open. `socket` is its address there; `host` is the
+    daemon that the command line talks to, which may be another."""
 
     data: Path
     cache: Path
@@ -43,7 +43,7 @@ class Locations:
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """From the environment, then the configuration file, then the platform's folders. Raises
+        """Reads the environment, then the configuration file, then uses the platform's folders. Raises
         `ConfigurationError`."""
         dirs = platformdirs.PlatformDirs("modelrunner", appauthor=False)
         config_file = Path(environ.get("MODELRUNNER_CONFIG") or dirs.user_config_path / "config.toml").expanduser()
@@ -67,7 +67,7 @@ class Locations:
 
     @property
     def logins(self) -> Path:
-        """The file with the passwords of registries."""
+        """Returns the file with the passwords of registries."""
         return logins_beside(self.config_file)
 
 
@@ -81,17 +81,17 @@ class ConfigFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Empty where there is no file. Raises `ConfigurationError` with the line and column."""
+        """Reads the file; a missing file is an empty one. Raises `ConfigurationError` with the line and column."""
         try:
             text = path.read_text("utf-8")
             return cls(path, text, tomllib.loads(text))
         except FileNotFoundError:
             return cls(path, "", {})
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}; mend it or move it away") from error
+            raise ConfigurationError(f"{path} cannot be read: {error}; correct it or move it away") from error
 
     def place(self, *key: str) -> str:
-        """ "/home/me/config.toml, line 3, column 1" of a key, or of the table that it is missing from."""
+        """Returns "/home/me/config.toml, line 3, column 1" for a key, or for the table that it is missing from."""
         from modelrunner.config.tomlplaces import place
 
         found = place(self.text, key)
@@ -99,7 +99,7 @@ class ConfigFile:
 
 
 def whole(path: Path) -> Path:
-    """The path in its normal form. Raises `ValueError` for one that is not absolute."""
+    """Returns the path in its normal form. Raises `ValueError` for one that is not absolute."""
     path = path.expanduser()
     if not path.is_absolute():
         raise ValueError(f"{str(path)!r} is not absolute: write the whole path of the folder")
@@ -107,14 +107,15 @@ def whole(path: Path) -> Path:
 
 
 def logins_beside(config_file: Path) -> Path:
-    """The file with the passwords of registries, in docker's format."""
+    """Returns the file with the passwords of registries, in docker's format."""
     return config_file.with_name("logins.json")
 
 
 def default_runtimes(data: Path) -> tuple[Path, ...]:
-    """Folders of this data directory's own, the best first, whose paths are short enough for a socket: in the user's
-    runtime directory (XDG Base Directory Specification), which systemd removes at the logout; in the data directory,
-    which may be on a file system without sockets; in the temporary directory, where another user may take the name."""
+    """Returns folders of this data directory's own, the best first, whose paths are short enough for a socket: in the
+    user's runtime directory (XDG Base Directory Specification), which systemd removes at the logout; in the data
+    directory, which may be on a file system without sockets; in the temporary directory, where another user may take
+    the name."""
     name = "modelrunner-" + hashlib.sha256(os.fsencode(os.path.realpath(data))).hexdigest()[:8]
     users = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
     temporary = f"modelrunner-{os.getuid()}-{name[-8:]}"
@@ -137,7 +138,8 @@ def _is_own(folder: Path) -> bool:
 
 
 def first_private(folders: Sequence[Path]) -> Path:
-    """Makes the first of `folders` that no other user can use. Raises `ConfigurationError` of the first if none can."""
+    """Makes and returns the first of `folders` that no other user can use. Raises the `ConfigurationError` of the first
+    if none can be used."""
     faults = []
     for folder in folders:
         try:
@@ -148,8 +150,8 @@ def first_private(folders: Sequence[Path]) -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Makes `path` and its parents where they are missing, and checks that it is ours alone: a real directory, owned by
-    us, mode 0700. Raises `ConfigurationError`, for example where another user has made it first."""
+    """Makes `path` and its missing parents, and checks that it belongs to this user alone: a real directory, owned by
+    the user, mode 0700. Raises `ConfigurationError`, for example if another user has made it first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)

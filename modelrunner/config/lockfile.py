@@ -39,7 +39,7 @@ def read(lock: int) -> Holder | None:
     try:
         found = json.loads(os.pread(lock, 4096, 0))
         return Holder(int(found["pid"]), str(found["socket"]), str(found["listen"]))
-    except (ValueError, KeyError, TypeError):  # not written yet, or no more
+    except (ValueError, KeyError, TypeError):  # not written yet, or cleared
         return None
 
 

@@ -14,14 +14,14 @@ from modelrunner.types import KeepAlive
 
 MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
-TRAINED = -1  # as a context size: what the model was trained for
+TRAINED = -1  # the context size that the model was trained for
 # Fields that only the daemon uses: a change of them never needs another process.
 _NOT_THE_ENGINES = dict.fromkeys(("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording"))
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
 
 
 class Speculative(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Speculative decoding: a small model proposes up to `num_tokens` tokens, as long as it gives each at least the
+    """Speculative decoding: a small model proposes up to `num_tokens` tokens, as long as each has at least the
     probability `min_acceptance_rate`, and the model itself checks them all at once."""
 
     draft_model: Annotated[str, msgspec.Meta(min_length=1)]
@@ -36,11 +36,11 @@ class ModelConfiguration(
     forbid_unknown_fields=True,
     rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
 ):
-    """None: not set. Context sizes are in tokens of one sequence, `TRAINED` for what the model was trained for;
-    `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or "-1"; `max_tokens` and `max_seconds`
-    are the limits of one request. `chat_template` is the text of
-    a Jinja template, `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those
-    that were packaged with the model. `options` are the backends' own tables by `table_name`, checked by their
+    """The settings of one model; None means not set. Context sizes are in tokens of one sequence; `TRAINED` is the size
+    that the model was trained for; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or
+    "-1"; `max_tokens` and `max_seconds` are the limits of one request. `chat_template` is the text of a Jinja template,
+    `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those that were
+    packaged with the model. `options` are the backends' own tables by `table_name`, checked by their
     `options_model`."""
 
     backend: str | None = None
@@ -83,7 +83,7 @@ class ModelConfiguration(
         least, wanted = self.min_context_size, self.context_size
         if wanted == 0:
             raise BadRequest(
-                "context-size is the tokens of one sequence, or -1 for what the model was trained for, not 0",
+                "context-size must be a number of tokens above 0, or -1 for the size that the model was trained for",
                 param="context-size",
             )
         if least is not None and wanted not in (None, TRAINED) and least > wanted:
@@ -127,9 +127,9 @@ class ModelConfiguration(
 
 MEANINGS = {
     "backend": "The inference engine.",
-    "context-size": "Tokens of one sequence, prompt and answer; -1 for what the model was trained for.",
+    "context-size": "Tokens of one sequence, prompt and answer; -1 for the size that the model was trained for.",
     "min-context-size": "Take less context where memory is short, down to this.",
-    "parallel": "Sequences that are worked on at once, each with a context of its own.",
+    "parallel": "Sequences that the engine processes at once, each with a context of its own.",
     "gpu-layers": "Layers that go to GPUs; by default as many as fit.",
     "keep_alive": "How long it stays loaded unused: 5m, 0, or -1 for ever.",
     "runtime-flags": "Flags of the engine.",
@@ -165,8 +165,8 @@ def table_name(backend: str) -> str:
 
 
 def unknown(name: str, known: Iterable[str] = ()) -> BadRequest:
-    """Returns the error for a key that is no setting of a model. `known` are further names that a backend's table may
-    have."""
+    """Returns the error for a key that is not a setting of a model. `known` are further names that a backend's table
+    may have."""
     return BadRequest(f"unknown setting {name!r}{nearest(name, (*FIELDS, _RAW_FLAGS, *known))}", param=name)
 
 
@@ -183,7 +183,7 @@ def with_raw_flags(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     except ValueError as error:
         raise BadRequest(f"{_RAW_FLAGS}: {error}", param=_RAW_FLAGS) from None
     if words is None:
-        raise BadRequest(f"{_RAW_FLAGS} is one text of shell words", param=_RAW_FLAGS)
+        raise BadRequest(f"{_RAW_FLAGS} must be one text of shell words", param=_RAW_FLAGS)
     flags = rest.get("runtime-flags") or []
     return rest | {"runtime-flags": [*flags, *words]} if isinstance(flags, list) else rest
 

@@ -1,5 +1,5 @@
-"""The `[registries."HOST"]` tables of the configuration file. A table whose name means no registry is refused: what it
-asks for, such as signatures, would never hold."""
+"""The `[registries."HOST"]` tables of the configuration file. A table whose name is not a registry's is refused: its
+rules, such as signatures, would never apply."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ _HUBS = ("hf.co", "huggingface.co", "modelscope.cn", "pypi", "pypi.org")
 def _host(name: str) -> str:
     name = name.lower()
     if name in _HUBS:
-        raise ValueError("it is no registry: models there have neither signatures nor mirrors")
+        raise ValueError("it is not a registry: models there have neither signatures nor mirrors")
     if name in _HUB_NAMES:
         raise ValueError(f"its name is {_HUB}")
     if not _HOST.fullmatch(name):
@@ -29,7 +29,7 @@ _Place = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
 class RegistryTable(BaseModel):
-    """docs/models.md describes each key."""
+    """One table; docs/models.md describes each key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

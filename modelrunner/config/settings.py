@@ -42,7 +42,7 @@ def _seconds(value: Any) -> float:
 
 
 def _age(value: Any) -> float:
-    """As `_seconds`, and with days and weeks."""
+    """Reads a duration as `_seconds` does, and also days and weeks."""
     return parse_age(value) if isinstance(value, str) and not value.isdecimal() else _seconds(value)
 
 
@@ -51,7 +51,7 @@ def _keep_alive(value: Any) -> KeepAlive:
 
 
 def _list(value: Any) -> Any:
-    """A variable's text has commas between its words."""
+    """Reads a list; in a variable, commas separate its words."""
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
@@ -63,11 +63,11 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_list)]
 
 
 def _model(value: Any) -> ModelConfiguration:
-    """A `[models."REF"]` table: the field names of `_configure`."""
+    """Reads a `[models."REF"]` table: the field names of `_configure`."""
     if isinstance(value, ModelConfiguration):
         return value
     if not isinstance(value, dict):
-        raise PydanticCustomError("model_table", "a table of settings is wanted")
+        raise PydanticCustomError("model_table", "the value must be a table of settings")
     try:
         return ModelConfiguration.of(value)
     except BadRequest as error:
@@ -79,7 +79,7 @@ _FAMILIES = ("openai", "anthropic", "ollama", "cohere")
 
 
 def _alias(value: Any) -> Alias:
-    """A model, a list of models, or a table."""
+    """Reads a model, a list of models, or a table."""
     if isinstance(value, Alias):
         return value
     table = value if isinstance(value, dict) else {"models": value}
@@ -91,9 +91,9 @@ def _alias(value: Any) -> Alias:
     if not isinstance(models, list) or not models or not all(isinstance(one, str) and one for one in models):
         raise ValueError("an alias needs a model, or a list of models")
     if policy not in list(AliasPolicy):
-        raise ValueError(f"policy is one of {', '.join(AliasPolicy)}, not {policy!r}")
+        raise ValueError(f"policy must be one of {', '.join(AliasPolicy)}, not {policy!r}")
     if not isinstance(families, list) or not set(families) <= set(_FAMILIES):
-        raise ValueError(f"families are some of {', '.join(_FAMILIES)}")
+        raise ValueError(f"families must be some of {', '.join(_FAMILIES)}")
     return Alias(tuple(models), AliasPolicy(policy), frozenset(families))
 
 
@@ -101,37 +101,39 @@ def _mcp_server(value: Any) -> McpServer:
     if isinstance(value, McpServer):
         return value
     if not isinstance(value, dict):
-        raise ValueError("an MCP server is a table with a command or a url")
+        raise ValueError("an MCP server must be a table with a command or a url")
     for name in value:
         if name not in ("command", "env", "url", "headers"):
             raise ValueError(f"unknown key {name!r}: an MCP server has command and env, or url and headers")
     command, url = value.get("command", []), value.get("url", "")
     command = [command] if isinstance(command, str) else command
     if not isinstance(command, list) or not all(isinstance(word, str) and word for word in command):
-        raise ValueError("command is a list of a program and its arguments")
+        raise ValueError("command must be a list of a program and its arguments")
     if (
         not isinstance(url, str)
         or bool(command) == bool(url)
         or not (command or url.startswith(("http://", "https://")))
     ):
-        raise ValueError("an MCP server has either a command, or a url that begins with http:// or https://")
+        raise ValueError("an MCP server needs either a command, or a url that begins with http:// or https://")
     for name in ("env", "headers"):
         table = value.get(name, {})
         if not isinstance(table, dict) or not all(isinstance(text, str) for text in table.values()):
-            raise ValueError(f"{name} is a table of texts")
+            raise ValueError(f"{name} must be a table of texts")
     return McpServer(tuple(command), value.get("env", {}), url, value.get("headers", {}))
 
 
 def _server_names(value: Mapping[str, McpServer]) -> Mapping[str, McpServer]:
     for name in value:
         if not _SERVER_NAME.fullmatch(name) or "__" in name:
-            raise ValueError(f"the name {name!r} of an MCP server has other characters than letters, digits, _ and -")
+            raise ValueError(f"the name {name!r} of an MCP server may only have letters, digits, _ and -")
     return value
 
 
 def _origin(value: str) -> str:
     if value not in ("*", "null") and "://" not in value:
-        raise ValueError(f"{value!r} is no origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *")
+        raise ValueError(
+            f"{value!r} is not an origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *"
+        )
     return value
 
 
@@ -220,8 +222,8 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, locations: Locations, **overrides: Any) -> "Settings":
-        """Reads the file and the environment; `overrides`, from the command line, win. Raises `ConfigurationError` that
-        names each bad setting and its place."""
+        """Reads the file and the environment; `overrides`, from the command line, win. Raises a `ConfigurationError`
+        that names each bad setting and its place."""
         file = ConfigFile.read(locations.config_file)
         places = {
             "data_dir": locations.data,
@@ -231,7 +233,9 @@ class Settings(BaseModel):
             "socket": locations.socket,
         }
         given = {name: value for name, value in overrides.items() if value is not None}
-        table = {name: value for name, value in file.table.items() if name != "host"}  # the client's
+        table = {
+            name: value for name, value in file.table.items() if name != "host"
+        }  # `host` is a setting of the client
         try:
             settings = cls.model_validate({**table, **_from_environment(locations.environ), **places, **given})
         except ValidationError as error:
@@ -246,7 +250,7 @@ class Settings(BaseModel):
         return Settings.load(Locations.find(locations.environ), **overrides)
 
     def runtime_folder(self) -> Path:
-        """The folder of the sockets, made where it is missing. Raises `ConfigurationError`."""
+        """Returns the folder of the sockets, and makes it if it is missing. Raises `ConfigurationError`."""
         return first_private(self._origin[0].runtimes)
 
     def socket_path(self) -> Path:
@@ -256,7 +260,7 @@ class Settings(BaseModel):
         return self.runtime_folder() / SOCKET_NAME if follows else self.socket
 
     def is_given(self, name: str) -> bool:
-        """False for a setting that has its default value because it is not set."""
+        """Returns False for a setting that is not set and has its default value."""
         return name in self.model_fields_set
 
     def place(self, *key: str) -> str:
@@ -265,7 +269,8 @@ class Settings(BaseModel):
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Empty variables are ignored, except MODELRUNNER_LISTEN, where empty means "no TCP listener"."""
+    """Returns the settings of the environment. Empty variables are ignored, except MODELRUNNER_LISTEN, where empty
+    means "no TCP listener"."""
     found = {name: environ.get(_variable(name)) for name in Settings.model_fields}
     return {name: text for name, text in found.items() if text or (text is not None and name == "listen")}
 

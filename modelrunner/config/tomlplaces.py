@@ -10,7 +10,7 @@ from typing import Any
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 _KEY = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*"
 _STATEMENT = re.compile(rf"\s*(?:\[\[?[ \t]*(?P<table>{_KEY})[ \t]*\]|(?P<key>{_KEY})[ \t]*=)")
-# Strings and comments are taken whole, so that a bracket or a line's end inside them does not count.
+# Strings and comments match as a whole, so that a bracket or a line's end inside them does not count.
 _TOKEN = re.compile(
     r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*|[\[\]{}\n]', re.DOTALL
 )
@@ -32,7 +32,7 @@ def place(text: str, wanted: Sequence[str]) -> tuple[int, int] | None:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, list[str]]]:
-    """(offset, text, path of keys) of every table's head and every assignment."""
+    """Yields the offset, text and path of keys of every table's head and every assignment."""
     table: list[str] = []
     for start, statement in _split(text):
         if found := _STATEMENT.match(statement):
@@ -44,7 +44,7 @@ def _statements(text: str) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def _split(text: str) -> Iterator[tuple[int, str]]:
-    """(offset, text) of all that ends with a line outside of brackets and strings."""
+    """Yields the offset and text of every part that ends with a line outside of brackets and strings."""
     start = depth = 0
     for token in _TOKEN.finditer(text):
         match token[0]:
@@ -59,7 +59,7 @@ def _split(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _parts(key: str) -> list[str]:
-    """`a."b.c"` has the parts `a` and `b.c`."""
+    """Returns the parts of a key: `a."b.c"` has the parts `a` and `b.c`."""
     value: Any = tomllib.loads(f"{key} = 0")
     parts = []
     while isinstance(value, dict):

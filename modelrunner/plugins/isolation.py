@@ -97,7 +97,7 @@ class IsolatedBackend(Backend):
         await self._on_thread(method, lambda: getattr(self.backend, method)(relayed, **options), INSTALL_LIMIT)
 
     def _relayed(self, progress: ProgressCallback) -> ProgressCallback:
-        """For the backend's thread: calls `progress` on the caller's loop."""
+        """Returns a function for the backend's thread, which calls `progress` on the caller's loop."""
         loop = asyncio.get_running_loop()
 
         def relayed(step: InstallProgress) -> None:
@@ -188,7 +188,7 @@ class IsolatedBackend(Backend):
     async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._checked("wake", checks.nothing, spec, endpoint, limit=INSTALL_LIMIT)
 
-    # about requests and the engine's log: a fault here costs an explanation and nothing else
+    # about requests and the engine's log: after a fault here only an explanation is missing
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
         return self._now("check_request", checks.words, spec, path, fields)
@@ -264,7 +264,7 @@ class IsolatedBackend(Backend):
             raise BackendFaulty(self.name, method, str(error)) from None
         except OSError as error:  # the engine or the disk failed, not the code: the log gets no traceback
             if method in _CHANGES and not isinstance(error, TimeoutError):
-                raise  # the installer explains a disk's errors
+                raise  # the installer explains errors of the disk
             raise BackendFaulty(self.name, method, f"failed: {error}") from error
         except Exception as error:
             log.error("backend %s: %s failed", self.name, method, exc_info=error)
@@ -272,7 +272,7 @@ class IsolatedBackend(Backend):
 
 
 async def asked(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls a backend's method that is no coroutine without blocking the caller's event loop. A backend that is not
+    """Calls a backend's method that is not a coroutine without blocking the caller's event loop. A backend that is not
     isolated, as in tests, is called at once."""
     if isinstance(getattr(method, "__self__", None), IsolatedBackend):
         return await asyncio.to_thread(method, *args, **kwargs)

@@ -68,7 +68,7 @@ class BackendRegistry:
         return iter(self._backends.values())
 
     def get(self, name: str) -> Backend:
-        """Raises `BackendNotFound`, or `BackendUnavailable` for one that could not be loaded."""
+        """Returns the backend. Raises `BackendNotFound`, or `BackendUnavailable` for one that could not be loaded."""
         if name in self.errors:
             raise BackendUnavailable(f"backend {name} could not be loaded: {self.errors[name]}")
         try:
@@ -82,8 +82,7 @@ class BackendRegistry:
         and accepts the model; else, in this order, an installed backend, the higher priority, one of modelrunner's own,
         the first name. Raises `UnsupportedModel`, or the `BackendUnavailable` of the only candidate.
 
-        The one chosen before is asked first, so that a newcomer which keeps its caller waiting holds no present model
-        up."""
+        The one chosen before is asked first, so that a new backend which answers slowly delays no present model."""
         unfit: ModelRunnerError | None = None
         ranked: list[tuple[bool, float, bool, Backend]] = []
         chosen = self._chosen.get(bundle.model_id)
@@ -148,7 +147,7 @@ def _made(entry: EntryPoint, context: Callable[[type[Backend]], BackendContext])
 
 def _check_class(entry: EntryPoint, kind: type[Backend]) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Backend)):
-        raise ValueError(f"{entry.value} is no class derived from Backend")
+        raise ValueError(f"{entry.value} is not a class derived from Backend")
     if kind.name != entry.name:
         raise ValueError(f"the entry point {entry.name!r} is a backend named {kind.name!r}")
     if not _NAME.fullmatch(kind.name):
@@ -158,4 +157,4 @@ def _check_class(entry: EntryPoint, kind: type[Backend]) -> None:
             raise ValueError(f"its {what} are {values!r}, not a set of {member.__name__}")
     for name in ("run", "install", "uninstall", "disk_usage", "required_memory"):
         if not asyncio.iscoroutinefunction(getattr(kind, name)):
-            raise ValueError(f"its {name} is no coroutine function (async def)")
+            raise ValueError(f"its {name} is not a coroutine function (async def)")

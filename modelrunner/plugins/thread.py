@@ -69,7 +69,7 @@ class BackendThread:
             raise
 
     def wait_for(self, work: Work[T], limit: float) -> T:
-        """Does the same for a caller in a thread."""
+        """Runs `work()` as `run` does, for a caller in a thread."""
         self._refuse_if_stuck()
         loop = self._started()
         future = asyncio.run_coroutine_threadsafe(_contained(work), loop)

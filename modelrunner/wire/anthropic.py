@@ -7,7 +7,7 @@ import msgspec
 
 
 class AnthropicModel(msgspec.Struct, frozen=True):
-    """An entry of `GET /anthropic/v1/models`. `max_input_tokens` are what one request may have, null if unknown."""
+    """An entry of `GET /anthropic/v1/models`. `max_input_tokens` is the most tokens of one request, null if unknown."""
 
     id: str
     display_name: str

@@ -1,4 +1,4 @@
-"""The daemon: configurations, engines, health, keys, recent requests and usage."""
+"""The structs about the daemon: configurations, engines, health, keys, recent requests and usage."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,8 +9,8 @@ _MODES = msgspec.Meta(extra_json_schema={"enum": ["completion", "embedding", "re
 
 class ConfigureRequest(msgspec.Struct, frozen=True):
     """`POST /engines/[{backend}/]_configure`. Every further field is one of the model's configuration (modelconfig.py):
-    a field that is left out keeps its value, null takes it back. With `mode` the change applies to that mode alone,
-    else to all."""
+    a field that is left out keeps its value, null resets it. With `mode` the change applies to that mode alone, else to
+    all modes."""
 
     model: str
     mode: Annotated[str, _MODES] | None = None
@@ -18,9 +18,9 @@ class ConfigureRequest(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """The settings for one mode of a model or, where `mode` is None, for all modes. `file` holds the settings of the
-    configuration file; `effective` is how the model is run, with the engine's defaults, None with a `problem` where it
-    cannot be run so."""
+    """The settings for one mode of a model, or for all modes if `mode` is None. `file` holds the settings of the
+    configuration file; `effective` has the values in force, with the engine's defaults; it is None if a `problem` keeps
+    the model from running."""
 
     model: str
     mode: str | None
@@ -38,7 +38,7 @@ class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Change(msgspec.Struct, frozen=True, rename={"from_": "from"}):
-    """A setting that has another value in the configuration file now, as JSON, and the effect of the change."""
+    """A setting with a new value in the configuration file, as JSON, and the effect of the change."""
 
     what: str
     from_: str
@@ -52,15 +52,15 @@ class ReloadResponse(msgspec.Struct, frozen=True):
 
 
 class InstallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /engines/install-backend`, `update-backend`, `uninstall-backend`."""
+    """The body of `POST /engines/install-backend`, `update-backend` and `uninstall-backend`."""
 
     backend: str
     build: bool = False
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`GET /health` and `/ready`. `reason` is set by `/ready` alone: it says why no requests should be sent, or which
-    models cannot be loaded while others can."""
+    """The answer of `GET /health` and `/ready`. Only `/ready` sets `reason`: it says why no requests should be sent, or
+    which models cannot be loaded while others can."""
 
     status: Literal["starting", "ready", "busy", "shutting_down", "error"]
     uptime_seconds: float
@@ -70,9 +70,9 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`GET /version`: the values that `modelrunner status` shows. `sandbox` is the machine's means for
-    it, "off" where the settings say so; `sandboxes` say what holds for each runner, by its ID. `model_dirs` has a text
-    for each of them, "" or why it cannot be used."""
+    """The answer of `GET /version`: the values that `modelrunner status` shows. `sandbox` is the machine's means for
+    it, "off" if the settings say so; `sandboxes` describe the sandbox of each runner, by its ID. `model_dirs` has a
+    text for each folder: "", or why it cannot be used."""
 
     pid: int
     version: str
@@ -133,7 +133,8 @@ class HistoryStep(msgspec.Struct, frozen=True):
 
 
 class RecordedText(msgspec.Struct, frozen=True):
-    """The start of a body of `size` bytes, `whole` or not. `redacted` counts what was taken out: keys and files."""
+    """The start of a body of `size` bytes, which may be `whole`. `redacted` counts the removed parts: keys and
+    files."""
 
     text: str
     size: int
@@ -142,7 +143,7 @@ class RecordedText(msgspec.Struct, frozen=True):
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """`GET /engines/requests/ID`: a request to a model that is recorded; `path` is where it went."""
+    """The answer of `GET /engines/requests/ID`: a request to a recorded model; `path` is that of its URL."""
 
     request: RequestStatus
     path: str
@@ -185,14 +186,15 @@ class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyCreated(msgspec.Struct, frozen=True):
-    """The answer to `POST /keys` and `POST /keys/{name}/rotate`: the only one that has the text."""
+    """The answer to `POST /keys` and `POST /keys/{name}/rotate`: no other answer has the text."""
 
     key: KeyStatus
     text: str
 
 
 class UsageTotals(msgspec.Struct, frozen=True):
-    """`GET /usage`: the sums of one day, model or caller. `engine_seconds` is how long engines worked for it."""
+    """An entry of `GET /usage`: the sums of one day, model or caller. `engine_seconds` is the time that engines worked
+    for it."""
 
     name: str
     requests: int
@@ -202,7 +204,7 @@ class UsageTotals(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A sentence about what was done."""
+    """A sentence about the result of a call."""
 
     message: str
 

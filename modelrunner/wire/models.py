@@ -1,4 +1,4 @@
-"""Models on disk: the list, pulls, names, space, and whether a model would fit."""
+"""The structs about models on disk: the list, pulls, names, space, and whether a model would fit."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from modelrunner.wire.runners import Memory
 
 
 class AppliedAdapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter. `size` in bytes."""
+    """A LoRA adapter. `size` is in bytes."""
 
     name: str
     scale: float
@@ -16,7 +16,7 @@ class AppliedAdapter(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a name of a model was pulled from; `version` is a commit, a digest or a version."""
+    """The source of a model's name; `version` is a commit, a digest or a version."""
 
     name: str
     source: str = msgspec.field(name="from")
@@ -24,7 +24,8 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """`GET /updates`: whether the source of a model has a newer one; None where `reason` says why it is unknown."""
+    """An entry of `GET /updates`: whether the source of a model has a newer one; None if it is unknown, and `reason`
+    says why."""
 
     name: str
     source: str = msgspec.field(name="from")
@@ -43,13 +44,11 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`GET /models`. `created` is Unix seconds; `config` is an object with format, quantization, parameters,
-    architecture, size (as text), context_size (what it was trained for), and the header's metadata under `gguf` or
-    `safetensors`.
-    `capabilities` are chat, completion, embedding, reranking, classification, tools, vision, audio, reasoning;
-    `context_window` is the tokens that one request may have now; `adapters` are the LoRA adapters that are applied.
-    `damage` says why the model cannot be used; its
-    `config` is then empty."""
+    """An entry of `GET /models`. `created` is in Unix seconds; `config` is an object with format, quantization,
+    parameters, architecture, size (as text), context_size (the size that it was trained for), and the header's metadata
+    under `gguf` or `safetensors`. `capabilities` are chat, completion, embedding, reranking, classification, tools,
+    vision, audio, reasoning; `context_window` is the most tokens of one request at present; `adapters` are the applied
+    LoRA adapters. `damage` says why the model cannot be used; its `config` is then empty."""
 
     id: str
     tags: list[str]
@@ -63,7 +62,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """The first name of the model, or its ID if it has none."""
+        """Returns the first name of the model, or its ID if it has none."""
         return self.tags[0] if self.tags else self.id
 
 
@@ -79,13 +78,12 @@ class CarriedMessage(msgspec.Struct, frozen=True):
 
 
 class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknown_fields=True, omit_defaults=True):
-    """`POST /models/create`. `trust_remote_code` takes a model that carries code, code that its engine will run;
-    `verify` reads every byte of a model that is here already. `mmproj`, `chat_template` and the LoRA adapters
-    `lora` are files that are packaged with a model of this machine: `file:///path`, of an adapter `file:///path:SCALE`
-    too. `verify_key` is a public key in PEM that must have signed the model. `folder` is the one of `model_dirs` that
-    the model goes to. The fields from `system` on are what the
-    new model carries, beside what the model `from` has; `template` is the text of a chat template in Jinja,
-    `parameters` are Ollama's options."""
+    """The body of `POST /models/create`. `trust_remote_code` accepts a model that carries code, which its engine will
+    run; `verify` reads every byte of a model that is here already. `mmproj`, `chat_template` and the LoRA adapters
+    `lora` are files to package with a model of this machine: `file:///path`, and for an adapter also
+    `file:///path:SCALE`. `verify_key` is a public key in PEM that must have signed the model. `folder` is the one of
+    `model_dirs` in which the model is stored. The fields from `system` on are carried by the new model, and replace
+    those of the model `from`; `template` is the text of a chat template in Jinja, `parameters` are Ollama's options."""
 
     from_: str
     bearer_token: str | None = None
@@ -106,15 +104,15 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
 
 
 class RepackageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /models/REF/repackage`. `target` is the new model's name; `context_size` is in tokens."""
+    """The body of `POST /models/REF/repackage`. `target` is the new model's name; `context_size` is in tokens."""
 
     target: str
     context_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class QuantizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /models/REF/quantize`. `target` is the new model's name, `type` a quantization such as Q4_K_M; `requantize`
-    takes a model that is quantized already."""
+    """The body of `POST /models/REF/quantize`. `target` is the new model's name, `type` a quantization such as Q4_K_M;
+    `requantize` accepts a model that is quantized already."""
 
     target: str
     type: str
@@ -128,11 +126,11 @@ class Repackaged(msgspec.Struct, frozen=True):
 
 
 class ModelShown(msgspec.Struct, frozen=True):
-    """`GET /models/REF/show`. `template` is the chat template in Jinja and `template_digest` its sha256, "" without
-    one; the licences are texts. The fields from `system` on are what the model carries for requests that leave it out;
-    `parameters` are Ollama's options. `modelfile` is a text that `modelrunner create -f` takes. With `remote=true` the
-    model is at its source: `version` is its commit, branch or digest there, and `files` are the sizes (bytes) by the
-    names there; what a source does not say without a download is left out of `config`."""
+    """The answer of `GET /models/REF/show`. `template` is the chat template in Jinja and `template_digest` its sha256,
+    "" without one; the licences are texts. The fields from `system` on are the model's defaults for requests that leave
+    them out; `parameters` are Ollama's options. `modelfile` is a text that `modelrunner create -f` takes. With
+    `remote=true` the model is at its source: `version` is its commit, branch or digest there, and `files` are the sizes
+    (bytes) by the names there; values that a source gives only with a download are left out of `config`."""
 
     id: str
     tags: list[str]
@@ -150,8 +148,8 @@ class ModelShown(msgspec.Struct, frozen=True):
 
 
 class Importable(msgspec.Struct, frozen=True):
-    """`GET /models/import`: a model that another program keeps at `path`. `size` in bytes; `cost` is reflink, hard
-    link or copy; `here` if a model has that name already."""
+    """An entry of `GET /models/import`: a model of another program at `path`. `size` is in bytes; `cost` is reflink,
+    hard link or copy; `here` is true if a model has that name already."""
 
     name: str
     program: str
@@ -162,16 +160,16 @@ class Importable(msgspec.Struct, frozen=True):
 
 
 class ImportRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /models/import`. `model` is a name of `GET /models/import`, or a unique part of one; `name` is the model's
-    new name, by default the same."""
+    """The body of `POST /models/import`. `model` is a name of `GET /models/import`, or a unique part of one; `name` is
+    the model's new name, by default the same."""
 
     model: str
     name: str | None = None
 
 
 class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-token"}, forbid_unknown_fields=True):
-    """`POST /models/{ref}/push`. `to` is the name at the registry, by default the model's own; `sign` is the absolute
-    path of a private key on the daemon's machine."""
+    """The body of `POST /models/{ref}/push`. `to` is the name at the registry, by default the model's own; `sign` is
+    the absolute path of a private key on the daemon's machine."""
 
     to: str | None = None
     bearer_token: str | None = None
@@ -179,8 +177,8 @@ class PushRequest(msgspec.Struct, frozen=True, rename={"bearer_token": "bearer-t
 
 
 class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bytes of one file of a pull. `id` is its digest, or its name while the digest is unknown; `rate` is in bytes per
-    second, `remaining` in seconds, None while it is unknown."""
+    """The progress of one file of a pull, in bytes. `id` is its digest, or its name while the digest is unknown; `rate`
+    is in bytes per second, `remaining` in seconds, None while it is unknown."""
 
     id: str
     size: int
@@ -225,7 +223,7 @@ class PrunedItem(msgspec.Struct, frozen=True):
 
 
 class PruneResponse(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`POST /models/prune`, `/engines/prune`. Bytes; with `dry_run` nothing was removed."""
+    """The answer of `POST /models/prune` and `/engines/prune`, in bytes; with `dry_run` nothing was removed."""
 
     freed: int
     removed: list[PrunedItem] = []
@@ -233,14 +231,14 @@ class PruneResponse(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Disk(msgspec.Struct, frozen=True):
-    """Bytes; `needed` is 0 for a model that is here."""
+    """The disk space that a model needs, in bytes; `needed` is 0 for a model that is here."""
 
     needed: int
     free: int
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """`GET /models/REF/fit`. `fits` is now, after_eviction, split or never."""
+    """The answer of `GET /models/REF/fit`. `fits` is now, after_eviction, split or never."""
 
     fits: str
     needed: Memory | None
@@ -252,8 +250,8 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class ModelUsage(msgspec.Struct, frozen=True):
-    """Bytes; `shared` is the part that other models of its `folder` use too. `last_used` is Unix seconds: the time of
-    the pull for a model that was never used."""
+    """The disk usage of a model, in bytes; `shared` is the part that other models of its `folder` use too. `last_used`
+    is in Unix seconds: the time of the pull for a model that was never used."""
 
     id: str
     tags: list[str]
@@ -265,8 +263,8 @@ class ModelUsage(msgspec.Struct, frozen=True):
 
 
 class FolderUsage(msgspec.Struct, frozen=True):
-    """A folder of models, in bytes: its files, shared ones counted once, unfinished downloads, and what its disk has
-    left. `absent` says why it cannot be used now, "" if it can."""
+    """A folder of models, in bytes: its files, shared ones counted once, unfinished downloads, and the free space of
+    its disk. `absent` says why it cannot be used now, "" if it can."""
 
     path: str
     size: int = 0
@@ -285,7 +283,7 @@ class BackendUsage(msgspec.Struct, frozen=True):
 
 
 class DiskUsage(msgspec.Struct, frozen=True):
-    """`GET /engines/df`: bytes. The totals count what models of one folder share once."""
+    """The answer of `GET /engines/df`, in bytes. The totals count files that models of one folder share once."""
 
     models: list[ModelUsage]
     backends: list[BackendUsage]

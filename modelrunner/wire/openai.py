@@ -8,8 +8,8 @@ T = TypeVar("T")
 
 
 class OpenAIModel(msgspec.Struct, frozen=True):
-    """An entry of `GET /v1/models`. `created` is Unix seconds; `context_window` is the tokens that one request may
-    have."""
+    """An entry of `GET /v1/models`. `created` is in Unix seconds; `context_window` is the most tokens of one
+    request."""
 
     id: str
     created: int
@@ -47,15 +47,15 @@ class FileStatus(msgspec.Struct, frozen=True):
 
 
 class FileForm(msgspec.Struct, frozen=True):
-    """`POST /v1/files`, as multipart/form-data."""
+    """The body of `POST /v1/files`, as multipart/form-data."""
 
     file: bytes
     purpose: Literal["batch", "user_data", "assistants", "fine-tune", "vision", "evals"] = "batch"
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """`POST /v1/batches`, as OpenAI has it; further fields are ignored. `completion_window` is a time such as 24h or
-    7d."""
+    """The body of `POST /v1/batches`, with OpenAI's fields; further fields are ignored. `completion_window` is a time
+    such as 24h or 7d."""
 
     input_file_id: str
     endpoint: str

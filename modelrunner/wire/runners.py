@@ -1,4 +1,4 @@
-"""Models in memory: runners, their events, and requests to load, unload, pin and pause."""
+"""The structs about models in memory: runners, their events, and requests to load, unload, pin and pause."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from modelrunner.wire.daemon import RequestStatus
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Bytes."""
+    """Memory in bytes."""
 
     ram: int
     vram: list[int] = []
@@ -20,7 +20,8 @@ class RunnerMemory(msgspec.Struct, frozen=True):
 
 
 class SandboxStatus(msgspec.Struct, frozen=True):
-    """`state` is on, partial or off. `layers` are the means in force; each of `gaps` says what is not held, and why."""
+    """A runner's sandbox. `state` is on, partial or off. `layers` are the means in force; each of `gaps` describes a
+    missing restriction, and the reason."""
 
     state: str
     layers: list[str]
@@ -28,8 +29,8 @@ class SandboxStatus(msgspec.Struct, frozen=True):
 
 
 class RunnerStatus(msgspec.Struct, frozen=True):
-    """`GET /engines/ps`. `state` is starting, ready, sleeping, draining or stopping. Times are RFC 3339 in UTC;
-    `variant` says how the runner differs from what was configured, "" if it does not."""
+    """An entry of `GET /engines/ps`. `state` is starting, ready, sleeping, draining or stopping. Times are RFC 3339 in
+    UTC; `variant` says how the runner differs from its configuration, "" if it does not."""
 
     id: str
     backend_name: str
@@ -57,9 +58,9 @@ class RunnerStatus(msgspec.Struct, frozen=True):
 
 
 class Now(msgspec.Struct, frozen=True):
-    """`GET /engines/now`. `status` is that of `/health`; `free` is the budget that no runner counts for; `waiting` has
-    the requests that wait for a runner by model, `paused` the IDs of models; `requests` are the oldest of the `running`
-    ones under way; `counted` is false where requests that ended are not kept."""
+    """The answer of `GET /engines/now`. `status` is that of `/health`; `free` is the unused budget; `waiting` counts
+    the requests that wait for a runner, by model, `paused` the IDs of models; `requests` are the oldest of the
+    `running` ones under way; `counted` is false where requests that ended are not kept."""
 
     status: str
     budget: Memory
@@ -73,8 +74,8 @@ class Now(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event of `GET /engines/events`: `event` is its name there, `id` grows. `time` is RFC 3339 in UTC; `runner` an
-    ID, "" without one; `reason` a sentence."""
+    """An event of `GET /engines/events`: `event` is its name there; `id` increases. `time` is RFC 3339 in UTC; `runner`
+    an ID, "" without one; `reason` a sentence."""
 
     id: int
     event: str
@@ -86,9 +87,10 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class WhyResponse(msgspec.Struct, frozen=True):
-    """`GET /engines/why`. `waiting_for` is load, memory, slot, pull, install, backoff, pin, resume or None. `position`
-    counts the models whose requests wait, the oldest first, None if none of this one wait; `victims` are the models
-    that are evicted for it; `events` are the last ones about the model and about runners that were evicted for it."""
+    """The answer of `GET /engines/why`. `waiting_for` is load, memory, slot, pull, install, backoff, pin, resume or
+    None. `position` is the place of this model among those whose requests wait, the oldest first, None if it has none;
+    `victims` are the models that are evicted for it; `events` are the last ones about the model and about runners that
+    were evicted for it."""
 
     model: str
     state: str
@@ -104,14 +106,14 @@ class WhyResponse(msgspec.Struct, frozen=True):
 
 
 class ModelName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /engines/preload`, `pin`, `unpin`, `pause`, `resume`."""
+    """The body of `POST /engines/preload`, `pin`, `unpin`, `pause` and `resume`."""
 
     model: str
 
 
 class ModelState(msgspec.Struct, frozen=True):
     """The answer to a pin, unpin, pause or resume. `state` is that of the model's runner, "stopped" without one;
-    `message` a sentence."""
+    `message` is a sentence."""
 
     model: str
     state: str
@@ -119,7 +121,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 class UnloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /engines/unload`."""
+    """The body of `POST /engines/unload`."""
 
     all: bool = False
     backend: str | None = None

@@ -1,4 +1,4 @@
-"""Tools of MCP servers."""
+"""The structs about tools of MCP servers."""
 
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ class ToolStatus(msgspec.Struct, frozen=True):
 
 
 class ToolList(msgspec.Struct, frozen=True):
-    """`GET /v1/tools`; `errors` has a reason for each server that could not be asked."""
+    """The answer of `GET /v1/tools`; `errors` has a reason for each server that could not be asked."""
 
     data: list[ToolStatus]
     errors: dict[str, str]
@@ -24,14 +24,14 @@ class ToolList(msgspec.Struct, frozen=True):
 
 
 class ToolCallRequest(msgspec.Struct, frozen=True):
-    """`POST /v1/tools/execute`."""
+    """The body of `POST /v1/tools/execute`."""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """The result of a call: MCP's blocks, and those of text in one. `is_error` is the tool's own word."""
+    """The result of a call: MCP's blocks, and their texts in one. `is_error` is the tool's own report."""
 
     name: str
     text: str

@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"runtime-flags": ["--ctx-size", "4096"]}, 400, "beyond the 2048 tokens"),
     ({"runtime-flags": ["--rm-rf", "/"]}, 400, "no knob"),
     ({"raw-runtime-flags": "--tokens=1 '"}, 400, "No closing quotation"),
-    ({"keep_alive": "later"}, 400, "'later' is no keep-alive"),
+    ({"keep_alive": "later"}, 400, "'later' is not a keep-alive"),
     ({"keep_alive": True}, 400, "not a boolean"),
     ({"mode": "dancing"}, 400, "there is no mode 'dancing': completion, embedding, reranking"),
     ({"mode": "image-generation"}, 400, "there is no mode 'image-generation': completion, embedding, reranking"),

@@ -96,7 +96,7 @@ def test_a_model_has_a_table_of_its_own() -> None:
         ('[registries."https://registry.example"]', "registries.*without a scheme or a path"),
         ('[registries."registry.example/team"]', "registries.*without a scheme or a path"),
         ('[registries."registry-1.docker.io"]', r"registries.*its name is docker\.io"),
-        ('[registries."hf.co"]', "registries.*it is no registry"),
+        ('[registries."hf.co"]', "registries.*it is not a registry"),
         ('[registries."registry.example"]\nkey = []', "registries.*key"),
     ],
 )
