@@ -114,7 +114,7 @@ class ModelRoutes:
                 wanted.context_size,
             ),
         )
-        if order.is_local and not is_local(request):
+        if self._library.is_local(order) and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
         if order.trust and not is_local(request):
             raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust-remote-code")

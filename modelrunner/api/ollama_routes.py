@@ -98,7 +98,7 @@ class OllamaRoutes:
         """Pulls a model."""
         wanted = await read_json(request, OllamaModelRequest)
         order = PullOrder(_reference(wanted))
-        if order.is_local and not is_local(request):
+        if self._library.is_local(order) and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
         _refuse_insecure(wanted)
         self._reach.check_order(request, order)
@@ -160,7 +160,7 @@ class OllamaRoutes:
             order = PullOrder.of_files(wanted.files, name, recipe)
         else:
             order = PullOrder(base, name, recipe=recipe, adapters=wanted.adapters or {})
-        if order.is_local and not wanted.files:
+        if self._library.is_local(order) and not wanted.files:
             raise Forbidden("a file of this machine is packaged with `modelrunner package`", param="from")
         self._reach.check_order(request, order)
 

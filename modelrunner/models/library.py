@@ -114,13 +114,23 @@ class Library:
         """The model's template, licences and defaults. Raises as `details_of`."""
         return await asyncio.to_thread(details_of, self._store, reference)
 
+    def is_local(self, order: PullOrder) -> bool:
+        """Returns whether the order reads files of this machine."""
+        return order.has_parts or self._puller.is_local(order.source)
+
+    def derives(self, order: PullOrder) -> bool:
+        """Returns whether the order makes a model from another one."""
+        changed = order.has_parts or order.recipe or order.adapters
+        return bool(changed) and not self._puller.is_local(order.source)
+
     async def pull(self, order: PullOrder, report: ProgressReport) -> PullResult:
         """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
         raises."""
         text = order.text()
         events = self._scheduler.events
         making = order.recipe.making(None) if order.recipe else None
-        if order.derives:
+        derives = self.derives(order)
+        if derives:
             base = await self._base(order, report)
             text = order.text(base)
             making = order.recipe.making(await asyncio.to_thread(details_of, self._store, base))
@@ -137,9 +147,9 @@ class Library:
                 reported,
                 token=order.token,
                 name=order.name,
-                trust=order.trust or order.derives,
+                trust=order.trust or derives,
                 verify=order.verify,
-                verify_key=None if order.derives else order.verify_key,
+                verify_key=None if derives else order.verify_key,
                 making=making,
                 folder=order.folder,
             )
@@ -167,7 +177,7 @@ class Library:
     async def make(self, order: PullOrder, report: ProgressReport) -> str:
         """Makes a model of another one, and returns its name; one that carries nothing of its own is another name of
         that one. Raises as `pull` and `tag`."""
-        if order.derives or order.is_local:
+        if self.derives(order) or self.is_local(order):
             return (await self.pull(order, report)).name
         base = await self._base(order, report)
         await self.tag(base, order.name or "")

@@ -41,23 +41,14 @@ class PullOrder:
         return cls(uploaded_source(files), name, recipe=recipe)
 
     @property
-    def is_local(self) -> bool:
-        """True for files of this machine."""
-        return bool(self._parts) or self._is_file
-
-    @property
-    def derives(self) -> bool:
-        """True for a model that is made of another one."""
-        return not self._is_file and bool(self._parts or self.recipe or self.adapters)
+    def has_parts(self) -> bool:
+        """Returns whether files of this machine become parts of the model."""
+        return bool(self._parts)
 
     @property
     def is_uploaded(self) -> bool:
         """True for files that were sent before."""
         return is_uploaded(self.source)
-
-    @property
-    def _is_file(self) -> bool:
-        return self.source.strip().lower().startswith(("file:", "import:", "stored:", "uploaded:", "quantized:"))
 
     def text(self, base: str | None = None) -> str:
         """The source, or the model `base` that is here, and the further files, as `Puller.pull` takes them. Raises

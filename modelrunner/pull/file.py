@@ -39,7 +39,7 @@ _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 class FileSource(Source):
     """Files of this machine. The server serves it only to callers who could open the files themselves."""
 
-    needs_name = True
+    is_local = True
 
     def claims(self, text: str) -> bool:
         return text.startswith("file:")

@@ -97,7 +97,7 @@ class Puller:
         `UntrustedModel`, `InsufficientDisk`, `StorageFailed`."""
         text = unpasted(text)
         source = self._source(text)
-        if source.needs_name and name is None:
+        if source.is_local and name is None:
             raise BadRequest(f"give the model from {text} a name", param="name")
         if verify_key is not None and not source.signs:
             raise BadRequest("verify-key is for models in registries, which alone have signatures", param="verify-key")
@@ -143,6 +143,10 @@ class Puller:
         `ModelNotFound`."""
         text = unpasted(text)
         return self._source(text).name(text)
+
+    def is_local(self, text: str) -> bool:
+        """Returns whether a pull of `text` reads files of this machine."""
+        return any(source.is_local and source.claims(text) for source in self._sources)
 
     async def preview(self, text: str, *, token: str | None = None) -> Preview:
         """Returns a description of the model that a pull of `text` would bring, without the pull. Raises the errors of

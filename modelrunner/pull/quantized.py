@@ -29,7 +29,7 @@ Tool = Callable[[Bundle, Path, str, ProgressReport], Awaitable[None]]
 class QuantizedSource(Source):
     """Quantized models of the store; `tool` does the work. The revision of such a model is its base's ID."""
 
-    needs_name = True
+    is_local = True
 
     def __init__(self, store: Store, tool: Tool) -> None:
         self._store, self._tool = store, tool

@@ -135,10 +135,11 @@ class Context:
 
 
 class Source(ABC):
-    """One kind of source of models. A source holds no state of a pull. With `needs_name`, its texts are not references,
-    so the caller must give a name. With `signs`, its models may have signatures."""
+    """One kind of source of models. A source holds no state of a pull. The models of one that
+    `is_local` are made of files on this machine: its texts are not references, so the caller must give a name. With
+    `signs`, its models may have signatures."""
 
-    needs_name: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False
     signs: ClassVar[bool] = False
 
     @abstractmethod
@@ -151,7 +152,7 @@ class Source(ABC):
 
     def normal(self, text: str) -> str:
         """Returns the normal form of `text`. Raises `InvalidReference`."""
-        return text if self.needs_name else str(Reference.parse(text))
+        return text if self.is_local else str(Reference.parse(text))
 
     @abstractmethod
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:

@@ -153,7 +153,7 @@ class UploadSource(Source):
     """`uploaded:?NAME=DIGEST&...`: a model of uploaded files, or of files in the store. `uploaded:BASE?...`: the model
     BASE in the store, with uploaded LoRA adapters."""
 
-    needs_name = True
+    is_local = True
 
     def __init__(self, store: Store, uploads: Uploads) -> None:
         self._store, self._uploads = store, uploads
