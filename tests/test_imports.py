@@ -2,6 +2,7 @@
 loaded."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -146,6 +147,25 @@ def test_the_map_shows_every_part() -> None:
     tree = text.partition("```\nmodelrunner/\n")[2].partition("\nbackends/")[0]
     shown = {word.rstrip("/") for line in tree.splitlines() for word in line[:34].split()}
     assert {part.removesuffix("/") for part in ALLOWED if not part.startswith("__")} <= shown
+
+
+def test_the_map_names_what_exists() -> None:
+    """Its paths are files and folders of the repository, and its scripts are all that a person can run."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = {path.name for folder in ("modelrunner", "tests") for path in (ROOT / folder).rglob("*.py")}
+    named = set(re.findall(r"`([\w./-]+(?:\.py|\.md|/))`", text))
+    assert {"plan.py", "store/store.py", "pull/"} <= named
+    assert not {
+        name
+        for name in named
+        if not (name in files or any((base / name).exists() for base in (ROOT, PACKAGE, ROOT / "tests")))
+    }
+    scripts = re.sub(r"\s", "", text.partition("\nscripts/")[2].partition("```")[0]).split(",")
+    assert sorted(scripts) == sorted(path.name for path in (ROOT / "scripts").iterdir() if _is_program(path))
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and not path.suffix
 
 
 def test_imports_go_one_way() -> None:

@@ -227,7 +227,7 @@ class ModelRoutes:
         wanted = await read_json(request, wire.RepackageRequest)
         self._reach.check_names(request, wanted.target)
         order = PullOrder(reference, wanted.target, recipe=Recipe(context_size=wanted.context_size))
-        if order.is_local and not is_local(request):
+        if self._library.is_local(order) and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
         await self._library.make(order, lambda step: None)
         told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)

@@ -36,7 +36,7 @@ class Reach:
         """As both of them, for the source of a pull and the name that it gives."""
         if _limited(request) is None:
             return
-        if not order.is_local:
+        if not self._library.is_local(order):
             self.check(request, order.source)
         self.check_names(request, order.name or self._library.pull_name(order.source))
 
