@@ -13,8 +13,8 @@ from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, read_json
 from modelrunner.api.middleware import owner_of
 from modelrunner.batches.batch import ENDPOINTS
-from modelrunner.batches.files import FileStore, UploadedFile
-from modelrunner.batches.store import BatchStore
+from modelrunner.batches.batchstore import BatchStore
+from modelrunner.batches.filestore import FileStore, UploadedFile
 from modelrunner.errors import BadRequest
 from modelrunner.units import parse_age
 

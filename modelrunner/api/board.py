@@ -12,7 +12,7 @@ from modelrunner.api import recordforms, wireforms
 from modelrunner.api.streaming import ALIVE
 from modelrunner.concurrency.feed import Feed
 from modelrunner.scheduler import Scheduler
-from modelrunner.telemetry.hub import Telemetry
+from modelrunner.telemetry.telemetry import Telemetry
 
 _EVERY = 0.5  # seconds
 _SHOWN = 100  # requests: under way in a snapshot, and ended since the last look

@@ -15,9 +15,9 @@ from modelrunner.api.middleware import is_admin, owner_of
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.observers import RequestRecord
-from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.recordings import Recordings
+from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
 

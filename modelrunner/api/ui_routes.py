@@ -7,7 +7,7 @@ from aiohttp import web
 
 from modelrunner.api.documented import documented
 from modelrunner.errors import RouteNotFound
-from modelrunner.ui.files import DOCS, DOCS_POLICY, HEADERS, PAGE, StaticFile, read
+from modelrunner.ui.staticfiles import DOCS, DOCS_POLICY, HEADERS, PAGE, StaticFile, read
 
 
 class UiRoutes:

@@ -8,7 +8,7 @@ import msgspec
 
 from modelrunner import wire
 from modelrunner.batches.batch import Batch, State
-from modelrunner.batches.files import UploadedFile
+from modelrunner.batches.filestore import UploadedFile
 from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.modelfile import Modelfile, render
 from modelrunner.models.abilities import Abilities

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from modelrunner.batches.batch import Batch, Line
+from modelrunner.batches.batchstore import LineAnswer
 from modelrunner.batches.pace import MOST
-from modelrunner.batches.store import LineAnswer
 from modelrunner.errors import ModelRunnerError, Unauthorized
 from modelrunner.gateway.detours.gathering import EmbeddingGatherer
 from modelrunner.gateway.interfaces import Detour, Terms

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 
 from modelrunner.batches.asking import Asker
 from modelrunner.batches.batch import Batch, Line
+from modelrunner.batches.batchstore import BatchStore, LineAnswer
 from modelrunner.batches.pace import Pace
-from modelrunner.batches.store import BatchStore, LineAnswer
 from modelrunner.gateway.pipeline import Pipeline
 
 log = logging.getLogger(__name__)

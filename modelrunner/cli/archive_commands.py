@@ -12,7 +12,7 @@ import click
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, RawBody, path
 from modelrunner.cli.common_options import json_option, trust_option, with_client
-from modelrunner.cli.progress import follow
+from modelrunner.cli.progressdisplay import follow
 from modelrunner.errors import AnswerBroken
 
 _PIECE = 1 << 20

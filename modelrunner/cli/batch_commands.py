@@ -12,7 +12,7 @@ from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, RawBody, decode, path
 from modelrunner.cli.common_options import json_option, with_client
-from modelrunner.cli.progress import follow
+from modelrunner.cli.progressdisplay import follow
 from modelrunner.cli.times import ago
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.wire import Progress

@@ -1,8 +1,8 @@
 """The command line's client of the daemon's HTTP interface: small calls, lines of NDJSON and server-sent events.
 
 It uses http.client because that starts in a quarter of the time of the usual libraries and has blocking reads that
-Ctrl-C interrupts (`connections.py`). Every exchange has a connection of its own, so no connection is stale; closing it
-tells the daemon to stop the work."""
+Ctrl-C interrupts (`clientconnections.py`). Every exchange has a connection of its own, so no connection is stale;
+closing it tells the daemon to stop the work."""
 
 import http.client
 import re
@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from modelrunner import wire
-from modelrunner.cli.connections import CONNECT_TIMEOUT, PinnedConnection, TcpConnection, UnixConnection
+from modelrunner.cli.clientconnections import CONNECT_TIMEOUT, PinnedConnection, TcpConnection, UnixConnection
 from modelrunner.errors import (
     AnswerBroken,
     BadRequest,

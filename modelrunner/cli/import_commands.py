@@ -6,7 +6,7 @@ from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode
 from modelrunner.cli.common_options import json_option, with_client
-from modelrunner.cli.progress import follow
+from modelrunner.cli.progressdisplay import follow
 from modelrunner.units import format_bytes
 
 

@@ -9,7 +9,7 @@ from modelrunner.cli import output
 from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull, pulled
-from modelrunner.cli.progress import follow
+from modelrunner.cli.progressdisplay import follow
 from modelrunner.units import format_bytes
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

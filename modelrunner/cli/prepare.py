@@ -6,7 +6,7 @@ from typing import Any
 from modelrunner import wire
 from modelrunner.cli.client import Client, path
 from modelrunner.cli.output import done, note
-from modelrunner.cli.progress import Displays, follow
+from modelrunner.cli.progressdisplay import Displays, follow
 from modelrunner.cli.request import STARTER, STARTER_SYSTEM, SYSTEM
 from modelrunner.errors import BadRequest, ModelNotFound, ModelRunnerError
 

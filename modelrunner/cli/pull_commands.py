@@ -10,7 +10,7 @@ from modelrunner.cli.client import Client, decode, path
 from modelrunner.cli.common_options import folder_option, json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull as pull_model
 from modelrunner.cli.prepare import pulled
-from modelrunner.cli.progress import amount, shared_displays
+from modelrunner.cli.progressdisplay import amount, shared_displays
 from modelrunner.cli.several import each
 
 

@@ -6,7 +6,7 @@ from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import Client
 from modelrunner.cli.common_options import Command, json_option, with_client
-from modelrunner.cli.progress import follow
+from modelrunner.cli.progressdisplay import follow
 from modelrunner.cli.several import each
 
 _models = click.argument("models", nargs=-1, required=True, metavar="MODEL...")

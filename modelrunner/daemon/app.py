@@ -35,7 +35,7 @@ from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.api.tool_routes import ToolRoutes
 from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.api.underway import KeyedRequests
-from modelrunner.batches.store import open_store
+from modelrunner.batches.batchstore import open_store
 from modelrunner.batches.worker import BatchWorker
 from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
@@ -59,8 +59,8 @@ from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
-from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.notifier import NoticeRules, Notifier
+from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.tools.toolbox import Toolbox
 
 log = logging.getLogger(__name__)

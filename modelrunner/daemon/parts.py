@@ -24,7 +24,7 @@ from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities
-from modelrunner.models.aliases import Aliases
+from modelrunner.models.aliaschooser import Aliases
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator

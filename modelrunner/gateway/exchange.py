@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.gateway.defaults import filled
+from modelrunner.gateway.applieddefaults import filled
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.gateway.observers import Observers, RequestRecord, record_of

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from modelrunner.errors import RateLimited
-from modelrunner.keys.limits import BYTES_PER_TOKEN, RequestLimit, TokenLimit
+from modelrunner.keys.lastminute import BYTES_PER_TOKEN, RequestLimit, TokenLimit
 
 _BUSY_PAUSE = 1.0  # seconds, for Retry-After where as many requests are under way as may be
 _LONGEST_PROMPT = 8192  # tokens, as of the usual window: a body with pictures has far more bytes than tokens

@@ -14,8 +14,8 @@ from modelrunner.durable import JsonFile
 from modelrunner.errors import StorageFailed
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Digest, Store
-from modelrunner.store.reading import PlacedBlob
 from modelrunner.store.records import Stamp
+from modelrunner.store.storereader import PlacedBlob
 
 RATE = 32 << 20
 """Bytes that are read in a second, at most: a few hundredths of a processor, and of a disk less than a pull takes."""

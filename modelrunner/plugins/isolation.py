@@ -15,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from modelrunner.backend import Backend, BackendState, BackendStatus, InstallProgress, ProgressCallback
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
-from modelrunner.plugins.relay import KEPT_LINES, RunRelay
+from modelrunner.plugins.runnews import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
 from modelrunner.types import Bundle, Endpoint, Mode, QuantizeSpec, RequiredMemory, RunSpec, Variant
 

@@ -10,11 +10,11 @@ from modelrunner.store.blobs import Blob, Blobs, ReadProgress, is_intact
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
+from modelrunner.store.diskusage import FolderSize
 from modelrunner.store.files import size_of
 from modelrunner.store.manifests import LARGEST
 from modelrunner.store.records import Records, Stamp
 from modelrunner.store.startup import FORMAT_FILE
-from modelrunner.store.usage import FolderSize
 from modelrunner.types import Bundle
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard, translated
 from modelrunner.errors import BadRequest, Conflict, FolderMissing, InsufficientDisk, ModelNotFound, StorageFailed
-from modelrunner.store import usage
+from modelrunner.store import diskusage
 from modelrunner.store.blobs import Blob, ReadProgress, copied, ignore, verify
 from modelrunner.store.catalog import Entry, StoredModel
 from modelrunner.store.digests import Digest
@@ -20,8 +20,8 @@ from modelrunner.store.folder import ModelFolder
 from modelrunner.store.folders import Folders
 from modelrunner.store.leftovers import Leftover, PathTest, in_no_use
 from modelrunner.store.manifests import UnpackedFile
-from modelrunner.store.reading import StoreReader
 from modelrunner.store.references import Reference
+from modelrunner.store.storereader import StoreReader
 from modelrunner.store.union import updated
 
 log = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ class Store(StoreReader):
     def require_quota(self, needed: int) -> None:
         """Raises `QuotaExceeded` if `needed` bytes more do not fit into the quota."""
         if self.quota is not None:
-            usage.require_quota(self.quota, self.used(), needed)
+            diskusage.require_quota(self.quota, self.used(), needed)
 
     def _require_quota(self, folder: ModelFolder, blobs: Mapping[Digest, int]) -> None:
         users = folder.catalog.users

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from modelrunner.batches.batch import Batch
-from modelrunner.batches.files import SCHEMA as FILES
-from modelrunner.batches.files import FileStore
-from modelrunner.batches.store import SCHEMA, BatchStore, LineAnswer
+from modelrunner.batches.batchstore import SCHEMA, BatchStore, LineAnswer
+from modelrunner.batches.filestore import SCHEMA as FILES
+from modelrunner.batches.filestore import FileStore
 from modelrunner.database import Database
 from modelrunner.errors import Conflict
 

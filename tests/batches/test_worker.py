@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from modelrunner.batches.batch import Batch
-from modelrunner.batches.store import BatchStore, LineAnswer, open_store
+from modelrunner.batches.batchstore import BatchStore, LineAnswer, open_store
 from modelrunner.batches.worker import BatchWorker
 from tests.waiting import HUNG
 

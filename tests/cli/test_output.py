@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.cli import output
-from modelrunner.cli.progress import amount, follow
+from modelrunner.cli.progressdisplay import amount, follow
 from modelrunner.cli.times import relative
 from modelrunner.errors import ModelRunnerError
 from modelrunner.wire import Progress

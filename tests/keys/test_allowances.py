@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelrunner.errors import RateLimited
 from modelrunner.keys.allowances import AddressAllowances, Allowance, Rates, begin_all
-from modelrunner.keys.limits import WINDOW
+from modelrunner.keys.lastminute import WINDOW
 from tests.fakes import FakeClock
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from modelrunner.keys.limits import WINDOW, RequestLimit, TokenLimit
+from modelrunner.keys.lastminute import WINDOW, RequestLimit, TokenLimit
 from tests.fakes import FakeClock
 
 

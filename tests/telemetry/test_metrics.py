@@ -17,8 +17,8 @@ from modelrunner.gateway.tokens import Tokens
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry.engines import EngineMetrics, fetch, merged
 from modelrunner.telemetry.history import STEP
-from modelrunner.telemetry.hub import Telemetry
 from modelrunner.telemetry.recent import RequestFilter
+from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.types import Endpoint, Served
 from tests.fakes import FakeClock

@@ -8,7 +8,7 @@ import tomllib
 import aiohttp
 import pytest
 
-from modelrunner.ui.files import STATIC
+from modelrunner.ui.staticfiles import STATIC
 from tests.api.conftest import StartDaemon, start_daemon
 
 __all__ = ["start_daemon"]

@@ -10,8 +10,8 @@ import msgspec
 
 from modelrunner.aliases import Alias
 from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.detours.recording import Recording
 from modelrunner.gateway.detours.relay import Relay, served_by
+from modelrunner.gateway.detours.sharedanswer import Recording
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.http.answers import Header

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 from modelrunner.errors import BadRequest, NotFound
-from modelrunner.gateway.detours.recording import Recording
 from modelrunner.gateway.detours.relay import Relay
+from modelrunner.gateway.detours.sharedanswer import Recording
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
 

@@ -8,7 +8,7 @@ from secrets import token_hex
 import msgspec
 
 from modelrunner.batches.batch import OVER, Batch, Line, State, parse
-from modelrunner.batches.files import FileStore
+from modelrunner.batches.filestore import FileStore
 from modelrunner.database import Database
 from modelrunner.durable import make_folder, sweep_temporaries
 from modelrunner.errors import Conflict, NotFound
@@ -199,7 +199,7 @@ class BatchStore:
 
 def open_store(state: Path, files_limit: int) -> tuple[BatchStore, FileStore]:
     """The stores of the daemon whose state lies in this folder. `files_limit` is as `FileStore.limit`."""
-    from modelrunner.batches.files import SCHEMA as FILES
+    from modelrunner.batches.filestore import SCHEMA as FILES
 
     database = Database(state / "batches.sqlite", SCHEMA + FILES)
     make_folder(folder := state / "files")

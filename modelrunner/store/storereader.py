@@ -10,15 +10,15 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from modelrunner.errors import InvalidModel, ModelNotFound, StorageFailed
-from modelrunner.store import usage
+from modelrunner.store import diskusage
 from modelrunner.store.blobs import Blob, ReadProgress, ignore
 from modelrunner.store.catalog import Catalog, Entry, StoredModel
 from modelrunner.store.digests import Digest
+from modelrunner.store.diskusage import StoreUsage
 from modelrunner.store.folder import ModelFolder
 from modelrunner.store.folders import Folders
 from modelrunner.store.records import Stamp
 from modelrunner.store.union import AbsentFolder, united
-from modelrunner.store.usage import StoreUsage
 from modelrunner.types import Bundle
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class StoreReader:
     def disk_usage(self) -> StoreUsage:
         """Returns the disk usage. Reads the folders, which is slow."""
         shown = self._catalog.models
-        models = [size for folder in self._present for size in usage.sizes(folder.catalog, folder.data, shown)]
+        models = [size for folder in self._present for size in diskusage.sizes(folder.catalog, folder.data, shown)]
         folders = [folder.disk_usage() for folder in self._present]
         total, partial = sum(folder.total for folder in folders), sum(folder.partial for folder in folders)
         return StoreUsage(models, total, partial, folders)
@@ -198,7 +198,7 @@ class StoreReader:
     def used(self) -> int:
         """Returns the bytes of all models; files that models of one folder share count once. Takes milliseconds for
         thousands of models."""
-        return sum(usage.used(folder.catalog) for folder in self._present)
+        return sum(diskusage.used(folder.catalog) for folder in self._present)
 
     def freed(self, ids: Iterable[str]) -> tuple[int, ...]:
         """Returns the bytes that removing these models would free, one after the other."""
@@ -206,7 +206,7 @@ class StoreReader:
         freed: Counter[Digest] = Counter()
         for folder in self._present:
             here = [id for id in wanted if id in folder.catalog.entries]
-            freed.update(dict(zip(here, usage.freed(folder.catalog, here), strict=True)))
+            freed.update(dict(zip(here, diskusage.freed(folder.catalog, here), strict=True)))
         return tuple(freed[id] for id in wanted)
 
     @property
