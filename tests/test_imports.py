@@ -16,7 +16,7 @@ PACKAGE = ROOT / "modelrunner"
 # The values, errors and helpers that everybody may use.
 SHARED = {
     *("modelrunner", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "schema", "types"),
-    *("aliases", "defaults", "modelfile", "progress", "sandbox", "units"),
+    *("aliases", "defaults", "jsonfile", "modelfile", "progress", "sandbox", "units"),
 }
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
@@ -70,6 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "gateway": {"engine", "http", "keys", "scheduler", "tools"},
     "keys": set(),
     "http": set(),
+    "jsonfile": set(),
     "lora": set(),
     # The daemon's operations: no HTTP and no wire structs, so that every front end can stand on them.
     "models": {"backend", "config", "oci", "plugins", "pull", "scheduler", "store"},

@@ -13,7 +13,6 @@ from modelrunner.config.registrytables import RegistryTable
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
 from modelrunner.daemon.sources import sources_of
-from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
 from modelrunner.gateway.detours.cache import ResponseCache
@@ -21,6 +20,7 @@ from modelrunner.gateway.detours.gathering import EmbeddingGatherer
 from modelrunner.gateway.detours.streams import ResumableStreams
 from modelrunner.gateway.detours.toolloop import ToolLoops
 from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from modelrunner.durable import JsonFile
 from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, Unauthorized
+from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Allowance, Rates
 from modelrunner.types import RequestLimits
 

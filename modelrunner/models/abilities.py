@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelrunner.durable import JsonFile
 from modelrunner.errors import ModelRunnerError
+from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import RunnerView

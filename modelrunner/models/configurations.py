@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from modelrunner.config.modelconfig import NOTHING_SET, ModelConfiguration
-from modelrunner.durable import JsonFile, translated
+from modelrunner.durable import translated
 from modelrunner.errors import Conflict
+from modelrunner.jsonfile import JsonFile
 from modelrunner.store import Reference
 from modelrunner.types import Mode
 

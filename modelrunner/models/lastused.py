@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
-from modelrunner.durable import JsonFile
 from modelrunner.errors import ModelRunnerError
+from modelrunner.jsonfile import JsonFile
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Store, StoredModel
 

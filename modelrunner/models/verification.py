@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from modelrunner.concurrency.threads import Pool, in_thread
-from modelrunner.durable import JsonFile
 from modelrunner.errors import StorageFailed
+from modelrunner.jsonfile import JsonFile
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Digest, Store
 from modelrunner.store.records import Stamp

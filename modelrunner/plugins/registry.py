@@ -9,8 +9,8 @@ from typing import Self
 
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.config.locations import ConfigurationError
-from modelrunner.durable import JsonFile
 from modelrunner.errors import BackendNotFound, BackendUnavailable, ModelRunnerError, UnsupportedModel
+from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
 from modelrunner.plugins.thread import BackendThread, CallTimeout
 from modelrunner.types import Bundle, Mode, ModelFormat

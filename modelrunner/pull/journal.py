@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from modelrunner.durable import JsonFile
+from modelrunner.jsonfile import JsonFile
 from modelrunner.store import Reference
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from modelrunner.backend import Backend
-from modelrunner.durable import JsonFile
 from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import asked
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.memory import Probe

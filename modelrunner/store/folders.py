@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from modelrunner.config import lockfile
-from modelrunner.durable import JsonFile
 from modelrunner.errors import ModelRunnerError
+from modelrunner.jsonfile import JsonFile
 from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
 from modelrunner.store.folder import ModelFolder

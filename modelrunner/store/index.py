@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference
+from modelrunner.jsonfile import JsonFile
 from modelrunner.store.catalog import Entry
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import Contents, StoredFile

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from modelrunner import durable
-from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidReference
+from modelrunner.jsonfile import JsonFile
 from modelrunner.store.digests import Digest
 from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.references import Reference

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from modelrunner.durable import JsonFile
+from modelrunner.jsonfile import JsonFile
 from modelrunner.models.lastused import LastUsed
 from modelrunner.store import Store
 from tests.api.conftest import Daemon, StartDaemon

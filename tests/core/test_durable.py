@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner import durable
-from modelrunner.durable import JsonFile
+from modelrunner.jsonfile import JsonFile
 
 VALUE = {"a": [1, 2], "b": []}
 

@@ -11,8 +11,8 @@ import modelrunner.plugins.registry
 from modelrunner import sdk
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.config.locations import ConfigurationError
-from modelrunner.durable import JsonFile
 from modelrunner.errors import BackendNotFound, BackendUnavailable, UnsupportedModel
+from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.types import Bundle, ModelFormat, ModelHeader
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from modelrunner.config.modelconfig import ModelConfiguration
-from modelrunner.durable import JsonFile
 from modelrunner.errors import InsufficientDisk
+from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.store import Store
 from tests.store.samples import add_model, files_under, ingest

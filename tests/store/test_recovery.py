@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.durable import JsonFile
 from modelrunner.errors import InvalidModel, ModelNotFound, StorageFailed
+from modelrunner.jsonfile import JsonFile
 from modelrunner.store import Store
 from modelrunner.store.leftovers import LeftoverKind
 from tests.store.samples import add_model, files_under
