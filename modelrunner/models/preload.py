@@ -18,7 +18,7 @@ _MENDING = frozenset({"pull", "install", "configure"})
 
 
 class Preloader:
-    """Reports a model of the start-up list that could not be loaded as missing with the scheduler's `Insight`.
+    """Reports a model of the start-up list that could not be loaded as missing with the scheduler's `Diagnostics`.
     `starting` is True until every model of the list was loaded or has failed once."""
 
     def __init__(self, store: Store, resolver: Resolver, on_demand: InstallOnDemand, scheduler: Scheduler) -> None:

@@ -132,11 +132,8 @@ class Reconciler:
 
     def end(self, slot: RunnerSlot, reason: Reason, room_for: str = "") -> None:
         """Ends the runner's process, whoever uses it. `room_for` names the model that gets its memory."""
-        if slot.task is not None and slot.phase not in (Phase.STOPPING, Phase.ENDED):
-            slot.become(Phase.STOPPING, self.time())
+        if slot.stop(self.time()):
             self._tell_end(slot, reason, room_for or slot.room_for)
-            slot.runner.mark_stopping()
-            slot.task.cancel()
 
     def refuse(self, key: RunnerKey, error: BaseException) -> None:
         """Refuses every request that waits for the key."""
@@ -274,9 +271,7 @@ class Reconciler:
         slot = self.slots[key] = RunnerSlot(runner, target, variant, number, memory, self.time())
         nobody: Callable[[], str | None] = lambda: None  # noqa: E731
         owner = nobody if key.batch else partial(self.queues.owner, key, self._unasked)
-        run = runner.run(self.changed, owner)
-        slot.task = asyncio.get_running_loop().create_task(run, name=f"runner {runner.id}")
-        slot.task.add_done_callback(partial(self._ended, slot))
+        slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
 
     def _not_made(self, key: RunnerKey, error: ModelRunnerError | OSError) -> None:
         """Refuses what waits for the key; batches go back to the clients' runner."""

@@ -128,10 +128,6 @@ class Sleeping:
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_CHANCE):
                 await slot.gone.wait()
-        if slot.task is None or slot.phase in (Phase.STOPPING, Phase.ENDED):
-            return
-        slot.failed(error)
-        slot.become(Phase.STOPPING, self._clock())
-        slot.runner.mark_stopping()
-        slot.task.cancel()
-        self._changed()
+        if slot.stop(self._clock()):
+            slot.failed(error)
+            self._changed()

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
@@ -64,7 +64,7 @@ class RunnerSlot:
         self.room_for = ""
         self.error: BaseException | None = None
         self.gone = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._history = deque([Phase.STARTING], _KEPT_PHASES)
 
     def __repr__(self) -> str:
@@ -112,6 +112,20 @@ class RunnerSlot:
             case _:
                 pass
 
+    def run(self, run: Coroutine[Any, Any, None], ended: "Callable[[asyncio.Task[None]], None]") -> None:
+        """Starts the task in which the runner's process lives; `ended` is called at its end."""
+        self._task = asyncio.get_running_loop().create_task(run, name=f"runner {self.runner.id}")
+        self._task.add_done_callback(ended)
+
+    def stop(self, now: float) -> bool:
+        """Ends the runner's process, whoever uses it. False if it has ended, or is ending already."""
+        if self._task is None or self.phase in (Phase.STOPPING, Phase.ENDED):
+            return False
+        self.become(Phase.STOPPING, now)
+        self.runner.mark_stopping()
+        self._task.cancel()
+        return True
+
     def failed(self, error: BaseException) -> None:
         """Notes why the runner ends by itself; the first reason stays."""
         self.error = self.error or error
@@ -148,6 +162,10 @@ class RunnerSlot:
     def takes_batch(self, now: float) -> bool:
         """True if a request of a batch may have a place."""
         return batch_places(self.view(), now) > 0
+
+    def measures(self, now: float) -> None:
+        """Notes that the memory is measured at `now`."""
+        self.measured_at = now
 
     def count(self, memory: RequiredMemory, measured: RequiredMemory | None) -> None:
         """Sets the memory that counts from now on, and what was measured."""
@@ -263,7 +281,7 @@ class Slots(dict[RunnerKey, RunnerSlot]):
             self.batches -= lease.batch
         ready = slot.phase is _READY
         if ready and now >= slot.measured_at + _MEASURED_AGE:
-            slot.measured_at = now
+            slot.measures(now)
             self._measure(slot)
         if self._queues or not ready:
             self._alarm.soon()

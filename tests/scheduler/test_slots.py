@@ -1,10 +1,13 @@
-"""The table of a slot's phases."""
+"""The table of a slot's phases, and the owner of its attributes."""
 
+import ast
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from modelrunner.scheduler import slots
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queue, Queues
 from modelrunner.scheduler.slots import RunnerSlot, Slots
@@ -65,6 +68,20 @@ def test_the_times_that_go_with_a_phase() -> None:
     assert (found.drain, found.room_for) == (Reason.UNLOAD, "")
 
 
+def test_only_its_methods_change_a_slot() -> None:
+    """No other module of the scheduler assigns to an attribute of a `RunnerSlot`."""
+    own = set(vars(slot()))
+    folder = Path(slots.__file__).parent
+    changed = [
+        f"{file.name}:{node.lineno}"
+        for file in folder.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in own
+        if isinstance(node.value, ast.Name) and node.value.id in ("slot", "found")
+    ]
+    assert changed == []
+
+
 @pytest.mark.parametrize(
     ("phase", "waiting", "in_use", "warm"),
     [
@@ -79,11 +96,11 @@ def test_the_times_that_go_with_a_phase() -> None:
 )
 def test_warm_is_ready_unqueued_and_not_overrun(phase: Phase, waiting: bool, in_use: int, warm: bool) -> None:
     found, queues = slot(*WAYS[phase]), Queues()
-    slots = Slots(queues, Alarm(lambda: None, lambda: 300.0), lambda: 300.0, lambda used: None)
-    slots[found.target.key] = found
+    runners = Slots(queues, Alarm(lambda: None, lambda: 300.0), lambda: 300.0, lambda used: None)
+    runners[found.target.key] = found
     found.capacity, found.leases = 4, in_use
     if waiting:
         queues[found.target.key] = Queue(found.target)
-    lease = slots.warm(found.target)
+    lease = runners.warm(found.target)
     assert (lease is not None) is warm
     assert found.leases == in_use + warm
