@@ -56,7 +56,7 @@ class _QueuedForLast(Eviction):
 class _QueueKeepsItsRunner(Eviction):
     """A busy runner that requests wait for does not go."""
 
-    def spared(self, slot: Slot, load: float, urgent: bool) -> tuple[bool, float] | None:
+    def spared(self, slot: Slot, load: float, urgent: bool) -> tuple[float, float] | None:
         if slot.phase is Phase.READY and slot.leases and slot.key in self.waited_for:
             return None
         return super().spared(slot, load, urgent)

@@ -22,11 +22,10 @@ from modelrunner.scheduler.state import (
     Grant,
     Group,
     Line,
-    Part,
+    Move,
     Phase,
     Policy,
     Refuse,
-    Rejoin,
     Request,
     Sleep,
     Slot,
@@ -198,7 +197,7 @@ class Simulation:
                     raise error
                 case Sleep() | Wake():
                     raise AssertionError("no simulated engine sleeps")
-                case Part() | Rejoin():
+                case Move():
                     raise AssertionError("no simulated batch asks for the client's model")
                 case _:
                     assert_never(action)
@@ -209,15 +208,15 @@ class Simulation:
 
     def _start(self, model: Model, memory: RequiredMemory) -> None:
         self.outcome.loads += 1
-        slot = Slot(model.key, Phase.STARTING, memory, last_used=self.now, was_ready=False)
-        runner = self.runners[model.key] = _Runner(slot._replace(capacity=self.rules.capacity(model.parallel)))
+        slot = Slot(model.key, Phase.STARTING, memory, last_used=self.now)
+        runner = self.runners[model.key] = _Runner(slot._replace(parallel=self.rules.capacity(model.parallel)))
         self._later(model.load, lambda: self._ready(runner, model))
 
     def _ready(self, runner: _Runner, model: Model) -> None:
         if runner.slot.phase is Phase.STARTING:
             self.loads[model.key] = model.load
             times = {"ready_at": self.now, "last_used": self.now, "load_seconds": model.load}
-            self._change(model.key, phase=Phase.READY, was_ready=True, **times)
+            self._change(model.key, phase=Phase.READY, **times)
 
     def _grant(self, runner: _Runner, request: Request, client: Client) -> None:
         key = runner.slot.key

@@ -3,7 +3,6 @@ which several runners map but the kernel holds once, count once. Pure."""
 
 import operator
 from collections.abc import Iterable
-from dataclasses import replace
 
 from modelrunner.scheduler.state import Phase, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
@@ -29,37 +28,36 @@ def covers(a: Vector, b: Vector) -> bool:
 
 
 class Allocation:
-    """`free` is the budget that no runner counts for, `releasing` what leaving runners still hold, `reserved` what
-    requests earlier in line wait for. A later request gets only what those leave over, so that small models do not
-    starve a large one.
+    """`free` is the budget that no runner counts for. `left` is what is left over once leaving runners are gone and
+    the requests earlier in line have what they wait for; it may be negative. A later request gets only that, so that
+    small models do not starve a large one.
 
     `slots` are oldest first: the oldest runner of a model counts for its files, every other one and every start for
     what they do not have in common. `memories` are further figures that will be asked about."""
 
     def __init__(self, budget: RequiredMemory, slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()) -> None:
         live = [slot for slot in slots if slot.phase is not Phase.ENDED]
-        devices = [len(memory.vram) for memory in (budget, *memories)]
-        self._devices = max(devices + [len(slot.memory.vram) for slot in live])
+        self._devices = max([len(memory.vram) for memory in (budget, *memories, *[slot.memory for slot in live])])
         self._files: dict[str, int] = {}  # bytes of each model's files that a runner counts for
         self._counted: dict[RunnerKey, int] = {}  # of those of its model, what older runners count for
         for slot in live:
             if slot.memory.shared:
                 self._counted[slot.key] = self._files.get(slot.key.model_id, 0)
                 self._map(slot.key, slot.memory)
-        self.releasing = self.reserved = (0,) * (self._devices + 1)
-        self.budget = self.free = self._vector(budget)
+        self.budget = self.free = self.left = self._vector(budget)
         for slot in live:
-            self.free = subtract(self.free, self.size(slot))
-            if slot.phase in (Phase.DRAINING, Phase.STOPPING):
-                self.release(slot)
+            size = self.size(slot)
+            self.free = subtract(self.free, size)
+            if slot.phase not in (Phase.DRAINING, Phase.STOPPING):
+                self.left = subtract(self.left, size)
 
     def size(self, slot: Slot) -> Vector:
         """What the runner counts for."""
-        return self._vector(_own(slot.memory, self._counted.get(slot.key, 0)))
+        return self._vector(slot.memory, self._counted.get(slot.key, 0))
 
     def need(self, key: RunnerKey, memory: RequiredMemory) -> Vector:
         """What a new runner of the key would count for."""
-        return self._vector(_own(memory, self._files.get(key.model_id, 0)))
+        return self._vector(memory, self._files.get(key.model_id, 0))
 
     def start(self, key: RunnerKey, memory: RequiredMemory) -> bool:
         """Takes the memory of a new runner, as `take` does."""
@@ -70,30 +68,28 @@ class Allocation:
 
     def take(self, need: Vector) -> bool:
         """Takes `need` if it is free and not reserved. Returns whether it did."""
-        if not (covers(self.free, need) and covers(self._unreserved(), need)):
+        if not (covers(self.free, need) and covers(self.left, need)):
             return False
-        self.free = subtract(self.free, need)
+        self.free, self.left = subtract(self.free, need), subtract(self.left, need)
         return True
 
     def release(self, slot: Slot) -> None:
         """The slot's memory will be free once its process is gone."""
-        self.releasing = add(self.releasing, self.size(slot))
+        self.left = add(self.left, self.size(slot))
 
     def reserve(self, need: Vector) -> None:
-        self.reserved = add(self.reserved, tuple([max(0, n) for n in need]))
+        self.left = subtract(self.left, tuple([max(0, n) for n in need]))
 
     def shortage(self, need: Vector) -> Vector:
         """What is missing of `need` even once leaving runners are gone."""
-        return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self._unreserved(), strict=True)])
+        return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.left, strict=True)])
 
-    def _unreserved(self) -> Vector:
-        """What is left over once leaving runners are gone and every reservation is met; may be negative."""
-        return subtract(add(self.free, self.releasing), self.reserved)
-
-    def _vector(self, memory: RequiredMemory) -> Vector:
+    def _vector(self, memory: RequiredMemory, counted: int = 0) -> Vector:
+        """The figures of `memory`, without the `counted` bytes of its files that other runners count for."""
+        ram = memory.ram - min(memory.shared, counted) if counted else memory.ram
         if not self._devices:
-            return (memory.ram,)
-        return (memory.ram, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
+            return (ram,)
+        return (ram, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
 
     def _map(self, key: RunnerKey, memory: RequiredMemory) -> None:
         self._files[key.model_id] = max(memory.shared, self._files.get(key.model_id, 0))
@@ -106,8 +102,3 @@ def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:
         return max(size, min(size + size // 4, limit))
 
     return RequiredMemory(more(memory.ram, most[0]), tuple(map(more, memory.vram, most[1:])), memory.shared)
-
-
-def _own(memory: RequiredMemory, counted: int) -> RequiredMemory:
-    """`memory` without the part of its files, in bytes, that other runners count for."""
-    return replace(memory, ram=memory.ram - min(memory.shared, counted)) if counted else memory

@@ -31,14 +31,14 @@ def _load_time(measured: float, memory: RequiredMemory) -> float:
 
 
 class _Victim(NamedTuple):
-    """A runner of `size` that may go, and loads in `load` seconds. `since` is when it became ready if it is `busy`, and
-    until when it is spared if it is idle."""
+    """A runner of `size` that may go, and loads in `load` seconds: `price` after `earliest`, once the group has waited
+    for `wait`, but at `latest` in any case."""
 
     slot: Slot
     size: Vector
     load: float
-    busy: bool
-    since: float
+    earliest: float
+    latest: float
 
 
 class Eviction:
@@ -66,10 +66,10 @@ class Eviction:
         """Runners with a lower rank go first."""
         return slot.leases > 0, slot.phase is not Phase.SLEEPING, slot.last_used
 
-    def spared(self, slot: Slot, load: float, urgent: bool) -> tuple[bool, float] | None:
-        """`busy` and `since` as in `_Victim`. None if the runner may not go: it is leaving, or requests need it
+    def spared(self, slot: Slot, load: float, urgent: bool) -> tuple[float, float] | None:
+        """`earliest` and `latest` as in `_Victim`. None if the runner may not go: it is leaving, or requests need it
         more."""
-        at_once = False, -math.inf
+        at_once = -math.inf, -math.inf
         interactive = bool(slot.interactive or slot.key in self.urgent)
         match slot.phase:
             case Phase.SLEEPING:
@@ -77,16 +77,16 @@ class Eviction:
             case Phase.STARTING:
                 return at_once if slot.key not in self.waited_for or (urgent and not interactive) else None
             case Phase.READY if not slot.leases:
-                return False, slot.last_used + max(self._rest, self.policy.spare * load)
+                return -math.inf, slot.last_used + max(self._rest, self.policy.spare * load)
             case Phase.READY if urgent is interactive:
-                return True, slot.ready_at
+                return slot.ready_at, math.inf
             case Phase.READY if urgent:
                 return at_once
         return None
 
     def take(self, shortage: Vector, group: Group) -> tuple[list[Slot], float]:
-        """The runners that go for `group`, which lacks `shortage`; they are candidates no longer. None if the runners
-        that may go now do not suffice; then the time at which another one may go, infinity if no time helps."""
+        """The runners that go for `group`, which lacks `shortage`; they are candidates no longer. Without any if those
+        that may go now do not suffice: then the time at which another one may go, infinity if no time helps."""
         policy, began, load = self.policy, group.since, _load_time(group.load_seconds, group.needs[0])
         patience, loads = policy.patience, policy.loads
         if group.is_crowd:
@@ -94,15 +94,13 @@ class Eviction:
         chosen: list[_Victim] = []
         missing, again = shortage, math.inf
         for candidate in self._those_for(group.key in self.urgent):
-            _, size, own, busy, at = candidate
-            if busy or at > self.now:
+            _, size, own, earliest, latest = candidate
+            if latest > self.now:
                 price = load + own
                 wait = loads * price
-                waited = began + (wait if wait < patience else patience)
-                if busy:
-                    at += policy.spare * price
-                if (waited > at) is busy:  # the later of both times for a busy runner, the sooner for an idle one
-                    at = waited
+                waited, spared = began + (wait if wait < patience else patience), earliest + policy.spare * price
+                at = waited if waited > spared else spared
+                at = at if at < latest else latest
                 if at > self.now:
                     again = at if at < again else again
                     continue

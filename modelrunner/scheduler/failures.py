@@ -34,18 +34,16 @@ def after(previous: Failure | None, slot: Slot, variants: int, now: float) -> Fa
     healthy = slot.was_ready and now - slot.ready_at >= HEALTHY
     if previous is None or healthy or is_past(previous, now):
         previous = Failure(0, now, slot.error)
-    count, floor, raised = previous.count + 1, previous.floor, previous.raised
+    count, floor, waits = previous.count + 1, previous.floor, slot.was_ready and previous.count + 1 < BREAKER
     pause = min(MAX_BACKOFF, 2.0 ** (count - 1))
     if isinstance(slot.error, OutOfMemory):
-        tried_with_more, smaller = raised and slot.variant >= floor, slot.variant + 1
+        tried_with_more, smaller = floor is not None and slot.variant >= floor, slot.variant + 1
         waits = count < MEMORY_TRIES and (not tried_with_more or smaller < variants)
         floor = min(smaller, max(variants - 1, slot.variant)) if tried_with_more else slot.variant
-        return Failure(count, now if waits else now + pause, slot.error, waits, floor, True)
-    if not slot.was_ready:
-        return Failure(count, now + pause, slot.error, False, floor, raised)
-    if count >= BREAKER:
-        return Failure(count, now + MAX_BACKOFF, slot.error, False, floor, raised)
-    return Failure(count, now + (pause / 2 if count > 1 else 0.0), slot.error, True, floor, raised)
+        pause = 0.0 if waits else pause
+    elif slot.was_ready:
+        pause = MAX_BACKOFF if not waits else pause / 2 if count > 1 else 0.0
+    return Failure(count, now + pause, slot.error, waits, floor)
 
 
 def backing_off(group: Group, failure: Failure, now: float) -> BackingOff:

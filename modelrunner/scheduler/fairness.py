@@ -13,14 +13,6 @@ for no line to end."""
 _MAX_LINES = 1024
 
 
-def yields_until(request: Request, served: Mapping[Line, float], ageing: float) -> float:
-    """Until when the request lets interactive ones go first. A batch does for `ageing` seconds after its caller's last
-    turn in a batch: so a flood of batch requests has one turn in `ageing` seconds beside interactive ones."""
-    if not request.batch:
-        return -math.inf
-    return max(request.since, served.get((request.caller, True), -math.inf)) + ageing
-
-
 def has_clients(slot: Slot, now: float) -> bool:
     """True if the runner answers a client, or did lately."""
     return slot.interactive > 0 or now < slot.interactive_at + KEPT_FREE
@@ -28,67 +20,65 @@ def has_clients(slot: Slot, now: float) -> bool:
 
 def batch_places(slot: Slot, now: float) -> int:
     """How many more requests of batches may get a lease of the runner."""
-    free = max(0, slot.capacity - slot.leases)
     if slot.parallel < 2 or not has_clients(slot, now):
-        return free
-    return max(0, min(free, slot.parallel - 1 - (slot.leases - slot.interactive)))
+        return slot.free
+    return max(0, min(slot.free, slot.parallel - 1 - (slot.leases - slot.interactive)))
 
 
-def urgent(groups: Iterable[Group], served: Mapping[Line, float], ageing: float, now: float) -> set[RunnerKey]:
-    """The keys for which a request waits that does not let others go first."""
-    return {g.key for g in groups if any(now >= yields_until(request, served, ageing) for request in g.waiting)}
+class Turns:
+    """Whose turn it is at time `now`. `served` has the time of each line's last turn. A batch whose caller got nothing
+    for `ageing` seconds counts as interactive until its next turn."""
 
+    def __init__(self, served: Mapping[Line, float], ageing: float, now: float) -> None:
+        self._served, self._ageing, self._now = dict(served), ageing, now
 
-def in_turn(
-    waiting: Sequence[Request],
-    count: int,
-    served: Mapping[Line, float],
-    ageing: float,
-    now: float,
-    batches: float = math.inf,
-) -> tuple[Request, ...]:
-    """The `count` requests whose turn it is: interactive ones before a batch, then in rounds with one of each caller.
-    Within a round the caller served longest ago comes first (`served` has the times), then the older request. The first
-    request of an aged batch takes part in the rounds. No more than `batches` of them are from batches."""
-    chosen = _in_turn(waiting, count, served, ageing, now)
-    of_batches = [request for request in chosen if request.batch]
-    if len(of_batches) <= batches:
-        return chosen
-    kept = {request.id for request in of_batches[: int(batches)]}
-    others = [request for request in waiting if not request.batch or request.id in kept]
-    return _in_turn(others, count, served, ageing, now)
+    def taken(self, requests: Iterable[Request]) -> None:
+        """Counts a turn of each of these requests' lines."""
+        self._served.update({(r.caller, r.batch): self._now for r in requests})
 
+    def yields_until(self, request: Request) -> float:
+        """Until when the request lets interactive ones go first. A batch does for `ageing` seconds after its caller's
+        last turn in a batch: so a flood of batch requests has one turn in `ageing` seconds beside interactive ones."""
+        if not request.batch:
+            return -math.inf
+        return max(request.since, self._served.get((request.caller, True), -math.inf)) + self._ageing
 
-def _in_turn(
-    waiting: Sequence[Request], count: int, served: Mapping[Line, float], ageing: float, now: float
-) -> tuple[Request, ...]:
-    if count >= len(waiting):
-        return tuple(waiting)
-    turns: Counter[Line] = Counter()
-    candidates = []
-    for position, request in enumerate(waiting):
-        line = (request.caller, request.batch)
-        turn = turns[line]
-        if turn < count:
-            turns[line] = turn + 1
-            later = request.batch and (turn > 0 or now < yields_until(request, served, ageing))
-            candidates.append((later, turn, served.get(line, -math.inf), position))
-    return tuple(waiting[position] for *_, position in sorted(candidates)[:count])
+    def urgent(self, groups: Iterable[Group]) -> set[RunnerKey]:
+        """The keys for which a request waits that does not let others go first."""
+        return {g.key for g in groups if any(self._now >= self.yields_until(request) for request in g.waiting)}
 
+    def in_turn(self, waiting: Sequence[Request], count: int, batches: float = math.inf) -> tuple[Request, ...]:
+        """The `count` requests whose turn it is: interactive ones before a batch, then in rounds with one of each
+        caller. Within a round the caller served longest ago comes first, then the older request. The first request of
+        an aged batch takes part in the rounds. No more than `batches` of them are from batches."""
+        if len(waiting) <= count <= batches:
+            return tuple(waiting)
+        turns: Counter[Line] = Counter()
+        ranked = []
+        for position, request in enumerate(waiting):
+            line = (request.caller, request.batch)
+            turn = turns[line]
+            if turn < count:
+                turns[line] = turn + 1
+                later = request.batch and (turn > 0 or self._now < self.yields_until(request))
+                ranked.append((later, turn, self._served.get(line, -math.inf), position))
+        chosen = [waiting[position] for *_, position in sorted(ranked)]
+        excess = {r.id for r in [r for r in chosen if r.batch][int(min(batches, count)) :]}
+        return tuple([request for request in chosen if request.id not in excess][:count])
 
-def in_line(groups: Iterable[Group], first: Container[RunnerKey], served: Mapping[Line, float]) -> list[Group]:
-    """The groups in the order in which they get memory: those in `first` before the others, then in rounds with one
-    model of each caller as in `in_turn`, then the group that got no lease for longest."""
-    turns: Counter[Line] = Counter()
-    ranked = []
-    oldest_first = sorted(groups, key=lambda g: (g.key not in first, g.since, g.waiting[0].id))
-    for position, group in enumerate(oldest_first):
-        interactive = {(request.caller, False) for request in group.waiting if not request.batch}
-        lines = interactive or {(request.caller, True) for request in group.waiting}
-        turn, last = min((turns[line], served.get(line, -math.inf)) for line in lines)
-        turns.update(lines)
-        ranked.append((group.key not in first, turn, last, position, group))
-    return [group for *_, group in sorted(ranked, key=lambda r: r[:4])]
+    def in_line(self, groups: Iterable[Group], first: Container[RunnerKey]) -> list[Group]:
+        """The groups in the order in which they get memory: those in `first` before the others, then in rounds with one
+        model of each caller as in `in_turn`, then the group that got no lease for longest."""
+        turns: Counter[Line] = Counter()
+        ranked = []
+        oldest_first = sorted(groups, key=lambda g: (g.key not in first, g.since, g.waiting[0].id))
+        for position, group in enumerate(oldest_first):
+            interactive = {(request.caller, False) for request in group.waiting if not request.batch}
+            lines = interactive or {(request.caller, True) for request in group.waiting}
+            turn, last = min((turns[line], self._served.get(line, -math.inf)) for line in lines)
+            turns.update(lines)
+            ranked.append((group.key not in first, turn, last, position, group))
+        return [group for *_, group in sorted(ranked, key=lambda r: r[:4])]
 
 
 def note_turn(served: dict[Line, float], line: Line, now: float) -> None:

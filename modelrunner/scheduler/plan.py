@@ -25,14 +25,14 @@ from modelrunner.errors import BackendUnavailable
 from modelrunner.scheduler import failures
 from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, raised, subtract
 from modelrunner.scheduler.eviction import Eviction
-from modelrunner.scheduler.fairness import KEPT_FREE, batch_places, in_line, in_turn, urgent, yields_until
+from modelrunner.scheduler.fairness import KEPT_FREE, Turns, batch_places
 from modelrunner.scheduler.parting import lines_to_part, rejoined
 from modelrunner.scheduler.state import (
     Action,
     Forget,
     Grant,
     Group,
-    Part,
+    Move,
     Phase,
     Reason,
     Refuse,
@@ -66,7 +66,7 @@ class Plan:
         needs = [need for group in state.groups for need in group.needs]
         self.memory = Allocation(state.budget, self.live.values(), (*needs, *state.asleep.values()))
         self._failures = dict(state.failures)
-        self._served = state.served
+        self._turns = Turns(state.served, state.policy.ageing, now)
         self._waiting: Sequence[Group] = ()
         self._urgent: set[RunnerKey] = set()
         self._actions: list[Action] = []
@@ -79,10 +79,10 @@ class Plan:
         self._drain_unwanted()
         groups = [group for key, group in waiting.items() if group.waiting and key not in failed]
         self._waiting = [group for group in map(self._serve, groups) if group.waiting]
-        self._urgent = urgent(self._waiting, self._served, self.policy.ageing, self.now)
+        self._urgent = self._turns.urgent(self._waiting)
         for group in self._waiting:
             if group.key not in self._urgent:
-                self._wake_at(min([yields_until(r, self._served, self.policy.ageing) for r in group.waiting]))
+                self._wake_at(min(map(self._turns.yields_until, group.waiting)))
         self._stop_unused()
         self._admit_in_line([g for g in self._waiting if self._wants_a_runner(g)])
         self._part_batches()
@@ -111,14 +111,18 @@ class Plan:
 
     def _is_resting(self, group: Group) -> bool:
         """True during the pause after a failure. Refuses the group if its requests may not wait for the end of it."""
-        failure = self._failures.get(group.key)
-        if failure is None or self.now >= failure.until or group.key in self.live:
+        if group.key in self.live or self._may_start(group.key):
             return False
+        failure = self._failures[group.key]
         if failure.waits:
             self._wake_at(failure.until)
         else:
             self._refuse(group, failures.backing_off(group, failure, self.now))
         return True
+
+    def _may_start(self, key: RunnerKey) -> bool:
+        """True if the key has no runner, and no pause after a failure."""
+        return key not in self.live and (key not in self._failures or self.now >= self._failures[key].until)
 
     # Rule 2
 
@@ -163,13 +167,13 @@ class Plan:
 
     def _grant(self, slot: Slot, group: Group) -> Group:
         """Grants as many leases as the runner has left. Returns the group without the requests that got one."""
-        free, batches = max(0, slot.capacity - slot.leases), batch_places(slot, self.now)
-        chosen = in_turn(group.waiting, free, self._served, self.policy.ageing, self.now, batches)
-        if batches < free:
+        batches = batch_places(slot, self.now)
+        chosen = self._turns.in_turn(group.waiting, slot.free, batches)
+        if batches < slot.free:
             self._wake_at(slot.interactive_at + KEPT_FREE)
         if not chosen:
             return group
-        self._served = {**self._served, **{(r.caller, r.batch): self.now for r in chosen}}
+        self._turns.taken(chosen)
         ids = tuple([request.id for request in chosen])
         leases, interactive = slot.leases + len(ids), slot.interactive + sum([not r.batch for r in chosen])
         self.live[slot.key] = slot._replace(leases=leases, interactive=interactive, last_used=self.now)
@@ -187,7 +191,7 @@ class Plan:
         chosen = self._choose([group for group in groups if not self._is_resting(group)])
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
         line = [group for group in self._waiting if group.key in chosen or group.key in loads]
-        for group in in_line(line, self._urgent, self._served):
+        for group in self._turns.in_line(line, self._urgent):
             if self._wants_a_runner(group):  # its sleeping runner may have been evicted
                 self._admit(group, *chosen[group.key])
 
@@ -241,7 +245,7 @@ class Plan:
         if (sleeper := self.live.get(group.key)) is not None:
             return [(sleeper.variant, sleeper.memory, self._awake(sleeper))]
         failure, variants = self._failures.get(group.key), list(enumerate(group.needs))
-        if failure is not None and failure.raised:
+        if failure is not None and failure.floor is not None:
             floor = min(failure.floor, len(variants) - 1)
             variants = [(number, raised(memory, most)) for number, memory in variants[floor:]]
         return [(number, memory, self.memory.need(group.key, memory)) for number, memory in variants]
@@ -255,9 +259,10 @@ class Plan:
 
     def _part_batches(self) -> None:
         for group in self._waiting:
-            lines, own = lines_to_part(group, self.live, self._failures, self.now), group.key._replace(batch=True)
-            if lines and self.memory.start(own, group.needs[0]):
-                self._actions += [Part(group.key, lines), Start(own, group.needs[0])]
+            own = group.key._replace(batch=True)
+            lines = lines_to_part(group, self.live.get(group.key), self.now) if self._may_start(own) else ()
+            if lines and group.needs and self.memory.start(own, group.needs[0]):
+                self._actions += [Move(group.key, lines), Start(own, group.needs[0])]
 
     @cached_property
     def _eviction(self) -> Eviction:

@@ -25,12 +25,11 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Line,
-    Part,
+    Move,
     Phase,
     Policy,
     Reason,
     Refuse,
-    Rejoin,
     Request,
     Sleep,
     Start,
@@ -195,10 +194,8 @@ class Reconciler:
                 self._grant(self.slots[key], requests)
             case Start(key, memory, variant):
                 self._start(key, memory, variant)
-            case Part(key, requests):
-                self.move(key, replace(self.queues[key].target, key=key._replace(batch=True)), requests)
-            case Rejoin(key):
-                self.move(key, replace(self.queues[key].target, key=key._replace(batch=False)))
+            case Move(key, requests):
+                self.move(key, replace(self.queues[key].target, key=key._replace(batch=not key.batch)), requests)
             case Sleep(key):
                 self._sleeping.sleep(self.slots[key])
             case Wake(key):

@@ -82,13 +82,13 @@ class Group:
 
 
 class Slot(NamedTuple):
-    """The one runner of its key. `memory` counts until the process is gone. At most `capacity` requests hold a lease of
-    the runner; `leases` do now, `interactive` of them not from a batch. `abandoned` are requests whose clients have
-    left while the engine works on: they are no leases, and `capacity` is less by them. `parallel` is the number of the
-    engine's sequences. `interactive_at` is when a lease that is not from a batch last ended. `last_used` is when the
-    last lease began or ended, or when the load ended; the load took `load_seconds` and ended at `ready_at`. `variant`
-    is the number of the variant that runs. `drain` says why the runner takes no new leases, `error` how it ended by
-    itself."""
+    """The one runner of its key. `memory` counts until the process is gone. `leases` requests hold a lease of the
+    runner, `interactive` of them not from a batch. `abandoned` are requests whose clients have left while the engine
+    works on: they are no leases, and each takes a sequence. `parallel` is the number of the
+    engine's sequences, each of which takes one request. `interactive_at` is when a lease that is not from a batch last
+    ended. `last_used` is when the last lease began or ended, or when the load ended; the load took `load_seconds` and
+    ended at `ready_at` (minus infinity before). `variant` is the number of the variant that runs. `drain` says why the
+    runner takes no new leases, `error` how it ended by itself."""
 
     key: RunnerKey
     phase: Phase
@@ -99,29 +99,35 @@ class Slot(NamedTuple):
     pinned: bool = False
     load_seconds: float = 0.0
     drain: Reason | None = None
-    was_ready: bool = True
     error: BaseException | None = None
     ready_at: float = -math.inf
-    capacity: int = 64
     variant: int = 0
     interactive: int = 0
     abandoned: int = 0
     parallel: int = 64
     interactive_at: float = -math.inf
 
+    @property
+    def was_ready(self) -> bool:
+        return self.ready_at > -math.inf
+
+    @property
+    def free(self) -> int:
+        """How many more requests the engine can take."""
+        return max(0, self.parallel - self.abandoned - self.leases)
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """`count` runners of the key in a row ended by themselves, the last one with `error`. No other is started before
     `until`; meanwhile requests wait (`waits`) or are refused. Where memory ran out, no variant before `floor` is tried
-    again and, if `raised`, each counts for more than its estimate."""
+    again, and each counts for more than its estimate."""
 
     count: int
     until: float
     error: BaseException = field(compare=False)
     waits: bool = False
-    floor: int = 0
-    raised: bool = False
+    floor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +183,12 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """These requests of batches, which wait for the clients' runner, wait for a runner of their own from now on: that
-    of the same key with `batch`, which the next action starts."""
+class Move:
+    """These requests, which wait for `key`, wait for the model's other runner from now on: for that of batches, which
+    the next action starts, or for the clients' runner again, since that of batches is gone."""
 
     key: RunnerKey
     requests: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rejoin:
-    """The requests that wait for `key`, a runner of batches that is gone, wait for the clients' runner again."""
-
-    key: RunnerKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,4 +240,4 @@ class WakeAt:
     time: float
 
 
-Action = Grant | Start | Part | Rejoin | Sleep | Wake | Stop | Forget | Refuse | WakeAt
+Action = Grant | Start | Move | Sleep | Wake | Stop | Forget | Refuse | WakeAt

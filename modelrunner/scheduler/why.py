@@ -7,7 +7,7 @@ from enum import StrEnum
 from modelrunner.scheduler import failures
 from modelrunner.scheduler.allocation import Allocation
 from modelrunner.scheduler.events import EventRecord
-from modelrunner.scheduler.fairness import in_line, urgent
+from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     Action,
@@ -146,8 +146,8 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
 def explain(state: State, group: Group, context: ExplainContext, now: float) -> Explanation:
     """Explains where the group's model stands, and what its requests wait for, or the next one would."""
     waiting = [g for g in state.groups if g.waiting]
-    first = urgent(waiting, state.served, state.policy.ageing, now)
-    line = [g.key for g in in_line(waiting, first, state.served)]
+    turns = Turns(state.served, state.policy.ageing, now)
+    line = [g.key for g in turns.in_line(waiting, turns.urgent(waiting))]
     position = 1 + line.index(group.key) if group.key in line else None
     look, slot = outlook(state, group, now), _slot(state, group.key)
     where = "queued" if position else str(slot.phase) if slot else "stopped"

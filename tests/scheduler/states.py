@@ -1,5 +1,7 @@
 """States as values: what plans are made from in tests."""
 
+import math
+
 from modelrunner.errors import ModelRunnerError
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import Action, Group, Phase, Policy, Reason, Refuse, Request, Slot, State, WakeAt
@@ -44,7 +46,7 @@ def slot(
     vram: tuple[int, ...] = (),
     load: float = 1.0,
     ready: float = 1e6,
-    capacity: int = 64,
+    parallel: int = 64,
     interactive: int | None = None,
 ) -> Slot:
     """Used `idle` seconds ago and ready for `ready` seconds; all leases are interactive unless it is said how many."""
@@ -58,9 +60,8 @@ def slot(
         pinned,
         load,
         drain,
-        phase is not Phase.STARTING,
-        ready_at=NOW - ready,
-        capacity=capacity,
+        ready_at=NOW - ready if phase is not Phase.STARTING else -math.inf,
+        parallel=parallel,
         interactive=leases if interactive is None else interactive,
     )
 
@@ -72,9 +73,8 @@ def ended(
         key(name),
         Phase.ENDED,
         RequiredMemory(5),
-        was_ready=was_ready,
         error=error,
-        ready_at=NOW - ready,
+        ready_at=NOW - ready if was_ready else -math.inf,
         variant=variant,
     )
 

@@ -208,7 +208,7 @@ def test_a_crowd_waits_longer_until_a_busy_runner_is_drained() -> None:
 def test_beside_a_crowd_an_idle_runner_rests_before_it_goes() -> None:
     """It is likely to be asked again: by one of the crowd, whichever model that waits for."""
     lone, crowd = group("x", 6), group("a", 6, NOW, NOW, NOW, first=9, parallel=2)
-    busy, fast = slot("a", 6, leases=3, capacity=3, ready=0.1), slot("b", 6, idle=0.25, load=0.2)
+    busy, fast = slot("a", 6, leases=3, parallel=3, ready=0.1), slot("b", 6, idle=0.25, load=0.2)
     assert decide(lone, slot("b", 6, idle=0.25, load=0.2)) == [Stop(key("b"), Reason.ROOM)], "no crowd: for its load"
     assert decide(lone, crowd, busy, fast, budget=12) == []
     rested = slot("b", 6, idle=0.5, load=0.2)

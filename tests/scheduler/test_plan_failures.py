@@ -1,5 +1,7 @@
 """Variants, memory that runs out, crashes and the breaker: decisions as values."""
 
+import math
+
 import pytest
 
 from modelrunner.errors import BackingOff, EngineFailed, InsufficientMemory, OutOfMemory
@@ -80,7 +82,7 @@ def test_memory_that_ran_out_is_tried_again_with_more_then_smaller_then_told() -
     assert isinstance(refused.error, InsufficientMemory)
     assert "memory ran out" in str(refused.error)
     assert third.until - NOW == 4.0, "it is no restart storm"
-    later = Failure(third.count, NOW, third.error, third.waits, third.floor, third.raised)
+    later = Failure(third.count, NOW, third.error, third.waits, third.floor)
     assert decide(group("a", 8, smaller=(4, 2)), failures={key("a"): later}) == [start(2, 2)], "from where that ended"
 
 
@@ -140,10 +142,10 @@ def test_after_the_pause_one_start_is_tried() -> None:
 
 @pytest.mark.parametrize(("ready", "count"), [(HEALTHY - 1, 5), (HEALTHY, 1)])
 def test_a_healthy_time_clears_the_model(ready: float, count: int) -> None:
-    before = Failure(4, NOW - 100, EngineFailed("x"), waits=True, floor=2, raised=True)
+    before = Failure(4, NOW - 100, EngineFailed("x"), waits=True, floor=2)
     failure = after(before, ended("a", EngineFailed("x"), True, ready=ready), 3, NOW)
     assert failure.count == count
-    assert failure.raised is (count > 1)
+    assert failure.floor == (2 if count > 1 else None)
 
 
 def test_an_old_failure_is_forgotten() -> None:
@@ -155,7 +157,7 @@ def test_an_old_failure_is_forgotten() -> None:
 
 def test_memory_that_runs_out_in_use_has_more_made_for_it_the_next_time() -> None:
     actions = decide(group("a", 8), ended("a", FULL, True))
-    assert actions == [Forget(key("a"), Failure(1, NOW, FULL, True, 0, True)), start(10)]
+    assert actions == [Forget(key("a"), Failure(1, NOW, FULL, True, 0)), start(10)]
 
 
 @pytest.mark.parametrize("error", [EngineFailed("x"), FULL])
@@ -165,8 +167,8 @@ def test_however_it_fails_it_is_started_at_most_seven_times_a_minute(error: Engi
     for _ in range(40):
         starts.append(now)
         fallen = Slot(
-            key("a"), Phase.ENDED, RequiredMemory(5), was_ready=was_ready, error=error, ready_at=now,
-            variant=failure.floor if failure else 0,
+            key("a"), Phase.ENDED, RequiredMemory(5), error=error, ready_at=now if was_ready else -math.inf,
+            variant=(failure and failure.floor) or 0,
         )  # fmt: skip
         failure = after(failure, fallen, 9, now)
         now = failure.until

@@ -19,12 +19,11 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Group,
-    Part,
+    Move,
     Phase,
     Policy,
     Reason,
     Refuse,
-    Rejoin,
     Request,
     Sleep,
     Slot,
@@ -140,7 +139,6 @@ class PlanMachine(RuleBasedStateMachine):
         where = data.draw(st.sampled_from(self.phased(Phase.STARTING)))
         self.slots[where] = self.slots[where]._replace(
             phase=Phase.READY,
-            was_ready=True,
             last_used=self.now,
             ready_at=self.now,
             memory=self.awake.pop(where, self.slots[where].memory),
@@ -288,23 +286,20 @@ class PlanMachine(RuleBasedStateMachine):
                     last_used=self.now,
                     keep_alive=20.0,
                     pinned=where.model_id == "pinned" and not where.batch,
-                    was_ready=False,
                     load_seconds=LOAD_SECONDS,
-                    capacity=CAPACITY,
                     parallel=CAPACITY,
                     variant=variant,
                 )
-            case Part(where, requests):
-                assert self.slots[where].phase is Phase.READY
-                assert where._replace(batch=True) not in self.slots
+            case Move(where, requests):
+                if where.batch:
+                    assert where not in self.slots or self.slots[where].phase is Phase.ENDED
+                    assert set(requests) == {id for id, w in self.waiting.items() if w.where == where}
+                else:
+                    assert self.slots[where].phase is Phase.READY
+                    assert where._replace(batch=True) not in self.slots
+                    assert all(self.waiting[id].batch and self.waiting[id].where == where for id in requests)
                 for id in requests:
-                    assert self.waiting[id].batch
-                    assert self.waiting[id].where == where
-                    self.waiting[id].apart = True
-            case Rejoin(where):
-                assert where not in self.slots or self.slots[where].phase is Phase.ENDED
-                for w in [w for w in self.waiting.values() if w.where == where]:
-                    w.apart = False
+                    self.waiting[id].apart = not where.batch
             case Sleep(where):
                 tired = self.slots[where]
                 assert tired.phase is Phase.READY

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelrunner.scheduler.fairness import KEPT_FREE, in_line, in_turn, note_turn, urgent
+from modelrunner.scheduler.fairness import KEPT_FREE, Turns, note_turn
 from modelrunner.scheduler.state import (
     Grant,
     Group,
@@ -25,13 +25,12 @@ POLICY = Policy(max_wait=100.0, patience=6.0, loads=8.0, spare=1.0, ageing=20.0)
 
 
 def turns(*waiting: Request, count: int = 1, served: dict[tuple[str, bool], float] | None = None) -> list[int]:
-    return [r.id for r in in_turn(waiting, count, served or {}, ageing=20.0, now=NOW)]
+    return [r.id for r in Turns(served or {}, 20.0, NOW).in_turn(waiting, count)]
 
 
 def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) -> list[str]:
-    served = served or {}
-    first = urgent(groups, served, ageing=20.0, now=NOW)
-    return [g.name for g in in_line(groups, first, served)]
+    order = Turns(served or {}, 20.0, NOW)
+    return [g.name for g in order.in_line(groups, order.urgent(groups))]
 
 
 # Among those who wait for one runner
@@ -39,13 +38,13 @@ def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) ->
 
 def test_a_runner_gives_out_no_more_leases_than_it_has_left() -> None:
     waiting = group("a", 4, NOW, NOW, NOW)
-    assert decide(waiting, slot("a", 4, leases=3, capacity=5)) == [Grant(key("a"), (1, 2))]
-    assert decide(group("a", 4), slot("a", 4, leases=5, capacity=5)) == []
-    assert decide(group("a", 4), slot("a", 4, leases=7, capacity=5)) == []
+    assert decide(waiting, slot("a", 4, leases=3, parallel=5)) == [Grant(key("a"), (1, 2))]
+    assert decide(group("a", 4), slot("a", 4, leases=5, parallel=5)) == []
+    assert decide(group("a", 4), slot("a", 4, leases=4, parallel=5)._replace(abandoned=1)) == []
 
 
 def test_who_waits_for_a_turn_too_long_is_told_so() -> None:
-    [refused] = decide(group("a", 4, NOW - 100), slot("a", 4, leases=5, capacity=5))
+    [refused] = decide(group("a", 4, NOW - 100), slot("a", 4, leases=5, parallel=5))
     assert isinstance(refused, Refuse)
     assert "its turn" in str(refused.error)
 
@@ -74,7 +73,7 @@ def test_a_runner_with_clients_keeps_one_place_free_of_batches() -> None:
     mixed = replace(batch, waiting=(*batch.waiting, *chat.waiting))
 
     def of(gone: float, leases: int = 2, interactive: int = 0, parallel: int = 4) -> Slot:
-        made = slot("a", 4, leases=leases, capacity=parallel, interactive=interactive)
+        made = slot("a", 4, leases=leases, parallel=parallel, interactive=interactive)
         return made._replace(parallel=parallel, interactive_at=NOW - gone)
 
     kept = WakeAt(NOW - 1.0 + KEPT_FREE)
@@ -170,7 +169,7 @@ def test_a_busy_runner_is_drained_after_a_wait_in_proportion_to_the_switch(
 
 def test_a_queue_does_not_protect_its_runner() -> None:
     """Also where its requests are older."""
-    busy = slot("a", 6, leases=2, capacity=2, load=0.1)
+    busy = slot("a", 6, leases=2, parallel=2, load=0.1)
     flood = group("a", 6, *[NOW - 50] * 40, first=2)
     assert decide(group("x", 6, NOW - 2, load=0.1), flood, busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
 
@@ -218,7 +217,7 @@ def test_the_defaults_keep_the_promise_of_ten_seconds() -> None:
 
 
 def test_a_batch_gives_way_at_once() -> None:
-    batch = slot("b", 6, leases=2, interactive=0, capacity=2, load=1.0, ready=0.1)
+    batch = slot("b", 6, leases=2, interactive=0, parallel=2, load=1.0, ready=0.1)
     queue = group("b", 6, *[NOW - 50] * 40, first=2, batch=True)
     served = {("", True): NOW}
     assert decide(group("x", 6), batch, queue, policy=POLICY, served=served) == [Stop(key("b"), Reason.ROOM)]
