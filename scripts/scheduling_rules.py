@@ -19,6 +19,23 @@ class _OldestRequestFirst(Plan):
         super().__init__(replace(state, groups=groups), now)
 
 
+class _SharedRunner(Plan):
+    """Batches share the runner of their model's clients."""
+
+    def _part_batches(self) -> None:
+        return
+
+
+class _NoPlaceKept(Plan):
+    """Batches get every place of a runner."""
+
+    batch_places = staticmethod(lambda slot, now: slot.free)
+
+
+class _SharedRunnerNoPlaceKept(_SharedRunner, _NoPlaceKept):
+    pass
+
+
 class _FixedOrder(Eviction):
     """Of several runners that may go, always the same ones do."""
 
@@ -32,7 +49,7 @@ class _MostRecentlyUsed(Eviction):
 
 
 class _BusyOrIdle(Eviction):
-    """Least recently used, whether a request uses it or not."""
+    """Least recently used by the last lease that began or ended, even if one runs."""
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
         return (slot.last_used,)
@@ -73,12 +90,16 @@ RULES = {
     "crowds as all others": Rules(Policy(crowd_patience=6.0, crowd_loads=8.0, crowd_rest=0.0)),
     "no rest beside a crowd": Rules(Policy(crowd_rest=0.0)),
     "without turns of models": Rules(plan=_OldestRequestFirst),
-    "without idle first": Rules(plan=_plan(_BusyOrIdle)),
     "batches as all others": Rules(Policy(ageing=0.0)),
+    "without a batch's own runner": Rules(plan=_SharedRunner),
+    "without a place kept free": Rules(plan=_NoPlaceKept),
+    "without standstill": Rules(standstill=False),
+    "none of these three": Rules(plan=_SharedRunnerNoPlaceKept, standstill=False),
     "without a queue": Rules(capacity=lambda parallel: 1 << 30),
 }
 DROPPED = {
     "spare leases": Rules(capacity=lambda parallel: parallel + max(1, parallel // 4)),
+    "used now or not": Rules(plan=_plan(_BusyOrIdle)),
     "most recently used": Rules(plan=_plan(_MostRecentlyUsed)),
     "fixed order": Rules(plan=_plan(_FixedOrder)),
     "load / idle time": Rules(plan=_plan(_CheapestFirst)),

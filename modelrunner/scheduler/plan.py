@@ -1,6 +1,6 @@
 """Which runners exist and which request gets which: one pure function, called after every change.
 
-1. A runner that ended by itself delays its model's next start (`failures`). A failed start is the answer to all who
+1. A runner that ended by itself delays its model's next start (`failures`). A failed start answers all requests that
    waited for it.
 2. A runner without leases stops when its keep-alive has passed; a paused model's runner stops after its last lease. A
    runner that can sleep sleeps for a second keep-alive before it stops, and is woken like a start.
@@ -59,6 +59,7 @@ class Plan:
     """One plan in the making. `live` are the runners whose process may still exist, as they will be."""
 
     eviction = Eviction
+    batch_places = staticmethod(batch_places)
 
     def __init__(self, state: State, now: float) -> None:
         self.state, self.now, self.policy = state, now, state.policy
@@ -167,7 +168,7 @@ class Plan:
 
     def _grant(self, slot: Slot, group: Group) -> Group:
         """Grants as many leases as the runner has left. Returns the group without the requests that got one."""
-        batches = batch_places(slot, self.now)
+        batches = self.batch_places(slot, self.now)
         chosen = self._turns.in_turn(group.waiting, slot.free, batches)
         if batches < slot.free:
             self._wake_at(slot.interactive_at + KEPT_FREE)
@@ -216,9 +217,9 @@ class Plan:
     # Rules 4 and 6
 
     def _choose(self, groups: Sequence[Group]) -> dict[RunnerKey, tuple[int, RequiredMemory]]:
-        """By key, the number and the memory of the variant to start; refuses the groups of which none can ever fit.
-        What pinned runners hold cannot be evicted, nor what older groups need that will be pinned: so no start of this
-        plan changes the choice of another group."""
+        """Returns by key the number and the memory of the variant to start. Refuses the groups without a variant that
+        can ever fit. Two parts of the budget cannot be evicted: the memory of pinned runners, and the memory of older
+        groups that will be pinned. So no start of this plan changes the choice of another group."""
         chosen: dict[RunnerKey, tuple[int, RequiredMemory]] = {}
         pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase in _STAYING] if groups else []
         evictable = reduce(subtract, map(self._awake, pinned), self.memory.budget)
@@ -239,8 +240,8 @@ class Plan:
         return chosen
 
     def _variants(self, group: Group, most: Vector) -> list[tuple[int, RequiredMemory, Vector]]:
-        """Number, memory and need of the variants that may be tried, the preferred one first. After memory ran out,
-        more than the estimate counts, if eviction could give it. A sleeping runner has only the variant that it
+        """Returns number, memory and need of the variants that may be tried, the preferred one first. After memory ran
+        out, more than the estimate counts, if eviction could give it. A sleeping runner has only the variant that it
         runs."""
         if (sleeper := self.live.get(group.key)) is not None:
             return [(sleeper.variant, sleeper.memory, self._awake(sleeper))]
@@ -251,7 +252,7 @@ class Plan:
         return [(number, memory, self.memory.need(group.key, memory)) for number, memory in variants]
 
     def _awake(self, slot: Slot) -> Vector:
-        """What counts for a runner that may be woken at any time."""
+        """The memory to reserve for a sleeping runner, which may be woken at any time."""
         other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
         return self.memory.size(slot if other is None else slot._replace(memory=slot.memory.most(other)))
 
@@ -296,6 +297,6 @@ class Plan:
             self._actions.append(Refuse(group.key, tuple([request.id for request in group.waiting]), error))
 
     def _wake_at(self, time: float) -> None:
-        """Plan again at the earliest of these times; past times are ignored."""
+        """Notes that a plan is due at this time; the earliest counts, and past times are ignored."""
         if self.now < time < self._wake:
             self._wake = time

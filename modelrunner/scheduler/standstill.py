@@ -1,5 +1,5 @@
-"""Clients before batches on the same processors and devices, which engines share whatever the priority of their
-requests: while a client waits for an answer, the engines beside its own that only batches use stand still."""
+"""Puts clients before batches on the same processors and devices. Engines share them whatever the priority of their
+requests, so the engines that only batches use stand still while a client waits for an answer of another engine."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from modelrunner.scheduler.slots import RunnerSlot
 
 LONGEST = 1.0
-"""Seconds of one standstill: less than those who ask an engine for its health or metrics wait."""
+"""Seconds of one standstill. Health checks and scrapes of an engine wait longer than that."""
 SHARE = 4.0
 """Seconds of standstill for each second of work, so that a batch has a fifth of a busy machine."""
 _CLOSE = 1e-3  # seconds
@@ -21,20 +21,27 @@ _PROCESSORS = -1  # beside the numbers of devices
 
 
 class Standstill:
-    """`slots` are the scheduler's runners, `queues` the requests that wait; `clock` is in seconds."""
+    """`slots` are the scheduler's runners, `queues` the requests that wait; `clock` is in seconds, and `alarm` makes
+    the timer."""
 
-    def __init__(self, slots: "Mapping[RunnerKey, RunnerSlot]", queues: Queues, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        slots: "Mapping[RunnerKey, RunnerSlot]",
+        queues: Queues,
+        clock: Callable[[], float],
+        alarm: Callable[[Callable[[], None], Callable[[], float]], Alarm] = Alarm,
+    ) -> None:
         self._slots = slots
         self._queues = queues
         self._clock = clock
-        self._alarm = Alarm(self.look, clock)
+        self._alarm = alarm(self.look, clock)
         self._held: set[RunnerSlot] = set()
         self._credit = LONGEST  # seconds for which engines may be held
         self._is_spent = False  # until the credit is whole again
         self._looked = clock()
 
     def look(self) -> None:
-        """Holds engines and lets them go on, by the leases and phases of now. Called after each change of them."""
+        """Holds engines or lets them go on, by the present leases and phases. Called after each change of them."""
         now = self._clock()
         passed, self._looked = now - self._looked, now
         self._credit += -passed if self._held else SHARE * passed
@@ -58,7 +65,7 @@ class Standstill:
         self._alarm.cancel()
 
     def _of_batches(self) -> "set[RunnerSlot]":
-        """The runners that work for batches, and that no client waits for, where a client waits for another on the
+        """The runners that work for batches and that no client waits for, if a client waits for another runner on the
         same processors or device."""
         busy = {place for slot in self._slots.values() if slot.interactive for place in _places(slot)}
         if not busy:
@@ -73,5 +80,5 @@ class Standstill:
 
 
 def _places(slot: "RunnerSlot") -> set[int]:
-    """Where a runner computes: on the devices whose memory it holds, else on the processors."""
+    """The places where a runner computes: the devices whose memory it holds, else the processors."""
     return {device for device, size in enumerate(slot.memory.vram) if size} or {_PROCESSORS}

@@ -1,0 +1,113 @@
+"""The workloads of the simulated scheduler: which clients ask for which models, in how much memory."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from modelrunner.types import Mode, RequiredMemory, RunnerKey
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Model:
+    """`size` in bytes, `files` of them mapped; `load`, `stop` and `work` (one answer of an idle machine) in
+    seconds."""
+
+    name: str
+    size: int
+    load: float
+    work: float
+    stop: float = 0.1
+    parallel: int = 4
+    files: int = 0
+
+    @property
+    def memory(self) -> RequiredMemory:
+        return RequiredMemory(self.size, shared=self.files)
+
+    @property
+    def key(self) -> RunnerKey:
+        return RunnerKey("simulated", self.name, Mode.COMPLETION)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Asks `count` times, one request after another, with a pause of `think` seconds on average (exponential) between.
+    `choose` names the next model. The waits of `watched` clients are reported."""
+
+    choose: Callable[[random.Random], str]
+    think: float = 0.0
+    count: int = 1 << 60
+    batch: bool = False
+    watched: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`seconds` of clients that ask for `models` in `budget` bytes. With `first_token` the waits end with the first
+    token of the answer, else with the lease."""
+
+    name: str
+    about: str
+    models: Sequence[Model]
+    budget: int
+    clients: Sequence[Client]
+    seconds: float = 300.0
+    first_token: bool = False
+
+
+def contention() -> Workload:
+    models = [
+        Model("smollm2", 311 * MIB, load=0.28, work=0.17, stop=0.07),
+        Model("gemma", 497 * MIB, load=0.57, work=0.2, stop=0.07),
+        Model("minilm", 133 * MIB, load=0.08, work=0.02, stop=0.02),
+    ]
+    names = [model.name for model in models]
+    clients = [Client(lambda r: r.choice(names)) for _ in range(64)]
+    about = "64 clients ask for three models, of which two fit, as `scripts/bench contention` does"
+    return Workload("contention", about, models, 874 * MIB, clients)
+
+
+def zipf() -> Workload:
+    models = [Model(f"model-{i}", 100 * MIB, load=0.3 + 0.1 * (i % 5), work=0.2) for i in range(20)]
+    names, weights = [m.name for m in models], [1 / (i + 1) for i in range(20)]
+    clients = [Client(lambda r: r.choices(names, weights)[0], think=2.0) for _ in range(16)]
+    about = "16 clients that think for 2 s ask for twenty small models by a Zipf law, of which five fit"
+    return Workload("Zipf", about, models, 500 * MIB, clients)
+
+
+def beside(name: str, about: str, *, batch: bool) -> Workload:
+    models = [Model("chat", 300 * MIB, load=0.5, work=0.5), Model("bulk", 300 * MIB, load=0.5, work=1.5)]
+    alone = Client(lambda r: "chat", think=3.0)
+    bulk = [Client(lambda r: "bulk", count=1, batch=batch, watched=False) for _ in range(200)]
+    about = (
+        f"one client that thinks for 3 s, beside {about} for another model, room for one; the waits are that client's"
+    )
+    return Workload(f"beside a {name}", about, models, 400 * MIB, [alone, *bulk])
+
+
+def its_own_batch(name: str, about: str, budget: int) -> Workload:
+    models = [Model("smollm2", 311 * MIB, load=0.28, work=0.29, stop=0.07, files=101 * MIB)]
+    alone = Client(lambda r: "smollm2", think=2.0)
+    lines = [Client(lambda r: "smollm2", count=1, batch=True, watched=False) for _ in range(400)]
+    return Workload(name, about, models, budget, [alone, *lines], seconds=60.0, first_token=True)
+
+
+def slow_loads() -> Workload:
+    models = [Model(name, 300 * MIB, load=42.8, work=2.0) for name in ("a", "b")]
+    clients = [Client(lambda r, name=name: name, think=1.0) for name in ("a", "b") for _ in range(6)]
+    about = "two models that load as long as vLLM did (42.8 s), six clients each, room for one, 600 s"
+    return Workload("slow loads", about, models, 400 * MIB, clients, seconds=600.0)
+
+
+def workloads() -> Iterator[Workload]:
+    """Three by which rules are kept or dropped, then those that show a promise."""
+    yield contention()
+    yield zipf()
+    yield beside("batch", "200 requests with `X-Priority: batch`", batch=True)
+    yield beside("flood", "200 requests like its own", batch=False)
+    yield slow_loads()
+    about = "one client that thinks for 2 s beside 400 requests of a batch for its own model, 60 s; its first token"
+    yield its_own_batch("its own batch", f"{about}; room for two runners of the model", 600 * MIB)
+    yield its_own_batch("the same, one runner", "the same with room for one", 400 * MIB)
