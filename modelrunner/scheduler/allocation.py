@@ -1,5 +1,5 @@
-"""The memory of one plan: what is free, what leaving runners give back, and what is reserved. The files of a model,
-which several runners map but the kernel holds once, count once. Pure."""
+"""The memory of one plan: the free part, the part that leaving runners give back, and the reserved part. Several
+runners of a model map its files, and the kernel holds them once, so they count once. Pure."""
 
 import operator
 from collections.abc import Iterable
@@ -32,8 +32,8 @@ class Allocation:
     the requests earlier in line have what they wait for; it may be negative. A later request gets only that, so that
     small models do not starve a large one.
 
-    `slots` are oldest first: the oldest runner of a model counts for its files, every other one and every start for
-    what they do not have in common. `memories` are further figures that will be asked about."""
+    `slots` are oldest first. The oldest runner of a model counts for its files; other runners and starts of the model
+    count only for the rest of their memory. `memories` are further figures that will be asked about."""
 
     def __init__(self, budget: RequiredMemory, slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()) -> None:
         live = [slot for slot in slots if slot.phase is not Phase.ENDED]
@@ -52,11 +52,11 @@ class Allocation:
                 self.left = subtract(self.left, size)
 
     def size(self, slot: Slot) -> Vector:
-        """What the runner counts for."""
+        """The memory that the runner counts for."""
         return self._vector(slot.memory, self._counted.get(slot.key, 0))
 
     def need(self, key: RunnerKey, memory: RequiredMemory) -> Vector:
-        """What a new runner of the key would count for."""
+        """The memory that a new runner of the key would count for."""
         return self._vector(memory, self._files.get(key.model_id, 0))
 
     def start(self, key: RunnerKey, memory: RequiredMemory) -> bool:
@@ -67,7 +67,7 @@ class Allocation:
         return taken
 
     def take(self, need: Vector) -> bool:
-        """Takes `need` if it is free and not reserved. Returns whether it did."""
+        """Takes `need` and returns True if it is free and not reserved; otherwise returns False."""
         if not (covers(self.free, need) and covers(self.left, need)):
             return False
         self.free, self.left = subtract(self.free, need), subtract(self.left, need)
@@ -81,7 +81,7 @@ class Allocation:
         self.left = subtract(self.left, tuple([max(0, n) for n in need]))
 
     def shortage(self, need: Vector) -> Vector:
-        """What is missing of `need` even once leaving runners are gone."""
+        """The part of `need` that is missing even once leaving runners are gone."""
         return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.left, strict=True)])
 
     def _vector(self, memory: RequiredMemory, counted: int = 0) -> Vector:

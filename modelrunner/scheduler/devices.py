@@ -1,4 +1,4 @@
-"""GPUs with a memory of their own: how much there is, what is free, and what each process holds.
+"""Finds GPUs with a memory of their own: their total and free memory, and the memory that each process holds.
 
 NVIDIA's figures come from `nvidia-smi`: every driver brings it, it needs no package, and where a broken driver hangs, a
 child process hangs and no thread of the daemon. AMD's figures come from sysfs. A GPU that shares the main memory
@@ -26,7 +26,7 @@ class DeviceMemory:
 
 
 def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[DeviceMemory, ...]:
-    """In the order in which an engine started with this environment and CUDA_DEVICE_ORDER=PCI_BUS_ID numbers them.
+    """Returns the devices in the order of an engine started with this environment and CUDA_DEVICE_ORDER=PCI_BUS_ID.
     Raises `TimeoutError` if the driver does not answer."""
     return _nvidia(environ) or _amd(environ, root)
 
@@ -52,7 +52,7 @@ def _nvidia(environ: Mapping[str, str]) -> tuple[DeviceMemory, ...]:
 
 
 def _rows(program: str, query: str) -> Iterator[list[str]]:
-    """Nothing if the program fails: there is no driver, or no device."""
+    """Yields nothing if the program fails: there is no driver, or no device."""
     command = [program, query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
@@ -92,7 +92,7 @@ def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
 
 
 def _amd(environ: Mapping[str, str], root: Path) -> tuple[DeviceMemory, ...]:
-    """By PCI address, as ROCm does it. sysfs does not say what a process holds."""
+    """Sorts by PCI address, as ROCm does. sysfs does not say how much a process holds."""
     folders = {card.resolve() for card in (root / "sys/class/drm").glob("card*/device")}
     cards = [[str(number), "", str(folder)] for number, folder in enumerate(sorted(filter(_has_memory, folders)))]
     chosen = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))

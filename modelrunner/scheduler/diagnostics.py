@@ -56,8 +56,8 @@ class Diagnostics:
         return why.fit(self._reconciler.state(), await self._group(target), self._names(), self._clock())
 
     def fit_bytes(self, name: str, size: int) -> FitForecast:
-        """The same for a model with an unknown header. Its files' size in bytes is the least that it needs; it counts
-        as main memory."""
+        """Makes the forecast for a model with an unknown header. It needs at least the size of its files in bytes,
+        which counts as main memory."""
         group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RequiredMemory(size),), name)
         return why.fit(self._reconciler.state(), group, self._names(), self._clock())
 
@@ -83,8 +83,8 @@ class Diagnostics:
             self._missing[model] = reason
 
     def failing(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Why requests are refused because an engine failed again and again: by model ID, for the models in `names`
-        (ID to name)."""
+        """Explains by model ID why requests are refused because an engine failed again and again, for the models in
+        `names` (ID to name)."""
         now, reconciler = self._clock(), self._reconciler
         return {
             key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
@@ -94,7 +94,7 @@ class Diagnostics:
         }
 
     async def trouble(self) -> str:
-        """Why this daemon cannot serve requests now, "" if it can."""
+        """Explains why this daemon cannot serve requests now; "" if it can."""
         if self._reconciler.closing:
             return "the daemon is shutting down"
         if self._reconciler.stuck:

@@ -49,7 +49,7 @@ class Alarm:
 
 
 class Background:
-    """Keeps background tasks until they are done. A task that raises is logged; nothing else depends on it."""
+    """Keeps background tasks until they are done. If a task raises, the error is logged, and nothing else happens."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,4 +1,4 @@
-"""What happened to runners and models, in order."""
+"""The events of runners and models, in order."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ _LONGEST = 4000  # characters of a name and of a reason: clients may have writte
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something that happened. `id` grows; `time` is in Unix seconds; `runner` is an ID, "" without one; `reason` is a
-    sentence; `details` holds what JSON can hold."""
+    """One event. `id` grows; `time` is in Unix seconds; `runner` is an ID, "" without one; `reason` is a
+    sentence; `details` has values that JSON can hold."""
 
     id: int
     event: Kind
@@ -50,7 +50,7 @@ class Events(Feed[EventRecord]):
 
     def emit(self, kind: Kind, *, model: str = "", runner: str = "", reason: str = "", **details: Any) -> None:
         """Notes an event; returns at once. `model` is the model's name, `runner` an ID, `reason` a sentence,
-        `details` what JSON can hold. Of texts of megabytes the start is kept."""
+        `details` values that JSON can hold. Only the start of a very long text is kept."""
         now = self._wall()
         self.add(EventRecord(self.last + 1, kind, now, runner, model[:_LONGEST], reason[:_LONGEST], details))
 

@@ -1,7 +1,7 @@
-"""Eviction: which runners go for a group of requests that waits for memory, and from when on. Pure.
+"""Decides which runners go for a group of requests that waits for memory, and when. Pure.
 
-A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price); for a crowd,
-of more requests than an engine works on at once, min(crowd_patience, 48 * price).
+A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price). For a crowd,
+which has more requests than an engine works on at once, let wait = min(crowd_patience, 48 * price).
 
 - An idle runner goes once it has been idle for load(runner), beside a crowd at least for `crowd_rest`, or the group
   has waited for `wait`.
@@ -10,7 +10,8 @@ of more requests than an engine works on at once, min(crowd_patience, 48 * price
   goes for a batch.
 - A runner that sleeps, or loads without a waiting request, goes at once.
 
-Idle runners go before busy ones, sleeping ones before all; among equals the least recently used goes first.
+The least recently used runner goes first. A busy runner is in use now, so it goes after all idle ones; a sleeping
+runner goes before all.
 """
 
 import math
@@ -31,8 +32,8 @@ def _load_time(measured: float, memory: RequiredMemory) -> float:
 
 
 class _Victim(NamedTuple):
-    """A runner of `size` that may go, and loads in `load` seconds: `price` after `earliest`, once the group has waited
-    for `wait`, but at `latest` in any case."""
+    """A runner of `size` that loads in `load` seconds. It may go at `earliest` + `price` if the group has waited for
+    `wait` by then, and at `latest` in any case."""
 
     slot: Slot
     size: Vector
@@ -85,8 +86,9 @@ class Eviction:
         return None
 
     def take(self, shortage: Vector, group: Group) -> tuple[list[Slot], float]:
-        """The runners that go for `group`, which lacks `shortage`; they are candidates no longer. Without any if those
-        that may go now do not suffice: then the time at which another one may go, infinity if no time helps."""
+        """Returns the runners that go for `group`, which lacks `shortage`; they are candidates no longer. If the
+        runners that may go now do not suffice, returns none, and the time at which another one may go (infinity for
+        never)."""
         policy, began, load = self.policy, group.since, _load_time(group.load_seconds, group.needs[0])
         patience, loads = policy.patience, policy.loads
         if group.is_crowd:
@@ -127,7 +129,7 @@ class Eviction:
         return self._candidates[urgent]
 
     def remove(self, keys: Container[RunnerKey]) -> None:
-        """From now on these runners are no candidates."""
+        """Removes these runners from the candidates."""
         self._slots = [slot for slot in self._slots if slot.key not in keys]
         for candidates in self._candidates.values():
             candidates[:] = [candidate for candidate in candidates if candidate.slot.key not in keys]

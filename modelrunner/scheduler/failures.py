@@ -1,6 +1,6 @@
-"""How a runner that ended by itself delays the next start of its model, and the errors that a plan answers with. Pure.
+"""Decides how a runner that ended by itself delays the next start of its model, and makes a plan's errors. Pure.
 
-A failed start is the answer to all who waited for it. Requests that come during the pause after it (1, 2, 4 ... 60 s)
+A failed start answers all requests that waited for it. Requests that come during the pause after it (1, 2, 4 ... 60 s)
 are refused. After a crash the waiting requests get a new runner: at once the first time, then after 1, 2, 4 s. The
 fifth crash or failed start in a row opens the breaker: for 60 s every request is refused with the engine's last words,
 then one start is tried. Either way there are at most seven starts in any minute.
@@ -13,12 +13,13 @@ from modelrunner.errors import BackingOff, InsufficientMemory, OutOfMemory, Shut
 from modelrunner.scheduler.allocation import Allocation
 from modelrunner.scheduler.state import Failure, Group, Phase, Slot
 
-# Seconds: the longest pause; how long a runner must have been ready to clear its model of earlier failures; how long
-# after its pause a failure is remembered.
+# The longest pause, in seconds. A runner that was ready for HEALTHY seconds clears its model of earlier failures; a
+# failure is remembered for REMEMBERED seconds after its pause.
 MAX_BACKOFF = 60.0
 HEALTHY = 60.0
 REMEMBERED = 600.0
-# Crashes or failed starts in a row that open the breaker; starts in a row that run out of memory before it is an error.
+# So many crashes or failed starts in a row open the breaker; so many starts in a row that run out of memory are an
+# error.
 BREAKER = 5
 MEMORY_TRIES = 3
 
@@ -29,7 +30,7 @@ def is_past(failure: Failure, now: float) -> bool:
 
 
 def after(previous: Failure | None, slot: Slot, variants: int, now: float) -> Failure:
-    """The failure to remember for `slot`, which ended by itself; its model has that many `variants`."""
+    """Returns the failure to remember for `slot`, which ended by itself; its model has that many `variants`."""
     assert slot.error is not None
     healthy = slot.was_ready and now - slot.ready_at >= HEALTHY
     if previous is None or healthy or is_past(previous, now):
@@ -78,7 +79,7 @@ def never_fits(group: Group, memory: Allocation, too_large: bool) -> Insufficien
 
 
 def explained(error: BaseException, group: Group, memory: Allocation) -> BaseException:
-    """The error for those who waited for a start that failed with `error`."""
+    """Returns the error for the requests that waited for a start that failed with `error`."""
     if not isinstance(error, OutOfMemory) or not group.needs:
         return error
     why = (

@@ -1,4 +1,4 @@
-"""Whose turn it is: which requests a runner serves next, and which model gets memory next. Pure."""
+"""Decides which requests a runner serves next, and which model gets memory next. Pure."""
 
 import math
 from collections import Counter
@@ -8,8 +8,8 @@ from modelrunner.scheduler.state import Group, Line, Request, Slot
 from modelrunner.types import RunnerKey
 
 KEPT_FREE = 60.0
-"""Seconds after its last client for which a runner keeps one of its places free of batches: so the next client waits
-for no line to end."""
+"""A runner keeps one of its places free of batches for this many seconds after its last client, so that the next client
+waits for no line to end."""
 _MAX_LINES = 1024
 
 
@@ -19,15 +19,15 @@ def has_clients(slot: Slot, now: float) -> bool:
 
 
 def batch_places(slot: Slot, now: float) -> int:
-    """How many more requests of batches may get a lease of the runner."""
+    """The number of further requests of batches that may get a lease of the runner."""
     if slot.parallel < 2 or not has_clients(slot, now):
         return slot.free
     return max(0, min(slot.free, slot.parallel - 1 - (slot.leases - slot.interactive)))
 
 
 class Turns:
-    """Whose turn it is at time `now`. `served` has the time of each line's last turn. A batch whose caller got nothing
-    for `ageing` seconds counts as interactive until its next turn."""
+    """Finds the requests and models whose turn it is at time `now`. `served` has the time of each line's last turn. A
+    batch whose caller got nothing for `ageing` seconds counts as interactive until its next turn."""
 
     def __init__(self, served: Mapping[Line, float], ageing: float, now: float) -> None:
         self._served, self._ageing, self._now = dict(served), ageing, now
@@ -37,8 +37,8 @@ class Turns:
         self._served.update({(r.caller, r.batch): self._now for r in requests})
 
     def yields_until(self, request: Request) -> float:
-        """Until when the request lets interactive ones go first. A batch does for `ageing` seconds after its caller's
-        last turn in a batch: so a flood of batch requests has one turn in `ageing` seconds beside interactive ones."""
+        """The time until which the request lets interactive ones go first. A batch lets them for `ageing` seconds after
+        its caller's last turn in a batch. So a flood of batch requests has one turn in `ageing` seconds."""
         if not request.batch:
             return -math.inf
         return max(request.since, self._served.get((request.caller, True), -math.inf)) + self._ageing

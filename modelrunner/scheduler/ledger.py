@@ -1,5 +1,5 @@
-"""The memory that each model needs: what a run was measured to hold, else what the engine itself says, else the
-backend's estimate. `Account` adds the budget and the measurements of the scheduler's runners."""
+"""The memory that each model needs: the measured figure of a run, else the engine's own figure, else the backend's
+estimate. `Account` adds the budget and the measurements of the scheduler's runners."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is known of a run at a full context: `measured`, or stated by the engine without loading the model."""
+    """The known memory of a run at a full context: `measured`, or stated by the engine without loading the model."""
 
     memory: RequiredMemory
     measured: bool
@@ -82,8 +82,8 @@ class Ledger:
     async def record(
         self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
     ) -> RequiredMemory:
-        """Records what a run was measured to hold, and returns what counts for such a run from now on: the most that
-        was ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added.
+        """Records the measured memory of a run, and returns the memory that counts for such a run from now on: the most
+        that was ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added.
         Devices that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
         if fresh:
             measured += await asked(backend.growth, spec)
@@ -132,7 +132,7 @@ class Account:
         self._measure = measure
 
     def budget(self, slots: Iterable[RunnerSlot]) -> RequiredMemory:
-        """What all runners together may hold; `slots` are the present ones."""
+        """The memory that all runners together may hold; `slots` are the present runners."""
         return self._probe({slot.runner.pid: slot.memory for slot in slots if slot.runner.pid is not None})
 
     async def variants(self, target: Target, budget: RequiredMemory) -> list[Variant]:
@@ -154,18 +154,19 @@ class Account:
         return found
 
     async def ask(self, target: Target, budget: RequiredMemory) -> None:
-        """Asks the engine itself what the preferred variant needs, where it can say; slow, and for later loads."""
+        """Asks the engine itself for the memory of the preferred variant, if it can say. Slow; counts for later
+        loads."""
         preferred, *_ = await self.variants(target, budget)
         await self._ledger.ask(self._registry.get(target.key.backend), preferred.spec)
 
     async def seen(self, slot: RunnerSlot) -> RequiredMemory | None:
-        """What the runner holds now, None if that cannot be measured. Does not count for its next load."""
+        """The memory that the runner holds now, None if it cannot be measured. Does not count for its next load."""
         measured = await self._measure(slot.runner)
         return measured if _is_valid(measured) else None
 
     async def measure(self, slot: RunnerSlot, *, fresh: bool) -> bool:
-        """Measures what the runner holds, and counts it from now on; `fresh` when it has only loaded its model. False
-        if it cannot be measured, or if the runner is ending and holds less than it did."""
+        """Measures the runner's memory, and counts it from now on; `fresh` when it has only loaded its model. False if
+        the memory cannot be measured, or if the runner is ending and holds less than before."""
         measured = await self.seen(slot)
         if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
             return False

@@ -1,4 +1,4 @@
-"""The memory budget: how much all runners together may use."""
+"""The memory budget: the memory that all runners together may use."""
 
 import logging
 import resource
@@ -17,8 +17,8 @@ from modelrunner.types import RequiredMemory
 # From the process IDs of the engines, and the memory that each counts for, to the budget.
 Probe = Callable[[Mapping[int, RequiredMemory]], RequiredMemory]
 
-# How long a measurement stays valid, in seconds. Our own runners do not change the budget; what other programs take is
-# noticed this much later.
+# A measurement stays valid for this many seconds. Our own runners do not change the budget; memory that other programs
+# take is noticed this much later.
 _AGE, _DEVICES_AGE = 1.0, 5.0
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class MemoryProbe:
         self.refresh({})
 
     def set_limits(self, budget: int | None, reserve: int | None) -> None:
-        """From the next call on."""
+        """Sets the limits from the next call on."""
         self._budget, self._reserve = budget, reserve
 
     def __call__(self, runners: Mapping[int, RequiredMemory] | None = None) -> RequiredMemory:
@@ -114,7 +114,7 @@ class _MemoryTotals(NamedTuple):
 
 
 def _held(number: int, device: DeviceMemory, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
-    """Bytes that our runners hold of a device; what they count for, if the driver does not say."""
+    """Bytes that our runners hold of a device, or that they count for if the driver does not say."""
     if device.held is not None:
         return sum(device.held.get(pid, 0) for pid in pids)
     counted = sum(memory.vram[number] for memory in runners.values() if number < len(memory.vram))

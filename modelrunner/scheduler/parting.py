@@ -1,5 +1,5 @@
-"""Batches beside clients of the same model: whose requests get a runner of their own, which can stand still while the
-clients' computes. Pure."""
+"""Decides which batches beside clients of the same model get a runner of their own, which can stand still while the
+clients' runner computes. Pure."""
 
 from collections.abc import Container, Iterable
 from dataclasses import replace
@@ -10,9 +10,9 @@ from modelrunner.types import RunnerKey
 
 
 def lines_to_part(group: Group, slot: Slot | None, now: float) -> tuple[int, ...]:
-    """The requests of batches that are to get a runner of their own, none unless they would fill the engine: the
-    clients' runner `slot` is ready, runs as it is configured (a smaller variant shows that memory is scarce), and had a
-    client lately."""
+    """Returns the requests of batches that are to get a runner of their own, none unless they would fill the engine.
+    The clients' runner `slot` must be ready, run as it is configured (a smaller variant shows that memory is scarce),
+    and have had a client lately."""
     if slot is None or slot.phase is not Phase.READY or slot.variant or not has_clients(slot, now):
         return ()
     lines = tuple([request.id for request in group.waiting if request.batch])
@@ -20,8 +20,8 @@ def lines_to_part(group: Group, slot: Slot | None, now: float) -> tuple[int, ...
 
 
 def rejoined(groups: Iterable[Group], live: Container[RunnerKey]) -> tuple[dict[RunnerKey, Group], list[Move]]:
-    """The groups by their key, those of batches whose own runner is gone as part of the clients' group, and the actions
-    for that."""
+    """Returns the groups by their key, and the actions that make the requests of a batch whose own runner is gone part
+    of the clients' group."""
     found = {group.key: group for group in groups}
     gone = [found.pop(key) for key in list(found) if key.batch and key not in live]
     for apart in gone:

@@ -15,7 +15,7 @@ from modelrunner.scheduler.target import Target
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request in the queue. `granted` ends with its lease or its error. `owner` is that of
+    """A request in the queue. `granted` ends with its lease or its error. `owner` is described at
     `Scheduler.acquire`."""
 
     request: Request
@@ -28,7 +28,7 @@ class Ticket:
 @dataclass(eq=False, slots=True)
 class Queue:
     """The requests that wait for one key, oldest first. `variants` are the ways to run their model, empty until the
-    memory estimate is there. `turn` is when one of them last got a lease, or
+    memory estimate is there. `turn` is when one of them last got a lease, or when
     the key's runner was evicted."""
 
     target: "Target"
@@ -49,7 +49,7 @@ class Queues(dict[RunnerKey, Queue]):
     """The queues by the key that they wait for. A queue is removed with its last ticket."""
 
     def owner(self, key: RunnerKey, nobody: Callable[[], str | None]) -> str | None:
-        """The owner of the requests that wait for the key, None for several, and what `nobody` gives for none."""
+        """The owner of the requests that wait for the key: None for several, and the result of `nobody` for none."""
         tickets = self[key].tickets.values() if key in self else ()
         owners = {ticket.owner for ticket in tickets if ticket.owner is not None}
         if not owners:

@@ -46,9 +46,9 @@ _PAUSE = 60.0  # seconds before another runner of batches is made, after one tha
 
 
 class Reconciler:
-    """Called only from the event loop's thread. `slots` and `queues` are read by `Scheduler` and changed here. `stuck`:
-    the last plan could not be made or carried out. `load_seconds` is how long the last load of each key took. `unasked`
-    is that of `Scheduler`."""
+    """Called only from the event loop's thread. `Scheduler` reads `slots` and `queues`; they are changed here. `stuck`
+    is true if the last plan could not be made or carried out. `load_seconds` has the duration of each key's last load.
+    `unasked` is described at `Scheduler`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Reconciler:
         self.changed()
 
     def budget(self) -> RequiredMemory:
-        """What all runners together may hold; at most a second old."""
+        """The memory that all runners together may hold. The figure is at most a second old."""
         return self._account.budget(self.slots.values())
 
     def changed(self) -> None:
@@ -271,7 +271,7 @@ class Reconciler:
         slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
 
     def _not_made(self, key: RunnerKey, error: ModelRunnerError | OSError) -> None:
-        """Refuses what waits for the key; batches go back to the clients' runner."""
+        """Refuses the requests that wait for the key; requests of batches go back to the clients' runner."""
         if key.batch:
             self._remember(key, Failure(1, self.time() + _PAUSE, error))
             self.changed()

@@ -63,13 +63,13 @@ class RunnerFactory:
 
 
 async def measure(runner: Runner) -> RequiredMemory | None:
-    """What the runner holds, None if that cannot be measured. Runs in a thread: the kernel walks all pages of the
-    processes, and drivers are slow."""
+    """The memory that the runner holds, None if it cannot be measured. Runs in a thread: the kernel walks all pages of
+    the processes, and drivers are slow."""
     return await asyncio.to_thread(_measured, runner)
 
 
 def _measured(runner: Runner) -> RequiredMemory | None:
-    """With the figures of devices, if their drivers tell them."""
+    """Adds the figures of devices if their drivers tell them."""
     pid, memory = runner.pid, runner.measured_memory()
     if pid is None or memory is None:
         return None

@@ -1,5 +1,5 @@
-"""Carries out a plan's `Sleep` and `Wake`, and knows what runners that can sleep hold asleep and awake. Only vLLM's
-engines sleep."""
+"""Carries out a plan's `Sleep` and `Wake`, and knows the memory of runners that can sleep, asleep and awake. Only
+vLLM's engines sleep."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Sleeper:
-    """A runner that can sleep, at that `level` of `Backend.sleep_level`. `awake` is what counts for it when awake,
-    noted while it sleeps. `turn` is held while it falls asleep or is woken: a runner woken while it falls asleep does
-    so first."""
+    """A runner that can sleep, at that `level` of `Backend.sleep_level`. `awake` is the memory that counts for
+    it when awake, noted while it sleeps. `turn` is held while it falls asleep or is woken: a runner that is woken while
+    it falls asleep first falls asleep."""
 
     slot: RunnerSlot
     level: int
@@ -31,7 +31,7 @@ class _Sleeper:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def asleep(self) -> RequiredMemory:
-        """What the runner holds at most while it sleeps: level 1 moves the weights, which are about as large as their
+        """The most that the runner holds while it sleeps. Level 1 moves the weights, which are about as large as their
         files, to main memory."""
         memory, spec = self.awake or self.slot.memory, self.slot.variant.spec
         weights = spec.bundle.size + (spec.draft.size if spec.draft is not None else 0)
@@ -68,7 +68,7 @@ class Sleeping:
         self._sleepers.pop(slot.target.key, None)
 
     def view(self) -> Mapping[RunnerKey, RequiredMemory]:
-        """As `State.asleep`."""
+        """The value of `State.asleep`."""
         return {key: sleeper.awake or sleeper.asleep() for key, sleeper in self._sleepers.items()}
 
     def sleep(self, slot: RunnerSlot) -> None:
@@ -123,8 +123,8 @@ class Sleeping:
         return slot.phase not in (Phase.STOPPING, Phase.ENDED)
 
     async def _crash(self, slot: RunnerSlot, error: ModelRunnerError) -> None:
-        """Ends a runner that failed. Waits `LAST_CHANCE` seconds for the engine to end by itself: its last words say
-        more."""
+        """Ends a runner that failed. Waits `LAST_CHANCE` seconds for the engine to end by itself, since its last words
+        explain more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_CHANCE):
                 await slot.gone.wait()

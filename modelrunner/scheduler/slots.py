@@ -33,13 +33,13 @@ _MEASURED_AGE = 30.0  # seconds between two measurements of a runner in use
 
 
 class RunnerSlot:
-    """One runner from its start until its process is gone, with what only the scheduler knows about it. Others read the
-    attributes; only the methods change them.
+    """One runner from its start until its process is gone, and the scheduler's own figures about it. Other classes read
+    the attributes; only the methods change them.
 
     `variant` is how the runner runs its model, the variant of that `number`, with at most `capacity` leases at once.
     `estimated` memory counted at the start, `memory` counts now, `measured` was seen last. `load_began` is when the
     load or the waking began, `ready_at` when it ended (None before), `load_seconds` how long the load took. `held` is
-    how long a request holds a lease, a moving mean in seconds. `drain` says why the runner takes no new leases,
+    the moving mean of the seconds for which a request holds a lease. `drain` says why the runner takes no new leases,
     `room_for` which model gets its memory, `error` how it ended by itself. `gone` is set once the process is gone."""
 
     def __init__(
@@ -82,12 +82,12 @@ class RunnerSlot:
 
     @property
     def pinned(self) -> bool:
-        """Whether the runner is never evicted; one of batches is where the model is pinned, too."""
+        """True if the runner is never evicted. A runner of batches is evicted even if its model is pinned."""
         return self.target.pinned and not self.target.key.batch
 
     @property
     def expires(self) -> float:
-        """When an unused runner falls asleep or stops; infinity for never."""
+        """The time when an unused runner falls asleep or stops; infinity for never."""
         if self.target.pinned and not self.target.key.batch:  # as `pinned`, which every request would have to call
             return float("inf")
         keep_alives = 2 if self.phase is _SLEEPING else 1
@@ -216,8 +216,9 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         self.standstill = Standstill(self, queues, clock)
 
     def standing(self, target: Target) -> Target:
-        """The target whose runner a request for `target` shares: its own if that is there or waited for, otherwise the
-        newest other revision whose runner still accepts requests, the one of batches if there is no other."""
+        """The target whose runner a request for `target` shares. This is `target` if its runner exists or is waited
+        for, otherwise the newest other revision whose runner still accepts requests, and the runner of batches if there
+        is no other."""
         slot = self.get(target.key)
         if target.key in self._queues or (slot is not None and slot.takes_requests):
             return target
@@ -227,7 +228,8 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         return max(same, key=lambda other: (other.key.revision, not other.key.batch), default=target)
 
     def for_batch(self, target: Target) -> Target:
-        """The target whose runner a batch's request shares, where a client's would share that of `target`."""
+        """The target whose runner a batch's request shares, if a client's request would share the runner of
+        `target`."""
         own = self.get(target.key._replace(batch=True))
         return own.target if own is not None and own.phase in (Phase.STARTING, Phase.READY) else target
 
@@ -235,7 +237,7 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False, owner: str | None = None
     ) -> "Lease | None":
         """A lease if the runner is ready and no other request waits for it; otherwise None. Never waits. `owner` is
-        that of `Scheduler.acquire`."""
+        described at `Scheduler.acquire`."""
         slot = self.get(target.key)
         if slot is None:
             slot = self.get(self.standing(target).key)
@@ -266,7 +268,7 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         return lease
 
     def lent(self, lease: "Lease") -> None:
-        """Called by a lease that began for or beside a batch: the others are not to pay for the call."""
+        """Called by a lease that began for or beside a batch. Other leases save the time of this call."""
         self.batches += lease.batch
         self.standstill.look()
 
@@ -294,11 +296,11 @@ class Slots(dict[RunnerKey, RunnerSlot]):
 
 class Lease:
     """A request's hold on a runner: while its client is there, the runner is neither evicted nor stopped by its idle
-    timer. It takes a place of the engine until it is released, also when it was `abandoned`.
+    timer. The lease takes a place of the engine until it is released, even after it was `abandoned`.
 
     `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds; the lease
-    began at `taken`. `limits` are what one request of the model may take. `variant` says how the runner differs from
-    what was asked for, "" if it does not."""
+    began at `taken`. `limits` bound one request of the model. `variant` says how the runner differs from the
+    configuration, "" if it does not."""
 
     __slots__ = (
         "_slots",
@@ -336,7 +338,7 @@ class Lease:
 
     def abandon(self, connection: UpstreamConnection) -> None:
         """The client has left a request that its engine may work on. The lease ends when the engine is done with it,
-        and the runner may be stopped before that. Nothing for a lease that was released."""
+        and the runner may be stopped before that. Does nothing for a lease that was released."""
         if self._slots is not None and not self.abandoned:
             self._slots.abandon(self)
             self.runner.abandoned.add(connection, self.release)

@@ -27,7 +27,7 @@ class Phase(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a runner is drained or stopped, as a sentence; `code` is the same for programs."""
+    """The reason why a runner is drained or stopped, as a sentence. Programs read its `code`."""
 
     IDLE = "its keep-alive has passed"
     ROOM = "another model needs the room"
@@ -76,8 +76,8 @@ class Group:
 
     @property
     def since(self) -> float:
-        """Since when the group has waited for a turn. By this the group stands in line for memory, so that models take
-        turns even where one of them has a long queue."""
+        """The time since which the group has waited for a turn. Groups stand in line for memory by this time, so that
+        models take turns even if one of them has a long queue."""
         return max(self.waiting[0].since, self.turn)
 
 
@@ -149,10 +149,10 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that a plan depends on; `slots` are oldest first. `closing`: the daemon ends. `paused` has the IDs of
-    the models whose runners stop and whose requests wait. `served` has the time of each line's last turn. `asleep` has,
-    for each runner that can sleep, the memory that counts for it in its other condition: asleep if it is awake, awake
-    if it sleeps."""
+    """Everything that a plan depends on; `slots` are oldest first. `closing` is true when the daemon ends. `paused` has
+    the IDs of the models whose runners stop and whose requests wait. `served` has the time of each line's last turn.
+    `asleep` has, for each runner that can sleep, the memory that counts for it in its other condition: asleep if it is
+    awake, awake if it sleeps."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -193,14 +193,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """The runner gives back what it can without ending. Until it sleeps, the larger of both figures counts for it."""
+    """The runner gives back the memory that it can give without ending. Until it sleeps, the larger figure counts."""
 
     key: RunnerKey
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The runner will count for `memory` again; until it is awake, the larger of both figures counts."""
+    """The runner is woken, and will count for `memory` again. Until it is awake, the larger figure counts."""
 
     key: RunnerKey
     memory: RequiredMemory
@@ -235,7 +235,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Plan again at this time even if nothing happens before."""
+    """A plan is due at this time even if nothing happens before."""
 
     time: float
 

@@ -1,4 +1,4 @@
-"""What a request wants of the scheduler."""
+"""The runner that a request wants of the scheduler."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple

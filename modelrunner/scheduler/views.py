@@ -16,7 +16,7 @@ _FOR_BATCHES = "for batches, beside the clients' runner"
 
 
 class SchedulerHealth(StrEnum):
-    """`BUSY`: requests wait for a runner. `ERROR`: the last plan failed."""
+    """`BUSY` means that requests wait for a runner, `ERROR` that the last plan failed."""
 
     READY = "ready"
     BUSY = "busy"
@@ -34,8 +34,8 @@ class RunnerFootprint:
 
 @dataclass(frozen=True, slots=True)
 class RunnerView:
-    """A runner whose process may still exist. `stage` is what it says of its load; `last_used` is None before it was
-    ready; `expires_at` is None while it is in use and where no timer runs; `variant` says how it differs from what was
+    """A runner whose process may still exist. `stage` describes its load; `last_used` is None before it was ready;
+    `expires_at` is None while it is in use and where no timer runs; `variant` says how it differs from what was
     configured, "" if it does not; `sandbox` is None before there was a process."""
 
     id: str

@@ -28,7 +28,7 @@ _LEAVING = (Phase.DRAINING, Phase.STOPPING)
 
 
 class Obstacle(StrEnum):
-    """What a model's requests wait for. `SLOT`: one of the sequences of its engine, which are all in use."""
+    """The thing that a model's requests wait for. `SLOT` is a sequence of its engine; all of them are in use."""
 
     LOAD = "load"
     MEMORY = "memory"
@@ -41,7 +41,7 @@ class Obstacle(StrEnum):
 
 
 class Fitting(StrEnum):
-    """Whether a model would get its memory. `SPLIT`: as a smaller variant."""
+    """Says if a model would get its memory. `SPLIT` means as a smaller variant."""
 
     NOW = "now"
     AFTER_EVICTION = "after_eviction"
@@ -60,9 +60,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a model's requests wait. `position` is the model's place among those that wait for memory, None if none of
-    its requests wait; `waiting_for` is None where a request is answered at once; `victims` are the names of the models
-    that are evicted; `events` are the last ones about the model and about runners evicted for it."""
+    """Explains why a model's requests wait. `position` is the model's place among those that wait for memory, None if
+    none of its requests wait; `waiting_for` is None where a request is answered at once; `victims` are the names of the
+    models that are evicted; `events` are the last ones about the model and about runners evicted for it."""
 
     model: str
     state: str
@@ -77,7 +77,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class FitForecast:
-    """Whether a model would get its memory now; `would_evict` has names of models, `reason` is a sentence."""
+    """Says if a model would get its memory now. `would_evict` has names of models, `reason` is a sentence."""
 
     fits: Fitting
     figures: Figures
@@ -87,9 +87,9 @@ class FitForecast:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What `plan` would do for a request that has waited long enough: `start` a runner, `at_once` or after the victims
-    and the leaving runners have ended. `start` is None while loads that others wait for hold the memory. Or refuse the
-    request with `error`; `pinned` is True if pins are the only reason."""
+    """The decision of `plan` for a request that has waited long enough. It would `start` a runner, `at_once` or after
+    the victims and the leaving runners have ended; `start` is None while loads that others wait for hold the memory. Or
+    it would refuse the request with `error`; `pinned` is True if pins are the only reason."""
 
     start: Start | Wake | None = None
     at_once: bool = False
@@ -100,9 +100,9 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class ExplainContext:
-    """What `explain` needs beside the state of a plan: the model's name of each runner; of the model's own runner the
-    stage of its load and its variant ("" for the configured one); `load`, the seconds that are left of its load or that
-    a load takes, None if none was measured."""
+    """The input of `explain` beside the state of a plan. `names` has the model's name of each runner; `stage` and
+    `variant` ("" for the configured one) describe the model's own runner. `load` is the seconds that are left of its
+    load or that a load takes, None if none was measured."""
 
     names: Mapping[RunnerKey, str]
     stage: str = ""
@@ -221,7 +221,7 @@ def _leaving(state: State) -> tuple[RunnerKey, ...]:
 
 
 def figures(state: State, group: Group, start: Start | Wake | None) -> Figures:
-    """The memory that `start` needs (by default the preferred variant), what is free, and the budget."""
+    """The memory that `start` needs (by default the preferred variant), the free memory, and the budget."""
     memory = Allocation(state.budget, state.slots, group.needs)
     need = start.memory if start else next(iter(group.needs), None)
     free = [max(0, free) for free in memory.free]
