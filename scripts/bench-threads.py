@@ -1,7 +1,7 @@
 """`scripts/bench threads`: two engines on the same processors, by how long their threads wait for each other in a busy
 loop (GOMP_SPINCOUNT, which the daemon sets): each alone, with one client and with many, and both.
 
---counts 300,100 (the daemon's is in backends/modelrunner_llamacpp/backend.py)  --rounds N (9)  --seconds N (2)
+--counts 300,100 (the daemon's is in backends/modelrunner_llamacpp/environment.py)  --rounds N (9)  --seconds N (2)
 --clients N (5) of each engine. A figure is sequences times batches per second, the median of the rounds; in each round
 the counts are asked one after the other, and the ratios to the first count are medians of the rounds' own. Needs the
 native engine: the wheel's has no such setting.

@@ -9,6 +9,7 @@ from modelrunner.sdk import BadRequest, Bundle, Endpoint, Mode, RunSpec
 from modelrunner.sdk.flags import words_of
 from modelrunner_llamacpp import flags
 from modelrunner_llamacpp.engines import Engine, EngineKind
+from modelrunner_llamacpp.environment import INSIDE
 from modelrunner_llamacpp.flags import OPTIONS
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
@@ -18,7 +19,7 @@ _STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-fre
 # can take more than the model.
 _CHECKPOINTS = "3"
 _SEPARATORS = (",", ":", '"')
-_SERVE = Path(__file__).with_name("serve.py")
+_SERVE = INSIDE / "modelrunner_serve.py"
 _POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbers, as in `ARCH.pooling_type`
 
 

@@ -20,7 +20,6 @@ from modelrunner.sdk import (
     Mode,
     ModelFormat,
     ModelRunnerError,
-    Permissions,
     ProgressCallback,
     QuantizeSpec,
     RequiredMemory,
@@ -28,9 +27,20 @@ from modelrunner.sdk import (
     Variant,
     enginecache,
     run,
-    scrubbed_environment,
 )
-from modelrunner_llamacpp import args, engines, errors, fit, flags, memory, quantize, repack, requests, split
+from modelrunner_llamacpp import (
+    args,
+    engines,
+    environment,
+    errors,
+    fit,
+    flags,
+    memory,
+    quantize,
+    repack,
+    requests,
+    split,
+)
 from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.engines import Engine, EngineKind, limited_threads
 from modelrunner_llamacpp.hparams import Header
@@ -45,13 +55,6 @@ _MANAGED = (EngineKind.NATIVE, EngineKind.WHEEL)
 # llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
-_DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers devices as the daemon does
-# libgomp's threads wait for each other in a busy loop, by default for milliseconds. Where two engines share processors,
-# each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
-# which costs one engine alone a few percent at most (docs/performance.md).
-_SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "300"}
-# Never LLAMA_ARG_*, which would be flags past the allow-list.
-_KEPT_VARIABLES = ("GGML_*", "LLAMA_CPP_LIB_PATH", "GOMP_*", "OMP_*")
 
 
 class LlamaCppBackend(Backend):
@@ -114,11 +117,10 @@ class LlamaCppBackend(Backend):
             options = keeper.options
         folder = keeper.folder if keeper else None
         options = options | args.owned(spec, endpoint, engine, folder)
-        env = _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT_VARIABLES) | _DEVICE_ORDER | dict(spec.environment)
+        argv, env = args.command(engine, options), environment.variables(spec)
+        permissions = environment.permissions(engine, folder, options)
         try:
-            binds = "--numa binds threads to the processors of a node" if "--numa" in options else ""
-            permissions = Permissions(engine.files, (folder,) if folder else (), affinity=binds)
-            await run(args.command(engine, options), env=env, options=spec.process, permissions=permissions)
+            await run(argv, env=env, options=spec.process, permissions=permissions)
         finally:
             self._keepers.pop(endpoint, None)
 

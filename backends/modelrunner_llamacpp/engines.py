@@ -52,8 +52,8 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`program` is llama-server, or the interpreter that runs serve.py. `devices` is False if the engine can use no
-    GPU, None if that is unknown. `folder` is the entry of a managed engine in the cache."""
+    """`program` is llama-server, or the interpreter that runs inside/modelrunner_serve.py. `devices` is False if the
+    engine can use no GPU, None if that is unknown. `folder` is the entry of a managed engine in the cache."""
 
     kind: EngineKind
     program: Path
@@ -63,11 +63,6 @@ class Engine:
 
     def __str__(self) -> str:
         return f"llama.cpp {self.version} ({self.kind})"
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """What it reads of its own: the managed engine's folder, and the script that runs it in Python."""
-        return (Path(__file__).with_name("serve.py"), *([self.folder] if self.folder else []))
 
     def marker(self) -> dict[str, Any]:
         return {"kind": self.kind, "version": self.version, "devices": self.devices}

@@ -179,7 +179,7 @@ OWNED = (
     Option("--kv-unified", "kv_unified", Switch("--no-kv-unified"), ("-kvu", "-no-kvu")),
     Option("--slot-save-path", "slot_save_path", Text()),
     Option("--lora-scaled", "lora_adapters", ScaledPaths()),
-    Option("--chat-template-file", "chat_template_file", Text()),  # serve.py reads it for the wheel
+    Option("--chat-template-file", "chat_template_file", Text()),  # inside/modelrunner_serve.py reads it for the wheel
 )
 # Flags of llama-server with the same effects, which the daemon never sets.
 ALSO_OWNED = (  # noqa: SIM905

@@ -5,20 +5,19 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from modelrunner.sdk import (
     BackendExited,
     BackendUnavailable,
     BadRequest,
     InstallProgress,
-    Permissions,
     ProgressCallback,
     QuantizeSpec,
     Sandbox,
     run,
     scrubbed_environment,
 )
+from modelrunner_llamacpp import environment
 from modelrunner_llamacpp.engines import Engine, EngineKind
 
 # Those of quantize.cpp that need no importance matrix.
@@ -26,7 +25,7 @@ TYPES = (
     *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS"),
     *("Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16", "F32"),
 )
-_INSIDE = Path(__file__).with_name("quantize_inside.py")
+_QUANTIZE = environment.INSIDE / "modelrunner_quantize.py"
 _STEP = re.compile(r"\[ *([0-9]+)/ *([0-9]+)\] +([A-Za-z0-9_.]{1,80})")
 
 
@@ -49,8 +48,7 @@ async def quantize(engine: Engine, spec: QuantizeSpec, threads: int | None, prog
     words = command(engine, spec, threads)
     options = replace(spec.process, observer=TensorCounter(progress))
     try:
-        permissions = Permissions((*engine.files, _INSIDE))
-        await run(words, env=scrubbed_environment(), options=options, permissions=permissions)
+        await run(words, env=scrubbed_environment(), options=options, permissions=environment.permissions(engine))
     except BackendExited as ended:
         if ended.returncode != 0:
             raise
@@ -63,7 +61,7 @@ def command(engine: Engine, spec: QuantizeSpec, threads: int | None) -> Sequence
     model, target = str(spec.bundle.model_file), str(spec.target)
     program = engine.program.with_name("llama-quantize")
     if engine.kind is EngineKind.PYTHON:
-        return [str(engine.program), "-I", str(_INSIDE), model, target, spec.type, str(threads or 0)]
+        return [str(engine.program), "-I", str(_QUANTIZE), model, target, spec.type, str(threads or 0)]
     if engine.kind is EngineKind.NATIVE and os.access(program, os.X_OK):
         return [str(program), "--allow-requantize", model, target, spec.type, *([str(threads)] if threads else [])]
     raise BackendUnavailable(

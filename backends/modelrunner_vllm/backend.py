@@ -25,7 +25,6 @@ from modelrunner.sdk import (
     calls,
     enginecache,
     run,
-    scrubbed_environment,
 )
 from modelrunner_vllm import args, engines, environment, errors, flags, install, memory, requests
 from modelrunner_vllm.engines import VERSION, Engine
@@ -77,15 +76,9 @@ class VllmBackend(Backend):
         cache = memory.kv_cache(spec, cuda=engine.cuda)
         with self._scratch.run() as scratch:
             argv = args.command(spec, endpoint, engine, kv_cache=cache, scratch=scratch.folder)
-            env = scrubbed_environment() | environment.variables(spec, engine, self._compiled(), scratch)
+            env = environment.variables(spec, engine, self._compiled(), scratch)
             permissions = environment.permissions(spec, engine, self._compiled(), scratch)
-            await run(
-                argv,
-                env=env | dict(spec.environment),
-                options=spec.process,
-                cwd=scratch.folder,
-                permissions=permissions,
-            )
+            await run(argv, env=env, options=spec.process, cwd=scratch.folder, permissions=permissions)
 
     def priority(self, bundle: Bundle) -> float:
         """Raises `BackendUnavailable` if there is no vLLM for the machine."""

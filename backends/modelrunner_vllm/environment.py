@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelrunner.sdk import BackendUnavailable, Permissions, RunSpec
+from modelrunner.sdk import BackendUnavailable, Permissions, RunSpec, scrubbed_environment
 from modelrunner_vllm import adapters
 from modelrunner_vllm.engines import Engine
 from modelrunner_vllm.model_options import VllmOptions
@@ -90,7 +90,7 @@ def served_names(spec: RunSpec) -> tuple[str, ...]:
 
 
 def permissions(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) -> Permissions:
-    """Returns what vLLM needs beyond its model. `compiled` is made where it is missing."""
+    """Returns the permissions that vLLM needs beyond its model. `compiled` is made where it is missing."""
     compiled.mkdir(parents=True, exist_ok=True)
     ray = VllmOptions.of(spec.options).ray_address
     return Permissions(
@@ -102,7 +102,7 @@ def permissions(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles
 
 
 def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) -> dict[str, str]:
-    """Returns the additions to the scrubbed environment. `compiled` is a folder that keeps compiled code from run to
+    """Returns the environment of the engine's processes. `compiled` is a folder that keeps compiled code from run to
     run."""
     options = VllmOptions.of(spec.options)
     names = {"models": served_names(spec), "adapters": adapters.names(spec)}
@@ -132,4 +132,4 @@ def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) 
         found["RAY_ADDRESS"] = options.ray_address
     if options.executor == "ray":
         found["RAY_USAGE_STATS_ENABLED"] = "0"
-    return found
+    return scrubbed_environment() | found | dict(spec.environment)

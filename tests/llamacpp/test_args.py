@@ -100,7 +100,7 @@ def test_an_engine_without_devices_does_not_try_to_fit() -> None:
 def test_the_wheel_gets_the_same_as_attributes() -> None:
     words = command(spec(bundle(SMOLLM2), "--temp", "0.5", "--no-kv-offload", "-fa", "on", "-ts", "3,1"), WHEEL)
     assert words[:2] == ["/engine/bin/python", "-I"]
-    assert words[2].endswith("serve.py")
+    assert words[2].endswith("inside/modelrunner_serve.py")
     given = json.loads(words[4])
     found = given["attributes"]
     assert found["model.path"] == "/models/model.gguf"

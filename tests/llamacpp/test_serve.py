@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from modelrunner_llamacpp import serve
+from modelrunner_llamacpp.inside import modelrunner_serve as serve
 
 
 class Kind(IntEnum):

@@ -143,6 +143,7 @@ def test_the_environment_is_offline_and_tells_the_guard() -> None:
     assert (env["RAY_ADDRESS"], env["TMPDIR"]) == ("head:6379", "/tmp/scratch")
     assert env["VLLM_CACHE_ROOT"].startswith("/cache/compiled/")
     assert "VLLM_SERVER_DEV_MODE" not in env
+    assert env["X"] == "1"
 
 
 @pytest.mark.parametrize(("engine", "compiles_ahead"), [(CPU, "0"), (CUDA, None)])

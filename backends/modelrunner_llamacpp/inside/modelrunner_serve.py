@@ -1,8 +1,8 @@
 """Runs llama.cpp's server inside a Python that has it as a package: the child process of a runner.
 
-Started by path (`python -I serve.py xllamacpp JSON` or `llama_cpp JSON`) with the engine's own interpreter, where
-modelrunner is not installed: nothing but the standard library and the engine may be imported here. The JSON is made by
-args.py. The default action of SIGTERM ends the process at once, also while a model loads.
+It is started by path (`python -I modelrunner_serve.py xllamacpp JSON` or `llama_cpp JSON`) with the engine's own
+interpreter, where modelrunner is not installed: only the standard library and the engine can be imported here. args.py
+makes the JSON. The default action of SIGTERM ends the process at once, also while a model loads.
 """
 
 import contextlib
