@@ -7,7 +7,7 @@ from typing import Any
 
 from modelrunner.sdk import BadRequest, Bundle, Endpoint, Mode, RunSpec
 from modelrunner.sdk.flags import words_of
-from modelrunner_llamacpp import flags
+from modelrunner_llamacpp import adapters, flags
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.environment import INSIDE
 from modelrunner_llamacpp.flags import OPTIONS
@@ -18,7 +18,6 @@ _STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-fre
 # Copies of a sequence's sliding or recurrent layers, to roll it back: llama.cpp's default of 32 for each sequence
 # can take more than the model.
 _CHECKPOINTS = "3"
-_SEPARATORS = (",", ":", '"')
 _SERVE = INSIDE / "modelrunner_serve.py"
 _POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbers, as in `ARCH.pooling_type`
 
@@ -120,8 +119,7 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
         options["--mmproj"] = str(projector)
     if (template := spec.bundle.files.get("chat_template.jinja")) and "--chat-template" not in flags.parse(spec.flags):
         options["--chat-template-file"] = str(template)
-    if spec.bundle.adapters:
-        options["--lora-scaled"] = ",".join(f"{adapter.path}:{adapter.scale:g}" for adapter in spec.bundle.adapters)
+    options |= adapters.options(spec)
     if spec.draft is not None:
         options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
     if is_stretched(spec):  # the engine would cut a slot's context to the file's figure (server-context.cpp)
@@ -134,18 +132,14 @@ def is_stretched(spec: RunSpec) -> bool:
     return spec.bundle.context_length is not None and spec.context_size > spec.bundle.context_length
 
 
-def check_adapters(spec: RunSpec) -> None:
-    """Raises `BadRequest` for an adapter in a path that cannot be written into `--lora-scaled FILE:SCALE,...`."""
-    for adapter in spec.bundle.adapters:
-        if any(sign in str(adapter.path) for sign in _SEPARATORS):
-            raise BadRequest(
-                f"llama.cpp takes no LoRA adapter whose path has a comma, a colon or a quotation mark: rename "
-                f"{adapter.path}",
-                param="lora",
-            )
+def check(spec: RunSpec, kind: EngineKind | None) -> None:
+    """Raises `BadRequest` for a run that an engine of this kind cannot do. None stands for an engine that is not
+    installed yet."""
+    adapters.check(spec)
+    _check_context(spec, kind)
 
 
-def check_context(spec: RunSpec, engine: Engine | None) -> None:
+def _check_context(spec: RunSpec, kind: EngineKind | None) -> None:
     """Raises `BadRequest` for a stretched context without the flags that extend the model's positions, or with an
     engine that lacks them."""
     if not is_stretched(spec):
@@ -158,7 +152,7 @@ def check_context(spec: RunSpec, engine: Engine | None) -> None:
             f"runtime flags `--rope-scaling yarn --rope-scale {factor}` too",
             param="context-size",
         )
-    if engine is not None and engine.kind is not EngineKind.NATIVE:
+    if kind is not None and kind is not EngineKind.NATIVE:
         raise BadRequest(
             f"{wanted} {trained} tokens that the model was trained for, and only llama.cpp's own server can go there: "
             "build it with `modelrunner install --build llama.cpp`",

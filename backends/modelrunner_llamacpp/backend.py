@@ -108,8 +108,7 @@ class LlamaCppBackend(Backend):
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
-        args.check_context(spec, engine)
-        args.check_adapters(spec)
+        args.check(spec, engine.kind)
         options = self._options(spec)
         keeper = await asyncio.to_thread(keeper_for, self._saved, self.settings, spec, engine, options)
         if keeper is not None:
@@ -167,7 +166,7 @@ class LlamaCppBackend(Backend):
         return await asyncio.to_thread(self._required, spec)
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
-        return memory.growth(spec.bundle, spec.draft, self._options(spec))
+        return memory.growth(spec, self._options(spec))
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Uses the budget's devices if the engine can. The order is that of split.py."""
@@ -196,8 +195,7 @@ class LlamaCppBackend(Backend):
         return flags.fold(flags_)
 
     def check(self, spec: RunSpec) -> None:
-        args.check_context(spec, self._found())
-        args.check_adapters(spec)
+        args.check(spec, self._kind())
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return memory.default_parallel(bundle, self.default_context_size(bundle))
@@ -249,13 +247,16 @@ class LlamaCppBackend(Backend):
     @property
     def _is_in_python(self) -> bool:
         """True if the engine is llama-cpp-python's server, which can do less than llama.cpp's own."""
+        return self._kind() is EngineKind.PYTHON
+
+    def _kind(self) -> EngineKind | None:
+        """Returns the kind of the engine that `run` would start, None if there is none."""
         engine = self._found()
-        return engine is not None and engine.kind is EngineKind.PYTHON
+        return engine.kind if engine else None
 
     def _required(self, spec: RunSpec) -> RequiredMemory:
-        engine = self._found()
-        kind = engine.kind if engine is not None else EngineKind.WHEEL
-        return memory.required(spec.bundle, spec.draft, self._options(spec), kind, self._features)
+        kind = self._kind() or EngineKind.WHEEL
+        return memory.required(spec, kind, self._options(spec), self._features)
 
     def _options(self, spec: RunSpec) -> dict[str, str]:
         """Returns the options of a run, without those that depend on its endpoint."""

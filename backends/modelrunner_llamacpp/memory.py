@@ -113,12 +113,12 @@ def _mapped(options: Mapping[str, str]) -> bool:
 
 
 def required(
-    bundle: Bundle, draft: Bundle | None, options: Mapping[str, str], kind: EngineKind, features: Collection[str] = ()
+    spec: RunSpec, kind: EngineKind, options: Mapping[str, str], features: Collection[str] = ()
 ) -> RequiredMemory:
     """Returns the memory of the run at a full context. `options` are those of args.effective. If they give each device
     a number of layers (split.py), the devices count too; otherwise everything is main memory. `features` are the
     processor's (repack.py)."""
-    shape = Shape.of(options)
+    bundle, draft, shape = spec.bundle, spec.draft, Shape.of(options)
     model, header = tensor_sizes(bundle, shape, _experts_on_host(options)), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
@@ -134,13 +134,13 @@ def required(
         loaded = replace(loaded, ram=loaded.ram + host + _PINNED, vram=vram)
     if not _mapped(options):
         loaded = replace(loaded, shared=0)
-    return loaded + growth(bundle, draft, options)
+    return loaded + growth(spec, options)
 
 
-def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> RequiredMemory:
+def growth(spec: RunSpec, options: Mapping[str, str]) -> RequiredMemory:
     """Returns the memory that is used only as prompts come: the activations and the attention mask of one batch, and
     the logits if every token is an output; checkpoints of states that cannot be rolled back; the cache of prompts."""
-    shape, header = Shape.of(options), Header(bundle.header)
+    shape, header = Shape.of(options), Header(spec.bundle.header)
     row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
     if not shape.flash:  # the scores of all heads, and a copy at half the precision that values are multiplied by
         row += 6 * header.integer("attention.head_count", 1) * shape.context
@@ -150,8 +150,8 @@ def growth(bundle: Bundle, draft: Bundle | None, options: Mapping[str, str]) -> 
         sequences = 0  # nothing is generated
     count = int(options["--ctx-checkpoints"])
     kept = kvcache.checkpoints(header, shape, count)
-    if draft is not None:  # its states are kept beside the model's
-        kept += kvcache.checkpoints(Header(draft.header), _drafting(shape), count)
+    if spec.draft is not None:  # its states are kept beside the model's
+        kept += kvcache.checkpoints(Header(spec.draft.header), _drafting(shape), count)
     prompts = int(options["--cache-ram"]) * MIB
     return RequiredMemory(shape.ubatch * row + kept + prompts + sequences)
 

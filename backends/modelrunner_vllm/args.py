@@ -8,7 +8,7 @@ from typing import Any
 from modelrunner.sdk import BadRequest, Endpoint, Mode, RunSpec
 from modelrunner.sdk.flags import words_of
 from modelrunner_vllm import adapters, flags, model
-from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.engines import Engine, EngineKind
 from modelrunner_vllm.environment import served_names
 from modelrunner_vllm.model_options import VllmOptions
 
@@ -23,11 +23,12 @@ def command(spec: RunSpec, endpoint: Endpoint, engine: Engine, *, kv_cache: int 
     """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice; `scratch` is a
     folder for files of this run. Raises `BadRequest`."""
     options = VllmOptions.of(spec.options)
+    eager = engine.kind is EngineKind.CPU if options.enforce_eager is None else options.enforce_eager
     words = [
         *_owned(spec, endpoint),
         *_sizes(spec, options, kv_cache),
         *_mode(spec, options),
-        *_weights(options, eager=not engine.cuda if options.enforce_eager is None else options.enforce_eager),
+        *_weights(options, eager=eager),
         *_devices(options),
         *adapters.words(spec, scratch),
     ]
@@ -113,12 +114,12 @@ def _flags(own: Mapping[str, str]) -> Iterator[str]:
         yield from words_of(flags.OPTIONS[flag], text)
 
 
-def check(spec: RunSpec, engine_is_cuda: bool) -> None:
-    """Raises `BadRequest` for options that contradict each other or the machine."""
+def check(spec: RunSpec, kind: EngineKind) -> None:
+    """Raises `BadRequest` for a run that an engine of this kind cannot do."""
     options = VllmOptions.of(spec.options)
-    if options.sleep is not None and not engine_is_cuda:
+    if options.sleep is not None and kind is EngineKind.CPU:
         raise BadRequest("sleep needs the CUDA build of vLLM: this machine runs the CPU build", param="vllm.sleep")
-    if options.gpu_memory_utilization is not None and not engine_is_cuda:
+    if options.gpu_memory_utilization is not None and kind is EngineKind.CPU:
         raise BadRequest(
             "gpu-memory-utilization needs a GPU: on the CPU set kv-cache-size, or leave it to the context size",
             param="vllm.gpu-memory-utilization",

@@ -27,7 +27,7 @@ from modelrunner.sdk import (
     run,
 )
 from modelrunner_vllm import args, engines, environment, errors, flags, install, memory, requests
-from modelrunner_vllm.engines import VERSION, Engine
+from modelrunner_vllm.engines import VERSION, Engine, EngineKind
 from modelrunner_vllm.environment import Scratch, check_reachable
 from modelrunner_vllm.machine import Machine, has_cuda
 from modelrunner_vllm.model import sentence_limit
@@ -70,10 +70,10 @@ class VllmBackend(Backend):
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
         engine = self._engine()
-        args.check(spec, engine.cuda)
+        args.check(spec, engine.kind)
         if ray_address := VllmOptions.of(spec.options).ray_address:
             await check_reachable(ray_address)
-        cache = memory.kv_cache(spec, cuda=engine.cuda)
+        cache = memory.kv_cache(spec, engine.kind)
         with self._scratch.run() as scratch:
             argv = args.command(spec, endpoint, engine, kv_cache=cache, scratch=scratch.folder)
             env = environment.variables(spec, engine, self._compiled(), scratch)
@@ -104,7 +104,7 @@ class VllmBackend(Backend):
         return await asyncio.to_thread(enginecache.disk_usage, folders)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return await asyncio.to_thread(lambda: memory.required(spec, cuda=self._cuda()))
+        return await asyncio.to_thread(lambda: memory.required(spec, self._kind()))
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)
@@ -116,7 +116,7 @@ class VllmBackend(Backend):
         super().check(replace(spec, draft=None))
         if spec.draft is not None and spec.draft.format not in self.formats:
             raise BadRequest(f"vllm takes no draft model in the {spec.draft.format} format", param="speculative")
-        args.check(spec, self._cuda())
+        args.check(spec, self._kind())
 
     def default_context_size(self, bundle: Bundle) -> int:
         return min(super().default_context_size(bundle), sentence_limit(bundle) or sys.maxsize)
@@ -150,7 +150,7 @@ class VllmBackend(Backend):
         await requests.settled(endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
-        return (VllmOptions.of(spec.options).sleep or 0) if self._cuda() else 0
+        return (VllmOptions.of(spec.options).sleep or 0) if self._kind() is EngineKind.CUDA else 0
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._ask(endpoint, f"/sleep?level={self.sleep_level(spec)}&mode=wait")
@@ -174,9 +174,11 @@ class VllmBackend(Backend):
             raise BackendUnavailable("vLLM is not installed here: install it with `modelrunner install vllm`")
         return engine
 
-    def _cuda(self) -> bool:
-        engine = engines.find(self.context)
-        return engine.cuda if engine else self.settings.build != "cpu" and has_cuda()
+    def _kind(self) -> EngineKind:
+        """Returns the kind of the installed engine, or of the one that an installation would make."""
+        if (engine := engines.find(self.context)) is not None:
+            return engine.kind
+        return self.settings.build or (EngineKind.CUDA if has_cuda() else EngineKind.CPU)
 
     def _compiled(self) -> Path:
         return self.context.cache / _COMPILED

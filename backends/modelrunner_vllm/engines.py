@@ -4,7 +4,9 @@ counters."""
 import os
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from modelrunner.sdk import BackendContext, Endpoint, calls, enginecache
 
@@ -20,23 +22,24 @@ _FIGURES = re.compile(rb"^vllm:(?:iteration_tokens_total_count|kv_cache_usage_pe
 _COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
+class EngineKind(StrEnum):
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`program` is the interpreter of its environment; `kind` is "cuda" or "cpu"."""
+    """`program` is the interpreter of the engine's environment."""
 
+    kind: EngineKind
     program: Path
     version: str
-    kind: str
 
     def __str__(self) -> str:
         return f"vLLM {self.version} ({self.kind})"
 
-    @property
-    def cuda(self) -> bool:
-        return self.kind == "cuda"
-
-    def marker(self) -> dict[str, str]:
-        return {"version": self.version, "kind": self.kind}
+    def marker(self) -> dict[str, Any]:
+        return {"kind": self.kind, "version": self.version}
 
 
 def link(context: BackendContext) -> Path:
@@ -53,9 +56,9 @@ def usable(folder: Path) -> Engine | None:
     gone."""
     folder = folder.resolve()  # an update may change the link before the program starts
     marker, program = enginecache.read_marker(folder), folder / "bin/python"
-    if marker is None or "kind" not in marker or not os.access(program, os.X_OK):
+    if marker is None or marker.get("kind") not in list(EngineKind) or not os.access(program, os.X_OK):
         return None
-    return Engine(program, str(marker.get("version")), str(marker["kind"]))
+    return Engine(EngineKind(marker["kind"]), program, str(marker.get("version")))
 
 
 async def work_done(endpoint: Endpoint) -> float | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from modelrunner.sdk import BackendUnavailable, Permissions, RunSpec, scrubbed_environment
 from modelrunner_vllm import adapters
-from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.engines import Engine, EngineKind
 from modelrunner_vllm.model_options import VllmOptions
 
 INSIDE = Path(__file__).with_name("inside")
@@ -124,7 +124,7 @@ def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) 
     }
     if options.sleep is not None:
         found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard blocks the other routes of that mode
-    if not engine.cuda:
+    if engine.kind is EngineKind.CPU:
         # vLLM cannot load again what this saves for the CPU ("'function' object has no attribute 'finalize_loading'"),
         # and compiles anew; without it the compiler's own cache is used.
         found["VLLM_USE_AOT_COMPILE"] = "0"

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_vllm.engines import VERSION, Engine, link, usable
@@ -72,7 +73,7 @@ class _Installation:
         self._log = log
         self._progress = progress
 
-    async def make(self, folder: Path) -> dict[str, str]:
+    async def make(self, folder: Path) -> dict[str, Any]:
         self._progress(InstallProgress("making an environment for vLLM"))
         await programs.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
         program = folder / "bin/python"
@@ -84,7 +85,7 @@ class _Installation:
         self._progress(InstallProgress("trying the engine"))
         await programs.execute([program, "-I", "-c", f"import {_MODULE}"], log=self._log)
         await asyncio.to_thread(shutil.rmtree, self._parts)
-        return Engine(program, VERSION, self._build.kind).marker()
+        return Engine(self._build.kind, program, VERSION).marker()
 
     async def _fetch_torch(self, program: Path, torch: str) -> None:
         index = ["--index-url", self._settings.torch_index] if self._settings.torch_index else []

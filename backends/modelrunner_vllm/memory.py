@@ -10,6 +10,7 @@ from typing import Any
 
 from modelrunner.sdk import Bundle, InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec
 from modelrunner_vllm import flags
+from modelrunner_vllm.engines import EngineKind
 from modelrunner_vllm.model_options import VllmOptions
 
 MIB = 1 << 20
@@ -40,9 +41,9 @@ class Shape:
     batched: int
 
     @classmethod
-    def of(cls, spec: RunSpec, *, cuda: bool) -> "Shape":
+    def of(cls, spec: RunSpec, kind: EngineKind) -> "Shape":
         own = flags.parse(spec.flags)
-        block = int(own.get("--block-size", _CUDA_BLOCK if cuda else _CPU_BLOCK))
+        block = int(own.get("--block-size", _CUDA_BLOCK if kind is EngineKind.CUDA else _CPU_BLOCK))
         batched = int(own.get("--max-num-batched-tokens", _BATCHED_TOKENS))
         options = VllmOptions.of(spec.options)
         return cls(spec.context_size, spec.parallel, options, block, batched)
@@ -82,27 +83,27 @@ class Config:
         return self.number("num_hidden_layers")
 
 
-def required(spec: RunSpec, *, cuda: bool) -> RequiredMemory:
+def required(spec: RunSpec, kind: EngineKind) -> RequiredMemory:
     """Returns the memory of the run. On GPUs the whole model lies there, in equal parts."""
-    run = Shape.of(spec, cuda=cuda)
+    run = Shape.of(spec, kind)
     workers = run.options.workers
     adapters = sum(adapter.size for adapter in spec.bundle.adapters)
     model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
     if spec.draft is not None:
         model += weights(spec.draft, run.options) + _activations(Config(spec.draft.header), run, spec.mode)
-    cache = kv_cache(spec, cuda=cuda) or 0
+    cache = kv_cache(spec, kind) or 0
     if run.options.executor == "ray":
         return RequiredMemory(_SERVER)  # Ray places the workers, and accounts for them
-    if not cuda:
+    if kind is EngineKind.CPU:
         return RequiredMemory(_SERVER + workers * (_WORKER + cache) + model)
     device = model // workers + cache + _CUDA_CONTEXT
     return RequiredMemory(_SERVER + workers * _CUDA_WORKER, (device,) * workers)
 
 
-def kv_cache(spec: RunSpec, *, cuda: bool) -> int | None:
+def kv_cache(spec: RunSpec, kind: EngineKind) -> int | None:
     """Returns the bytes of the cache on each device, None if the options give vLLM a share of the GPU instead. A model
     without a cache gets a little: without a figure vLLM requires most of the memory to be free before it starts."""
-    run = Shape.of(spec, cuda=cuda)
+    run = Shape.of(spec, kind)
     if run.options.gpu_memory_utilization is not None:
         return None
     if run.options.kv_cache_size is not None:

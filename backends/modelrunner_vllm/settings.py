@@ -1,9 +1,10 @@
 """The table `[backends.vllm]` of the configuration."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from modelrunner_vllm.engines import EngineKind
 
 
 class VllmSettings(BaseModel):
@@ -17,6 +18,6 @@ class VllmSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    build: Literal["cuda", "cpu"] | None = None
+    build: EngineKind | None = None
     torch_index: str | None = None
     python: Path | None = None

@@ -30,7 +30,7 @@ async def test_they_are_counted(tmp_path: Path) -> None:
     assert both.shared == alone.shared
     given = {"--n-gpu-layers": "31", "--split-mode": "none", "--main-gpu": "0"}
     on_device = [
-        memory.required(m, None, args.effective(spec(m)) | given, EngineKind.WHEEL) for m in (adapted(), adapted("/a"))
+        memory.required(spec(m), EngineKind.WHEEL, args.effective(spec(m)) | given) for m in (adapted(), adapted("/a"))
     ]
     assert on_device[1].vram[0] - on_device[0].vram[0] == SIZE
 

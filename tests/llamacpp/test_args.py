@@ -140,12 +140,12 @@ def test_a_stretched_context_is_told_to_the_engine_and_needs_its_flags() -> None
     stretched = spec(model, "--rope-scaling", "yarn", "--rope-scale", "2", context=4096)
     found = values(command(stretched))
     assert (found["--override-kv"], found["--yarn-orig-ctx"]) == ("llama.context_length=int:4096", "2048")
-    args.check_context(stretched, NATIVE)
+    args.check(stretched, NATIVE.kind)
     with pytest.raises(BadRequest, match="install --build"):
-        args.check_context(stretched, WHEEL)
+        args.check(stretched, WHEEL.kind)
     with pytest.raises(BadRequest, match="--rope-scaling yarn --rope-scale 2"):
-        args.check_context(spec(model, context=2049), NATIVE)
-    args.check_context(spec(model, context=2048), WHEEL)
+        args.check(spec(model, context=2049), NATIVE.kind)
+    args.check(spec(model, context=2048), WHEEL.kind)
     assert "--override-kv" not in command(spec(model, context=2048))
 
 
@@ -172,7 +172,7 @@ def test_every_sequence_has_its_whole_context_in_both_engines(context: int, para
 def test_a_context_is_compared_with_the_trained_one_for_each_sequence() -> None:
     model = replace(bundle(SMOLLM2), context_length=32768)
     run = spec(model, context=32768, parallel=4)
-    args.check_context(run, WHEEL)
+    args.check(run, WHEEL.kind)
     assert values(command(run))["--ctx-size"] == str(4 * 32768)
     with pytest.raises(BadRequest, match="beyond the 32768 tokens"):
-        args.check_context(spec(model, context=32769, parallel=4), NATIVE)
+        args.check(spec(model, context=32769, parallel=4), NATIVE.kind)

@@ -33,7 +33,7 @@ def test_what_it_says_of_the_cache_replaces_the_formula(parallel: int) -> None:
     """20 MiB more than the formula has."""
     run = spec(bundle(GEMMA3), parallel=parallel)
     options = args.effective(run)
-    estimate = memory.required(run.bundle, None, options, EngineKind.NATIVE)
+    estimate = memory.required(run, EngineKind.NATIVE, options)
     told = [Row(None, memory.weights(run.bundle), parallel * 21 * MIB + 20 * MIB, 514 * MIB)]
     assert fit.corrected(estimate, told, run.bundle, options).ram == estimate.ram + 20 * MIB
 

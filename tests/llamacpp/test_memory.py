@@ -23,13 +23,13 @@ __all__ = ["make_backend"]
 
 
 def required(run: RunSpec, kind: EngineKind = EngineKind.NATIVE) -> RequiredMemory:
-    return memory.required(run.bundle, run.draft, args.effective(run), kind)
+    return memory.required(run, kind, args.effective(run))
 
 
 def estimate(metadata: dict[str, Any], context: int, parallel: int, *flags: str, mode: Mode = Mode.COMPLETION) -> float:
     """Right after the load."""
     run = spec(bundle(metadata), *flags, mode=mode, context=context, parallel=parallel)
-    return (required(run).ram - memory.growth(run.bundle, None, args.effective(run)).ram) / MIB
+    return (required(run).ram - memory.growth(run, args.effective(run)).ram) / MIB
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ def test_in_embedding_mode_every_token_has_its_logits(
 def test_without_flash_attention_the_scores_of_all_heads_are_there() -> None:
     """Measured after 4,096 tokens in batches of 64: 17 MiB more than after the load, and 1 MiB for each sequence."""
     run = spec(bundle(SMOLLM2), "-fa", "off", "-b", "64", "-ub", "64", context=4096, parallel=1)
-    assert memory.growth(run.bundle, None, args.effective(run)).ram / MIB == pytest.approx(17, rel=0.1)
+    assert memory.growth(run, args.effective(run)).ram / MIB == pytest.approx(17, rel=0.1)
 
 
 def test_the_prompt_cache_is_counted_before_it_is_used() -> None:
     run = spec(bundle(SMOLLM2), context=512, parallel=1)
     cached = replace(run, flags=("--cache-ram", "256"))
     assert required(cached).ram - required(run).ram == 256 * MIB
-    assert memory.growth(run.bundle, None, args.effective(cached)).ram > 256 * MIB
+    assert memory.growth(run, args.effective(cached)).ram > 256 * MIB
 
 
 def test_a_draft_model_is_counted_once_more_without_the_process() -> None:
     run = spec(bundle(SMOLLM2))
     alone, both = required(run).ram, required(replace(run, draft=bundle(SMOLLM2))).ram
-    grown = memory.growth(run.bundle, None, args.effective(run)).ram
+    grown = memory.growth(run, args.effective(run)).ram
     assert both - alone == alone - 19 * MIB - grown
 
 
@@ -97,13 +97,13 @@ def test_its_cache_is_not_of_the_models_types() -> None:
     both = required(replace(run, draft=bundle(SMOLLM2)))
     assert (
         both.ram - required(run).ram
-        == required(spec(bundle(SMOLLM2))).ram - 19 * MIB - memory.growth(run.bundle, None, args.effective(run)).ram
+        == required(spec(bundle(SMOLLM2))).ram - 19 * MIB - memory.growth(run, args.effective(run)).ram
     )
 
 
 def test_the_states_that_a_draft_model_goes_back_to() -> None:
     run = spec(bundle(GEMMA3), parallel=1)
-    alone, both = (memory.growth(run.bundle, draft, args.effective(run)).ram for draft in (None, run.bundle))
+    alone, both = (memory.growth(replace(run, draft=draft), args.effective(run)).ram for draft in (None, run.bundle))
     assert both - alone == checkpoints(Header(header(GEMMA3)), Shape(2048, 1), 3)
 
 
@@ -202,7 +202,7 @@ def test_what_an_engine_with_devices_holds_of_main_memory_beside_its_share() -> 
     """A driver pins buffers: 200 MiB, whatever the model is."""
     run = spec(bundle(SMOLLM2), "--n-gpu-layers", "all", "--split-mode", "none", "--main-gpu", "0", parallel=1)
     found = required(run)
-    kept = memory.growth(run.bundle, None, args.effective(run)).ram
+    kept = memory.growth(run, args.effective(run)).ram
     program, tokenizer, looked_up = 19 * MIB, 49152 * 215, memory.tensor_sizes(run.bundle, Shape(2048, 1)).rest
     assert found.vram[0] > 0
     assert found.ram == program + tokenizer + looked_up + 200 * MIB + kept

