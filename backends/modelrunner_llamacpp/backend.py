@@ -16,7 +16,6 @@ from modelrunner.sdk import (
     BadRequest,
     Bundle,
     Endpoint,
-    InstallProgress,
     Mode,
     ModelFormat,
     ModelRunnerError,
@@ -35,16 +34,15 @@ from modelrunner_llamacpp import (
     errors,
     fit,
     flags,
+    install,
     memory,
     quantize,
     repack,
     requests,
     split,
 )
-from modelrunner_llamacpp.build import install_build
 from modelrunner_llamacpp.engines import Engine, EngineKind, limited_threads
 from modelrunner_llamacpp.hparams import Header
-from modelrunner_llamacpp.install import NoWheel, compiler, install_wheel
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.settings import LlamaCppSettings
 from modelrunner_llamacpp.slotfiles import SlotFiles
@@ -87,10 +85,7 @@ class LlamaCppBackend(Backend):
         if options:
             raise BadRequest(f"llama.cpp has no option {min(options)!r} for its installation")
         with self._installing.reported("llama.cpp", progress) as tell:
-            if build:
-                await install_build(self.context, tell)
-            else:
-                await self._install_wheel(tell)
+            await install.install(self.context, self.settings, tell, build=build)
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
         """Installs the version of this release, or of the settings, of every installed engine; the wheel if there is
@@ -275,15 +270,3 @@ class LlamaCppBackend(Backend):
         """Returns the folders of the managed engines that this data directory uses."""
         links = (engines.link(self.context, kind) for kind in _MANAGED)
         return [link.resolve() for link in links if link.exists()]
-
-    async def _install_wheel(self, progress: ProgressCallback) -> None:
-        try:
-            await install_wheel(self.context, self.settings, progress)
-        except NoWheel as error:
-            if compiler() is None:
-                raise BackendUnavailable(
-                    f"{error.message}, and there is no C++ compiler to build it: install one (g++ or clang++), "
-                    "then `modelrunner install --build llama.cpp`"
-                ) from None
-            progress(InstallProgress(f"{error.message}: building it"))
-            await install_build(self.context, progress)

@@ -14,7 +14,6 @@ from pathlib import Path
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_llamacpp import engines
 from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, EngineKind
-from modelrunner_llamacpp.install import compiler
 
 TARGETS = ("llama-server", "llama-fit-params", "llama-quantize")
 """The programs of a build."""
@@ -42,7 +41,7 @@ class Device:
     option: str
 
 
-async def install_build(context: BackendContext, progress: ProgressCallback) -> None:
+async def compile_engine(context: BackendContext, progress: ProgressCallback) -> None:
     """Compiles the engine, which takes minutes. Raises `BackendUnavailable` with the package to install, or with the
     place of a failed build's log."""
     if compiler() is None:
@@ -50,6 +49,11 @@ async def install_build(context: BackendContext, progress: ProgressCallback) -> 
     device = find_device()
     build = _BuildRun(context.logs / "build-llama.cpp.log", device, progress)
     await engines.provide(context, EngineKind.NATIVE, entry_name(device), build.make, progress)
+
+
+def compiler() -> str | None:
+    """Returns the C++ compiler that a build would use, None if there is none."""
+    return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
 
 
 def entry_name(device: Device | None, targets: Sequence[str] = TARGETS) -> str:

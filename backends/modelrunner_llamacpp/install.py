@@ -1,14 +1,15 @@
-"""Installs the prebuilt wheel in an environment of its own, in seconds and without a compiler."""
+"""Installs llama.cpp: the prebuilt wheel in an environment of its own, in seconds and without a compiler, or a build
+for this machine (build.py)."""
 
 import platform
 import re
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
 from modelrunner_llamacpp import engines
+from modelrunner_llamacpp.build import compile_engine, compiler
 from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, EngineKind
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
@@ -18,12 +19,31 @@ _PACKAGES = {"libgomp.so.1": "libgomp1 (Debian, Ubuntu) or libgomp (Fedora)"}
 _NO_WHEEL = ("No matching distribution found", "is not a supported wheel on this platform")
 
 
-class NoWheel(BackendUnavailable):
+class _NoWheel(BackendUnavailable):
     """There is no wheel for this platform: the engine can only be compiled."""
 
 
-async def install_wheel(context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback) -> None:
-    """Installs the wheel. Raises `NoWheel`, or `BackendUnavailable` with the reason that pip gave."""
+async def install(
+    context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback, *, build: bool = False
+) -> None:
+    """Installs the prebuilt wheel. With `build`, and where no wheel fits the platform, it compiles a llama-server.
+    Raises `BackendUnavailable` with the machine's shortcoming or with pip's reason, and `InsufficientDisk`."""
+    if build:
+        await compile_engine(context, progress)
+        return
+    try:
+        await _install_wheel(context, settings, progress)
+    except _NoWheel as error:
+        if compiler() is None:
+            raise BackendUnavailable(
+                f"{error.message}, and there is no C++ compiler to build it: install one (g++ or clang++), "
+                "then `modelrunner install --build llama.cpp`"
+            ) from None
+        progress(InstallProgress(f"{error.message}: building it"))
+        await compile_engine(context, progress)
+
+
+async def _install_wheel(context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback) -> None:
 
     async def make(folder: Path) -> Engine:
         return await _make(folder, context.logs / "install-llama.cpp.log", settings, progress)
@@ -95,11 +115,6 @@ def _lacks_library(failed: programs.StepFailed, log: Path) -> BackendUnavailable
     )
 
 
-def _no_wheel(version: str) -> NoWheel:
+def _no_wheel(version: str) -> _NoWheel:
     here = f"{platform.system()} {platform.machine()}, {platform.libc_ver()[0] or 'no glibc'}"
-    return NoWheel(f"there is no prebuilt llama.cpp {version} for this platform ({here})")
-
-
-def compiler() -> str | None:
-    """Returns the C++ compiler that a build would use, None if there is none."""
-    return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    return _NoWheel(f"there is no prebuilt llama.cpp {version} for this platform ({here})")
