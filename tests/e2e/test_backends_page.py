@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.backend import Backend
 from tests.fakes import FAKE_ENGINE
 from tests.pull.models import gguf
 
@@ -55,3 +56,9 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     done = subprocess.run(suite, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "13 passed" in done.stdout
+
+
+def test_the_page_names_the_whole_contract() -> None:
+    page = PAGE.read_text()
+    names = [name for name in vars(Backend) if not name.startswith("_")]
+    assert [name for name in names if not re.search(rf"`{name}\b|\b{name}\(|^ +{name} = ", page, re.MULTILINE)] == []
