@@ -36,8 +36,8 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """`str()` gives docker/model-runner's text (pkg/inference/backend.go): "Running: llama.cpp b11549", "Installing",
-    "Not Installed: binary not found"."""
+    """The state of an engine here. `str()` gives docker/model-runner's text (pkg/inference/backend.go): "Running:
+    llama.cpp b11549", "Installing", "Not Installed: binary not found"."""
 
     state: BackendState
     details: str = ""
@@ -76,7 +76,7 @@ class BackendContext:
 
 
 class NoSettings(BaseModel):
-    """For a backend without settings."""
+    """The settings of a backend that has none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -110,18 +110,18 @@ class Backend(ABC):
         self.settings = self.settings_model.model_validate(dict(context.settings))
 
     def priority(self, bundle: Bundle) -> float:
-        """The backend's rank for this bundle on this machine; the highest is chosen. Raises `BackendUnavailable` if
-        unfit for this machine."""
+        """Returns the backend's rank for this bundle on this machine. The daemon chooses the highest. Raises
+        `BackendUnavailable` if the backend cannot run on this machine."""
         return 0.0
 
     @abstractmethod
     async def install(self, progress: ProgressCallback, **options: Any) -> None:
-        """Makes the engine usable. Idempotent; nothing half-installed is ever used. `options` are the backend's own
-        (llama.cpp: `build=True`); an unknown one raises `BadRequest`. Raises `BackendUnavailable` that says what to
-        do."""
+        """Makes the engine usable. It may be called again, and nothing half-installed is ever used. `options` are the
+        backend's own (llama.cpp: `build=True`); an unknown one raises `BadRequest`. Raises `BackendUnavailable` with a
+        message that says what to do."""
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
-        """Moves to the version that this release of the backend is pinned to."""
+        """Installs the version that this release of the backend is pinned to."""
         await self.install(progress, **options)
 
     @abstractmethod
@@ -130,16 +130,17 @@ class Backend(ABC):
 
     @abstractmethod
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        """Serves the OpenAI API for exactly one model on `endpoint`, once: nothing is ever restarted. Ends only by
-        raising: `CancelledError` when stopped, `BackendExited` when the engine dies; by then every process that it
+        """Serves the OpenAI API for exactly one model on `endpoint`, and never restarts the engine. It ends only by
+        raising: `CancelledError` when stopped, `BackendExited` when the engine dies. By then every process that it
         started is gone. Raises `BackendUnavailable` if the engine is not installed."""
 
     @abstractmethod
-    def status(self) -> BackendStatus: ...
+    def status(self) -> BackendStatus:
+        """Returns the state of the engine."""
 
     @abstractmethod
     async def disk_usage(self) -> int:
-        """Bytes of the installed engine, hard links counted once."""
+        """Returns the bytes of the installed engine, where a file with several names counts once."""
 
     @abstractmethod
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
@@ -152,17 +153,17 @@ class Backend(ABC):
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Returns the ways to run the model within this budget: first the configured one and then, where the model's
-        settings allow it, ways that need less and less memory (fewer layers on a device, less context). Never empty;
-        never starts the engine."""
+        settings allow it, ways that need less and less memory (fewer layers on a device, less context). There is at
+        least one. It never starts the engine."""
         return [Variant(spec, await self.required_memory(spec))]
 
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
         """Returns the engine's own estimate of the run's memory, made without loading the model; None if the engine
-        cannot estimate. May take a second; no load waits for it."""
+        cannot estimate. It may take a second, and no load waits for it."""
         return None
 
     def version(self) -> str:
-        """Returns the version of the engine that `run` would start, "" if none."""
+        """Returns the version of the engine that `run` would start, "" if there is none."""
         return ""
 
     def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
@@ -177,8 +178,8 @@ class Backend(ABC):
         return {}, flags
 
     def check(self, spec: RunSpec) -> None:
-        """Raises `BadRequest` for a run that cannot work according to the model's header. Called in a thread when a
-        model is configured."""
+        """Raises `BadRequest` for a run that cannot work according to the model's header. The daemon calls it in a
+        thread when a model is configured."""
         longest = spec.bundle.context_length
         if longest is not None and spec.context_size > longest:
             raise BadRequest(
@@ -189,7 +190,7 @@ class Backend(ABC):
             raise BadRequest(f"{self.name} has no speculative decoding with a draft model", param="speculative")
 
     def default_context_size(self, bundle: Bundle) -> int:
-        """Returns the tokens of one sequence, for a model without a configured context size."""
+        """Returns the number of tokens of one sequence, for a model without a configured context size."""
         return min(bundle.context_length or 4096, 8192)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
@@ -207,47 +208,47 @@ class Backend(ABC):
 
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         """Returns the client's error for an engine's error answer with this status, 400 to 599. `fields` are the
-        answer's error object, `message` its text. None for the default: a status below 500 passes as the client's
-        mistake, any other becomes 502."""
+        answer's error object, `message` is its text. With None the daemon decides: a status below 500 passes as the
+        client's mistake, any other becomes 502."""
         return None
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
-        """Called before a request goes to the engine's endpoint `path` with fields that an engine may ignore for some
-        models: `tools`, `tool_choice`, `dimensions`, `return_documents`. `fields` are the decoded ones. Returns the
-        names of those that this engine ignores. Raises `BadRequest` where ignoring a field would change the meaning of
-        the answer."""
+        """Returns the names of the fields that this engine ignores. The daemon calls it before a request goes to the
+        engine's endpoint `path` with fields that an engine may ignore for some models: `tools`, `tool_choice`,
+        `dimensions`, `return_documents`. `fields` holds these, decoded. Raises `BadRequest` where ignoring a field
+        would change the meaning of the answer."""
         return ()
 
     async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
         """Returns the names of all fields that the engine reads in a request, or `check_request` judges, for each of
         its endpoints. The gateway names other fields in the answer's `X-Modelrunner-Ignored`, or refuses the request
-        where the answer would mean something else. An endpoint that is not here is taken to read every field. Called
-        when the engine is ready."""
+        where the answer would mean something else. An endpoint that is not here is taken to read every field. The
+        daemon calls it when the engine is ready."""
         return {}
 
     def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
-        """The endpoints at which the engine is asked for a stream although the client wants a plain answer, since it
-        notices in a stream only (or sooner) that a client has left. Each endpoint has the fields that are set in the
-        request: they ask for the stream, and for everything that the plain answer says. The gateway assembles the
-        answer (gateway/dialects/assembly.py). Called when the engine is ready."""
+        """Returns the endpoints at which the gateway asks the engine for a stream although the client wants a plain
+        answer, because the engine notices only in a stream, or sooner there, that a client has left. Each endpoint has
+        the fields to set in the request: they ask for the stream, and for everything that the plain answer says. The
+        gateway assembles the answer (gateway/dialects/assembly.py). The daemon calls it when the engine is ready."""
         return {}
 
     def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
         """Returns the endpoints at which the engine takes words alone for `tool_choice`, and calls any tool where an
-        object names one. The gateway then offers it that tool alone, and requires a call. Called when the engine is
-        ready."""
+        object names one. The gateway then offers it that tool alone, and requires a call. The daemon calls it when the
+        engine is ready."""
         return ()
 
     async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Returns once the engine works for no request whose connection it has closed already. Called after clients
-        have left, and the places of their requests count as taken until it returns; not called again before that. By
-        default at once, for an engine that closes a connection only when it has dropped the request. Raises `OSError`
-        or `ModelRunnerError` if the engine does not answer; it is then asked again."""
+        """Returns once the engine works for no request whose connection it has closed already. The daemon calls it
+        after clients have left, and not again before it returns; until then the places of their requests count as
+        taken. The default returns at once, for an engine that closes a connection only when it has dropped the request.
+        Raises `OSError` or `ModelRunnerError` if the engine does not answer; the daemon then asks again."""
         return
 
     def ran_out_of_memory(self, tail: str) -> bool:
-        """Returns whether the engine's last words say that memory ran out. Then the run is tried again with more
-        memory, and in a smaller variant."""
+        """Returns True if the engine's last words say that memory ran out. The daemon then tries the run again with
+        more memory, and in a smaller variant."""
         return False
 
     def progress(self, line: str) -> str | None:
@@ -255,38 +256,38 @@ class Backend(ABC):
         return None
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
-        """Called when the engine is ready, before its first request; it may restore what `before_stop` saved for the
-        same `owner`, the one for whose requests the model is loaded: an API key by its ID, "" for the owner of the
-        daemon, which is everybody where there are no keys. None for several, or nobody. A failure is logged, and the
-        runner serves anyway."""
+        """Prepares a ready engine for its first request. It may restore what `before_stop` saved for the same `owner`.
+        The model is loaded for the requests of the owner: an API key by its ID, or "" for the owner of the daemon,
+        which is everybody where there are no keys. The owner is None if there are several, or none. A failure is
+        logged, and the runner serves anyway."""
         return
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
-        """Called before the engine is asked to end, while it still answers requests. `owner` is the one whose requests
-        are all that the engine has seen, as in `after_ready`. What it holds is nobody's where that is None: it may
-        not be saved."""
+        """Prepares an engine for its end, while it still answers requests. The engine has seen the requests of `owner`
+        alone, who is named as in `after_ready`. If it is None, the content of the engine belongs to nobody and must not
+        be saved."""
         return
 
     def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
-        """Returns path and body of the smallest request that proves that the engine serves, None if there is none. It
-        is sent only to an engine with open requests that has shown no sign of life for a while."""
+        """Returns path and body of the smallest request that proves that the engine serves, None if there is none. The
+        daemon sends it only to an engine with open requests that has shown no sign of life for a while."""
         path, body = _PROBES[spec.mode]
         return path, {"model": spec.bundle.name, **body}
 
     async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
         """Returns a counter of the engine that grows with every computed batch, None without one: then only processor
-        time distinguishes a working engine from a stuck one. Called while requests are open; it must return within
-        seconds. Raises `OSError` or `ModelRunnerError` if the engine does not answer."""
+        time distinguishes a working engine from a stuck one. The daemon calls it while requests are open; it must
+        return within seconds. Raises `OSError` or `ModelRunnerError` if the engine does not answer."""
         return None
 
     def sleep_level(self, spec: RunSpec) -> int:
-        """Returns the memory that an idle engine of this run can release without being stopped: 0 none (it cannot sleep
-        here, or sleep is not configured), 1 its devices' memory, with the weights moved to main memory, 2 the weights
-        as well."""
+        """Returns the level at which an idle engine of this run can sleep, that is, release memory without being
+        stopped. 0: it releases none (it cannot sleep here, or sleep is not configured). 1: it releases its devices'
+        memory, and moves the weights to main memory. 2: it drops the weights, too."""
         return 0
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Puts a ready engine without requests to sleep; called only where `sleep_level` is not 0."""
+        """Puts a ready engine without requests to sleep. The daemon calls it only if `sleep_level` is not 0."""
         raise BackendUnavailable(f"{self.name} cannot sleep")
 
     async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
@@ -294,11 +295,11 @@ class Backend(ABC):
         raise BackendUnavailable(f"{self.name} cannot sleep")
 
     async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
-        """Quantizes a model with a tool of its engine; an optional ability. Cancelled, it returns when the tool has
-        ended. Raises `BadRequest` for a type that is unknown, `BackendUnavailable` if no engine here has the tool,
-        `BackendExited` if it fails; by default `NotImplementedHere`."""
+        """Quantizes a model with a tool of its engine; an optional ability. If it is cancelled, it returns when the
+        tool has ended. Raises `BadRequest` for an unknown type, `BackendUnavailable` if no engine here has the tool,
+        `BackendExited` if the tool fails. The default raises `NotImplementedHere`."""
         raise NotImplementedHere(f"{self.name} quantizes no models: its engine has no tool for that")
 
     async def forget(self, model_id: str) -> None:
-        """Deletes the saved state of a model's runs. Called after the model was removed."""
+        """Deletes the saved state of a model's runs. The daemon calls it after the model was removed."""
         return

@@ -1,4 +1,4 @@
-"""The contract of every backend, ours and third parties', as a pytest class.
+"""The suite for every backend, ours and others', as a pytest class.
 
 A backend's test is a subclass with the file of a small model and one fixture:
 
@@ -56,14 +56,14 @@ _REQUESTS: dict[Mode, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.asyncio
 class BackendContract:
-    """The tests take `backend` and `spec`, nothing else. The module's docstring shows how to use the class."""
+    """The tests take `backend` and `spec` alone. The module's docstring shows how to use the class."""
 
     model: ClassVar[str | Path]
     load_limit: ClassVar[float] = 120.0
 
     @pytest.fixture
     def context(self, tmp_path: Path) -> BackendContext:
-        """The folders that the backend may write in, and no settings."""
+        """Returns the folders that the backend may write in, without settings."""
         folders = {name: tmp_path / name for name in ("engines", "cache", "logs")}
         for folder in folders.values():
             folder.mkdir()

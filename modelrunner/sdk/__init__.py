@@ -1,4 +1,4 @@
-"""What the author of a backend imports. docs/backends.md shows a backend on a page.
+"""The names that the author of a backend imports. docs/backends.md shows a backend on a page.
 
 A backend is a class derived from `Backend`, named by an entry point of group `modelrunner.backends`, that runs its
 engine with `run`.

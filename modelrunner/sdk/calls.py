@@ -9,16 +9,16 @@ from modelrunner.types import Endpoint
 
 
 async def fetch(endpoint: Endpoint, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
-    """Returns status and body of one exchange on a connection of its own; `timeout` in seconds covers all of it. Raises
-    `OSError` (`TimeoutError` is one) or `EngineProtocolError`."""
+    """Returns the status and the body of one exchange on a connection of its own. `timeout`, in seconds, covers all of
+    it. Raises `OSError` (`TimeoutError` is one) or `EngineProtocolError`."""
     return await UpstreamPool(endpoint).fetch(method, path, body, timeout=timeout)
 
 
 async def ask(
     endpoint: Endpoint, method: str, path: str, body: object = None, *, timeout: float
 ) -> tuple[int, dict[str, Any] | list[Any]]:
-    """Sends and receives JSON, like `fetch` otherwise. Also raises `EngineProtocolError` for an answer that is not
-    JSON."""
+    """Sends and receives JSON, and otherwise does as `fetch`. It also raises `EngineProtocolError` for an answer that
+    is not JSON."""
     sent = b"" if body is None else json.dumps(body).encode()
     status, raw = await fetch(endpoint, method, path, sent, timeout=timeout)
     try:

@@ -1,4 +1,4 @@
-"""For backends: translates an engine's log for people. Pure.
+"""Translates an engine's log for people, for backends. Pure.
 
 A backend lists the causes that its engine's last words may show, and the stages that its log announces.
 """
@@ -22,9 +22,9 @@ class Cause:
 
 
 class Diagnosis:
-    """`causes`: the first that matches any line explains the failure, so specific causes come first. `stages`: pairs of
-    a text and the stage that a line with that text announces; the first match wins. `irrelevant` is a regular
-    expression for lines that never show a cause, such as those that only inform."""
+    """Explains the log of one engine. The first of the `causes` that matches any line explains the failure, so specific
+    causes come first. `stages` are pairs of a text and the stage that a line with that text announces; the first match
+    wins. `irrelevant` is a regular expression for lines that never show a cause, such as those that only inform."""
 
     def __init__(
         self, causes: Iterable[Cause], stages: Sequence[tuple[str, str]] = (), *, irrelevant: str | None = None
@@ -34,7 +34,7 @@ class Diagnosis:
         self._irrelevant = re.compile(irrelevant) if irrelevant else None
 
     def explain(self, tail: str) -> str | None:
-        """For `Backend.explain`."""
+        """Does as `Backend.explain` should."""
         lines = self._lines(tail)
         for pattern, cause in self._causes:
             if match := next(filter(None, map(pattern.search, lines)), None):
@@ -42,12 +42,12 @@ class Diagnosis:
         return None
 
     def ran_out_of_memory(self, tail: str) -> bool:
-        """For `Backend.ran_out_of_memory`."""
+        """Does as `Backend.ran_out_of_memory` should."""
         lines = self._lines(tail)
         return any(pattern.search(line) for pattern, cause in self._causes if cause.memory for line in lines)
 
     def stage(self, line: str) -> str | None:
-        """For `Backend.progress`."""
+        """Does as `Backend.progress` should."""
         return next((stage for text, stage in self._stages if text in line), None)
 
     def _lines(self, tail: str) -> list[str]:

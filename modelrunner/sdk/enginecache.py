@@ -1,5 +1,5 @@
-"""For backends: engines in the cache, made under a lock in a folder beside their place, renamed when finished, shared
-by data directories.
+"""Engines in the cache, for backends. An engine is made under a lock in a folder beside its place, renamed when it is
+finished, and shared by data directories.
 
     CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d/     engine.json (MARKER, written last), the engine, users/
     CACHE/llama.cpp-wheel-2026.10.11549-1a2b3c4d.lock
@@ -34,8 +34,8 @@ _LOCK_POLL = 0.1  # seconds; a file lock cannot be awaited
 
 
 class InstallState:
-    """The state of installations for `Backend.status`: the current `step`, "" for none, and the `failure` of the last
-    one, "" after a success."""
+    """The state of installations for `Backend.status`. `step` is the current one, "" for none. `failure` is that of the
+    last installation, "" after a success."""
 
     def __init__(self) -> None:
         self.step = ""
@@ -43,7 +43,7 @@ class InstallState:
 
     @contextlib.contextmanager
     def reported(self, what: str, progress: ProgressCallback) -> Iterator[ProgressCallback]:
-        """Reports an installation of `what`: yields a callback that keeps the `step` and passes it on."""
+        """Reports an installation of `what`. It yields a callback that keeps the `step` and passes it on."""
 
         def tell(step: InstallProgress) -> None:
             self.step = f"{step.message} ({step.current}/{step.total})" if step.total else step.message
@@ -134,8 +134,7 @@ def _storage_failed(error: OSError, cache: Path, needed: int) -> ModelRunnerErro
 
 
 async def withdraw(link: Path) -> None:
-    """Removes a data directory's link, and the entry if no other data directory uses it. It is no error if they do not
-    exist."""
+    """Removes a data directory's link, and the entry if no other data directory uses it. Either may be missing."""
     if link.is_symlink():
         entry = link.readlink()
         link.unlink()
@@ -197,7 +196,7 @@ class _Lock:
 
 
 async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]]) -> None:
-    for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a killed run: we hold its lock
+    for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # a killed run has left it: we hold its lock
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
     work = _beside(entry)
     try:

@@ -1,4 +1,4 @@
-"""For backends: checks runtime flags against a typed allow-list.
+"""Checks runtime flags against a typed allow-list, for backends.
 
 A value stays the text of the command line; its kind checks that text. Every other flag is refused. The refusal names
 the setting to use instead, or the flag that was probably meant.
@@ -13,7 +13,7 @@ from modelrunner.errors import BadRequest
 
 
 class FlagKind(Protocol):
-    """The type of a flag's value. `check` raises `ValueError` with the wanted form; `value` returns the Python value of
+    """The type of a flag's value. `check` raises `ValueError` with the wanted form. `value` returns the Python value of
     a text that was checked."""
 
     def check(self, text: str) -> None: ...
@@ -41,6 +41,8 @@ class Integer:
 
 @dataclass(frozen=True)
 class Number:
+    """A number from `low` to `high`."""
+
     low: float
     high: float
 
@@ -72,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Text:
-    """Any text: for flags that only the daemon sets."""
+    """Any text. It is for flags that only the daemon sets."""
 
     def check(self, text: str) -> None: ...
 
@@ -82,7 +84,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Switch:
-    """No value; `off` is the flag for the opposite, "" if the engine has none. The text is "on" or "off"."""
+    """A flag without a value. `off` is the flag for the opposite, "" if the engine has none. The text is "on" or
+    "off"."""
 
     off: str = ""
 
@@ -121,8 +124,8 @@ class Field:
 class AllowList(Generic[FlagT]):
     """The flags of one engine.
 
-    `engine` is its name in messages. `allowed` are the flags that a person may set. `owned` are those that the daemon
-    sets, and `also_owned` more names of that sort. `reasons` has, for a flag that is refused, what to do instead.
+    `engine` is its name in messages. `allowed` are the flags that a person may set. `owned` are flags that the
+    daemon sets, and `also_owned` are more names of that sort. `reasons` says for a refused flag what to do instead.
     `shorthands` are spellings that stand for a flag with its value. `fields` are the flags that a field of a model's
     configuration stands for.
     """
@@ -164,8 +167,8 @@ class AllowList(Generic[FlagT]):
         return parsed
 
     def fold(self, flags: tuple[str, ...]) -> tuple[dict[str, int | None], tuple[str, ...]]:
-        """For `Backend.fold_flags`: returns the values of the fields that flags stand for, and the other flags, spelled
-        out. Without such a flag the flags are returned unchanged. Raises `BadRequest` as `parse` does."""
+        """Does as `Backend.fold_flags` should: returns the values of the fields that flags stand for, and the other
+        flags, spelled out. Without such a flag it returns the flags unchanged. Raises `BadRequest` as `parse` does."""
         parsed = self.parse(flags)
         found = {known.name: known.value(parsed.pop(flag)) for flag, known in self._fields.items() if flag in parsed}
         if not found:

@@ -1,4 +1,4 @@
-"""For backends: runs the programs of an installation (pip, cmake, ninja), under the same guardian as engines."""
+"""Runs the programs of an installation (pip, cmake, ninja) for backends, under the same guardian as engines."""
 
 import sys
 from collections import deque
@@ -22,7 +22,7 @@ _LOG_LIMIT = 64 << 20
 
 
 class StepFailed(BackendUnavailable):
-    """A program of an installation failed; `lines` are its last ones."""
+    """A program of an installation failed. `lines` are the last lines that it wrote."""
 
     def __init__(self, message: str, lines: Sequence[str]) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class StepFailed(BackendUnavailable):
 
 
 class _OutputLines:
-    """The observer of a step: passes lines on and keeps the last of them."""
+    """The observer of a step. It passes lines on, and keeps the last of them."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.last: deque[str] = deque(maxlen=40)
@@ -50,8 +50,8 @@ async def execute(
     on_line: Callable[[str], None] = lambda _: None,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs one program to its end with all output in `log`. Raises `StepFailed` if it fails. When the caller is
-    cancelled, or this process dies, all processes of the program end too."""
+    """Runs one program to its end, and writes all its output to `log`. Raises `StepFailed` if it fails. When the caller
+    is cancelled, or this process dies, all processes of the program end, too."""
     words = [str(word) for word in argv]
     kept = scrubbed_environment(keep=_KEPT) | dict(env or {})
     environment = {name: value for name, value in kept.items() if name not in _ELSEWHERE}
@@ -66,7 +66,7 @@ async def execute(
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Returns the line to show: the last one with the word error, else the last one."""
+    """Returns the line to show: the last one with the word error, or the last one of all."""
     errors = [line for line in lines if "error" in line.lower()]
     return ([*lines, *errors] or [""])[-1].strip()[:300]
 
