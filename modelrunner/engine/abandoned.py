@@ -20,17 +20,16 @@ Free = Callable[[], None]
 
 
 class Abandoned:
-    """Those of one engine. `settled` is that of its backend (`Backend.settled`). `ended` is set once the engine is
-    gone."""
+    """The abandoned requests of one engine. `settled` asks its backend (`Backend.settled`)."""
 
     def __init__(self, settled: Callable[[], Awaitable[None]]) -> None:
         self._settled = settled
-        self._closed: list[Free] = []  # of requests whose connection the engine has closed
+        self._closed: list[Free] = []  # each for a request whose connection the engine has closed
         self._task: asyncio.Task[None] | None = None
         self._ended = False
 
     def add(self, connection: UpstreamConnection, free: Free) -> None:
-        """Leaves the exchange of `connection`. `free` is called once: when the engine's place is free, or the engine is
+        """Leaves the exchange of `connection`. It calls `free` once: when the engine's place is free, or the engine is
         gone."""
         if not connection.leave(lambda: self._connection_closed(free)):
             free()
@@ -44,7 +43,8 @@ class Abandoned:
             self._task = asyncio.get_running_loop().create_task(self._settle())
 
     async def _settle(self) -> None:
-        """Asks the engine once for all whose connections are closed, and again for those that came meanwhile."""
+        """Asks the engine once for all requests whose connections are closed, and again for those that came
+        meanwhile."""
         try:
             while self._closed:
                 asked, self._closed = self._closed, []
@@ -57,7 +57,8 @@ class Abandoned:
             self._task = None
 
     async def _let_settle(self) -> None:
-        """An engine that computes, or hangs, may not answer for a while: the watchdog sees to one that hangs."""
+        """Asks until the engine answers. An engine that computes may not answer for a while; the watchdog ends one that
+        hangs."""
         for _ in range(_TRIES):
             try:
                 await self._settled()
@@ -68,7 +69,7 @@ class Abandoned:
         log.warning("an engine does not say whether it is done with requests that were given up: %s", failure)
 
     def end(self) -> None:
-        """The engine is gone, and all its places with it."""
+        """Frees all places, because the engine is gone."""
         self._ended = True
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""What an engine wrote last, as the reason why it ended."""
+"""Explains the end of an engine by the last lines of its log."""
 
 import logging
 import signal
@@ -17,19 +17,20 @@ _LONGEST = 400
 
 
 def is_echo(line: str) -> bool:
-    """True for a log line that only our own health checks have caused. It is neither progress nor a reason."""
+    """Returns True for a log line that only our own health checks have caused. Such a line is neither progress nor a
+    reason."""
     return "/health" in line
 
 
 def last_words(tail: str) -> str:
-    """The last three lines of a log, joined to one of at most 400 characters that a terminal can print."""
+    """Returns the last three lines of a log, joined to one of at most 400 characters that a terminal can print."""
     told = [line for line in tail.splitlines() if not is_echo(line)]
     lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in told]
     return " | ".join([line for line in lines if line][-_LINES:])[-_LONGEST:]
 
 
 class LastWords:
-    """Of one run. `oom_kills` counts the processes that the system has killed for want of memory."""
+    """The last log lines of one run. `oom_kills` counts the processes that the system has killed for want of memory."""
 
     def __init__(self, backend: Backend, oom_kills: Callable[[], int]) -> None:
         self._backend = backend
@@ -38,7 +39,7 @@ class LastWords:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def begin(self) -> None:
-        """The engine is about to be started."""
+        """Is called before the engine starts."""
         self._oom_kills_before = self._oom_kills()
 
     def heard(self, line: str) -> None:
@@ -46,8 +47,8 @@ class LastWords:
         self._lines.append(line)
 
     async def explain(self, error: Exception, stage: str) -> ModelRunnerError:
-        """`error`, which ended the engine, with the explanation of its last words. `stage` is what it was doing, ""
-        for an engine that was ready."""
+        """Returns the `error` that ended the engine, with its last words explained. `stage` is the stage of its start,
+        "" for an engine that was ready."""
         match error:
             case BackendExited():
                 killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before

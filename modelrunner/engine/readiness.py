@@ -13,19 +13,20 @@ from modelrunner.types import Endpoint
 
 _HEALTH_TIMEOUT = 5.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds
-_LONGEST_START = 12  # stall limits, however busy the engine seems
+_LONGEST_START = 12  # times the stall limit, however busy the engine seems
 
 
 class PortTaken(EngineFailed):
-    """Another process listens on the TCP port that the engine was to have."""
+    """Another process listens on the TCP port of the engine."""
 
 
 def is_free(endpoint: Endpoint) -> bool:
-    """Whether an engine could listen there; always true of a Unix socket, which lies in a folder of ours."""
+    """Returns True if an engine could listen there. A Unix socket is always free, because it lies in a folder of
+    ours."""
     if endpoint.host is None or endpoint.port is None:
         return True
     with socket.socket(socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended are in nobody's way
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores connections that have ended
         try:
             probe.bind((endpoint.host, endpoint.port))
         except OSError as error:
@@ -34,8 +35,8 @@ def is_free(endpoint: Endpoint) -> bool:
 
 
 def pause(starting: float, silent: float) -> float:
-    """Seconds between two questions to an engine that has been `starting` for so long, and `silent` since its last
-    line: 0.01 at first, at most 0.25."""
+    """Returns the seconds between two questions to an engine: 0.01 at first, at most 0.25. The engine has been
+    `starting` for so many seconds, and `silent` for so many since its last line."""
     return min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, min(starting / 100, silent / 10)))
 
 
@@ -52,15 +53,15 @@ class Readiness:
         self._news = asyncio.Event()
 
     def heard(self) -> None:
-        """The engine has logged something."""
+        """Is called for each line that the engine logs."""
         self._progressed = self._heard = self._clock()
         self._news.set()
 
     async def wait(self) -> None:
-        """Returns once the engine answers `GET /health` with 200. Asks every 10 ms at first, and again after each line
-        that it logs, then ever more seldom, at most after a quarter of a second. Raises `TimedOut` after `stall_limit`
-        seconds without progress (a log line, processor time, reading from disk) or twelve times as long in all,
-        `PortTaken` if another process listens on its port."""
+        """Returns once the engine answers `GET /health` with 200. It asks every 10 ms at first, later less often, but
+        at least every quarter of a second, and soon after each line that the engine logs. Raises `TimedOut` after
+        `stall_limit` seconds without progress (a log line, processor time, reading from disk) or twelve times as long
+        in all, `PortTaken` if another process listens on the engine's port."""
         self._began = self._progressed = self._sampled = self._clock()
         while not (await self._answers() and await self._is_ours()):
             await self._pause()
@@ -87,7 +88,8 @@ class Readiness:
         return status == 200
 
     async def _is_ours(self) -> bool:
-        """Another program may answer on a TCP port; a Unix socket lies in a private folder."""
+        """Returns False if another program may have answered on the TCP port. A Unix socket lies in a private
+        folder."""
         endpoint = self._upstream.endpoint
         if endpoint.host is None or endpoint.port is None:
             return True

@@ -1,4 +1,4 @@
-"""What takes an engine's answer: the protocol, and a small answer in a future."""
+"""Receivers take an engine's answer: their protocol, and one that keeps a small answer in a future."""
 
 import asyncio
 from typing import Protocol
@@ -6,22 +6,24 @@ from typing import Protocol
 from modelrunner.errors import EngineProtocolError
 
 FETCH_LIMIT = 16 << 20
-"""Bytes of a body."""
+"""The most bytes of a body."""
 
 
 class Receiver(Protocol):
     """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
-    last. All come from the event loop, none from inside `UpstreamPool.send`. One that `is_told` reads
+    last. All calls come from the event loop, none from inside `UpstreamPool.send`. A receiver that `is_told` reads
     `UpstreamConnection.received` at the end."""
 
     is_told: bool
 
     def splices(self, status: int) -> bool:
-        """Asked once the status is known: True takes a body of unknown length with its chunk framing."""
+        """Returns True to take a body of unknown length with its chunk framing. The call comes once the status is
+        known."""
 
     def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
-        """`length` is None for a body of unknown length: then `data` is in chunks if `splices` said so. `headers`
-        have names in lower case, and no Content-Length. `data` is the first of the body, empty only if all of it is."""
+        """Takes the head and the first `data` of the body, which is empty only if the whole body is. `length` is None
+        for a body of unknown length: then `data` is in chunks if `splices` said so. `headers` have names in lower case,
+        and no Content-Length."""
 
     def on_data(self, data: bytes) -> object: ...
 
@@ -31,7 +33,7 @@ class Receiver(Protocol):
 
 
 class Collector:
-    """A `Receiver`: `done` is the status and the body, or the failure."""
+    """A `Receiver`. `done` gets the status and the body, or the failure."""
 
     is_told = False
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _OwnedOrder = Callable[[RunSpec, Endpoint, str | None], Awaitable[None]]
-_OTHER_PORTS = 5  # that are tried when one is taken
+_OTHER_PORTS = 5  # tried when one is taken
 # Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
 # milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it
 # (gateway/exchange.py): there the client waits, and the usual end is at once.
@@ -59,8 +59,8 @@ class Runner:
         oom_kills: Callable[[], int] = oom_kills,
         other_port: Callable[[], Endpoint] | None = None,
     ) -> None:
-        """`folder` is for the files of this run, such as its socket: made for it, and removed after it. `other_port`
-        chooses another endpoint when something else listens on that of an engine that starts."""
+        """`folder` is for the files of this run, such as its socket. The run makes and removes it. `other_port` chooses
+        another endpoint if something else listens on the endpoint of an engine that starts."""
         self.id = id
         self.key = key
         self.served = Served(spec.bundle.name, key.backend, id)
@@ -79,10 +79,10 @@ class Runner:
         self.upstream = UpstreamPool(endpoint)
         self.abandoned = Abandoned(self._settled)
         self.endpoints = backend.endpoints
-        self.sleep_level = 0  # as of `Backend.sleep_level`, once it is ready
-        self.asked_as_streams: Mapping[str, Mapping[str, Any]] = {}  # as of the backend, once it is ready
-        self.chooses_by_word: Collection[str] = ()  # the same
-        self.request_fields: Mapping[str, Collection[str]] = {}  # the same
+        self.sleep_level = 0  # from `Backend.sleep_level`, once it is ready
+        self.asked_as_streams: Mapping[str, Mapping[str, Any]] = {}  # from the backend, once it is ready
+        self.chooses_by_word: Collection[str] = ()  # from the backend, too
+        self.request_fields: Mapping[str, Collection[str]] = {}  # from the backend, too
         self._backend = backend
         self._folder = folder
         self._clock = clock
@@ -99,13 +99,13 @@ class Runner:
         return f"<Runner {self.id} {self.key} {' -> '.join(self._history)} pid={self.pid}>"
 
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
-        """Starts the engine and keeps it until it ends or the caller is cancelled; `changed` is called after every
-        change of phase or stage. `loaded_for` gives the owner of `Backend.after_ready`.
+        """Starts the engine and keeps it until it ends or the caller is cancelled. It calls `changed` after every
+        change of phase or stage. `loaded_for` returns the owner for `Backend.after_ready`.
 
         Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
         no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
-        seconds while starting, `BackendUnavailable` when it could not be executed. Nothing
-        of it is left by then, its folder included.
+        seconds while starting, `BackendUnavailable` when it could not be executed. By then nothing of the run is left,
+        not even its folder.
         """
         self._changed, self._loaded_for = changed, loaded_for
         self.started = self._clock()
@@ -153,7 +153,7 @@ class Runner:
             await stopped(engine, patience=LAST_CHANCE if ended_by_itself else None)
 
     def check_model(self, model_id: str) -> None:
-        """The guard: raises `Misdirected` for any model but the one that this runner has loaded."""
+        """Raises `Misdirected` for any model but the one that this runner has loaded."""
         if model_id != self.spec.model_id:
             mine = self.spec.bundle.name
             raise Misdirected(
@@ -179,7 +179,7 @@ class Runner:
         await self._ask("fall asleep", self._backend.sleep, self.spec.process.stop_grace)
 
     async def wake(self) -> None:
-        """Wakes the engine. Raises as `sleep` does; the limit is `stall_limit`."""
+        """Wakes the engine. It raises as `sleep` does; the limit is `stall_limit`."""
         self.stage = "waking up"
         await self._ask("wake up", self._backend.wake, self._stall_limit)
         self.stage, self._watchdog.resting = "", False
@@ -213,14 +213,14 @@ class Runner:
         self._changed()
 
     def mark_stopping(self) -> None:
-        """Records the decision to stop it; the caller cancels its task next."""
+        """Records the decision to stop the engine. The caller cancels the task of `run` next."""
         self.go_on()
         if self.process_phase is not ProcessPhase.STOPPING:
             self.become(ProcessPhase.STOPPING)
 
     def measured_memory(self) -> RequiredMemory | None:
-        """Returns the main memory of its processes; None without a process. Scans every process of the machine:
-        milliseconds. `shared` is the part that other runners of the model map too."""
+        """Returns the main memory of the engine's processes, None without a process. It scans every process of the
+        machine, which takes milliseconds. `shared` is the part that other runners of the model map, too."""
         if self.pid is None:
             return None
         memory = memory_of(self.pid)
@@ -251,7 +251,7 @@ class Runner:
             self.become(ProcessPhase.READY)
 
     async def _serve(self, engine: "asyncio.Task[Any]") -> None:
-        """Until the engine has ended. Raises `EngineFailed` once it has stopped serving."""
+        """Returns when the engine has ended. Raises `EngineFailed` once it has stopped serving."""
         if self.pid is None or not self._is_watched:
             await asyncio.wait([engine])
             return
@@ -264,7 +264,7 @@ class Runner:
             await stopped(watch)
 
     async def _exchange(self, order: _OwnedOrder, owner: str | None, failed: str) -> None:
-        """Lets the backend speak with its living engine, within the grace that a stop has."""
+        """Lets the backend speak with its living engine, for at most the grace of a stop."""
         try:
             async with asyncio.timeout(self.spec.process.stop_grace):
                 await order(self.spec, self.endpoint, owner)

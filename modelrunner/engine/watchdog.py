@@ -22,7 +22,7 @@ from modelrunner.types import RunSpec
 
 log = logging.getLogger(__name__)
 
-_LOOKS = 10  # in one limit
+_LOOKS = 10  # looks in one limit
 # A share of one processor. Far above what our own looks cost, and far below what driving a GPU does.
 _BUSY = 0.01
 _BUSY_READING = 1 << 20  # bytes
@@ -34,23 +34,23 @@ _ASK_LIMIT, _PROBE_LIMIT = 5.0, 15.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """An engine owes an answer. `quiet` is the time of its last sign of life, `silent` the time of its last sign other
-    than processor time, in seconds of a clock."""
+    """The silence of an engine that owes an answer. `quiet` is the time of its last sign of life, `silent` the time of
+    its last sign other than processor time, in seconds of a clock."""
 
     quiet: float
     silent: float
 
     def suspicious(self, now: float, limit: float, *, counts_work: bool) -> bool:
-        """Returns whether to ask it for a token. An engine without a work counter is trusted as long as it uses the
-        processor."""
+        """Returns True if it is time to ask the engine for a token. An engine without a work counter is trusted as long
+        as it uses the processor."""
         return now - self.quiet >= limit or (counts_work and now - self.silent >= _SPINNING * limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The changes since the last look. `waiting`: exchanges under way now; `begun`: there were new ones; `answered`:
-    bytes came; `worked`: counted work was done, None if the engine did not say; `busy`: it used the processor or the
-    disk."""
+    """The changes since the last look. `waiting` exchanges are under way now. `begun` is True if there were new ones,
+    `answered` if bytes came, `worked` if counted work was done (None if the engine did not say), `busy` if the engine
+    used the processor or the disk."""
 
     waiting: int
     begun: bool
@@ -60,9 +60,9 @@ class Sample:
 
 
 def after(before: Silence | None, look: Sample, now: float) -> Silence | None:
-    """Returns the silence after a look; None while no answer is owed. A request that its client gave up without a byte
-    of an answer is still owed: impatient clients must not hide an engine that serves no request. An engine that counts
-    its work, and has no request waiting, is well."""
+    """Returns the silence after a look, None while the engine owes no answer. It still owes the answer to a request
+    that its client gave up without a byte: impatient clients must not hide an engine that serves no request. An engine
+    that counts its work, and has no request waiting, is well."""
     if not look.waiting and (look.answered or look.worked is not None or not (before or look.begun)):
         return None
     if before is None or look.answered or look.worked:
@@ -71,7 +71,7 @@ def after(before: Silence | None, look: Sample, now: float) -> Silence | None:
 
 
 class Watchdog:
-    """Watches the engine of one runner. `upstream` are the connections that serve requests; the watchdog asks on
+    """Watches the engine of one runner. `upstream` has the connections that serve requests; the watchdog asks on
     others."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Watchdog:
         self._ask_limit = min(_ASK_LIMIT, limit / _LOOKS)
         self._clock = clock
         self._activity_of = activity
-        self.resting = False  # it sleeps: nothing is owed, and nothing asked
+        self.resting = False  # True while the engine sleeps: it owes nothing, and is not asked
         self._silence: Silence | None = None
         self._begun = self._answered = 0
         self._work: float | None = None
@@ -135,7 +135,8 @@ class Watchdog:
         self._silence = after(self._silence, look, self._clock())
 
     async def _ask(self, pid: int) -> tuple[bool | None, bool]:
-        """Returns whether it did counted work since the last call, and whether it used the processor or the disk."""
+        """Returns two facts since the last call: if the engine did counted work (None if it does not say), and if it
+        used the processor or the disk."""
         busy = self._is_busier(await asyncio.to_thread(self._activity_of, pid))
         try:
             async with asyncio.timeout(self._ask_limit):
@@ -154,14 +155,14 @@ class Watchdog:
         return activity.cpu - before.cpu >= _BUSY * passed or activity.read - before.read >= _BUSY_READING
 
     async def _completes_a_token(self) -> bool:
-        """True too for a backend that has no probe. An engine all of whose sequences are taken lets a probe wait: that
-        alone proves nothing, and the caller looks again."""
+        """Returns True if the engine completes a token, or if its backend has no probe. An engine all of whose
+        sequences are taken lets a probe wait: that alone proves nothing, and the caller looks again."""
         probe = await asked(self._backend.probe, self._spec)
         if probe is None:
             return True
         path, body = probe
         try:
-            own = UpstreamPool(self._served.endpoint)  # what is asked on it counts as no request
+            own = UpstreamPool(self._served.endpoint)  # a probe counts as no request
             status, _ = await own.fetch("POST", path, json.dumps(body).encode(), timeout=self._probe_limit)
         except (OSError, EngineProtocolError) as error:
             log.warning("an engine did not complete a token when asked to: %s", str(error) or "it took too long")

@@ -1,4 +1,4 @@
-"""Keeps one engine, and lets nothing of it outlive the daemon. A script of its own, started by process.py as
+"""Keeps one engine, and lets none of its processes outlive the daemon. process.py starts this script as
 `python -I -S guardian.py FD`. It imports nothing of modelrunner, so that it starts in milliseconds and stays small.
 
 FD is one end of a stream socket. The daemon sends the command line (8 bytes of length, then a marshalled triple of
@@ -9,9 +9,9 @@ everything. The end of the stream means that the daemon is gone, and counts as K
 reaped.
 
 On Linux it is a subreaper: descendants that leave the session or the process group become its children when their
-parents end, and are found (prctl(2), PR_SET_CHILD_SUBREAPER). Should the guardian itself be killed, the kernel kills
-the engine (PR_SET_PDEATHSIG), and the daemon, a subreaper too, kills the rest. Elsewhere the process group is all there
-is.
+parents end, and are found (prctl(2), PR_SET_CHILD_SUBREAPER). If the guardian itself is killed, the kernel kills
+the engine (PR_SET_PDEATHSIG), and the daemon, which is a subreaper, too, kills the rest. On other systems the guardian
+knows only the process group.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # on every processor
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # the same on every processor
 RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
 RIGHTS_ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # LANDLOCK_ACCESS_FS_* that a file itself may have
 LINUX = sys.platform == "linux"
@@ -157,8 +157,9 @@ def confine(
     ports: list[tuple[int, int]],
     system_calls: bytes,
 ) -> None:
-    """Applies what confinement.py decided: resource limits; the capabilities that root keeps (None: not root); a
-    `struct landlock_ruleset_attr`, with the rights on paths and on ports; an array of `struct sock_filter`."""
+    """Applies the decisions of confinement.py: resource `limits`; the `capabilities` that root keeps, None for another
+    user; the `ruleset`, a `struct landlock_ruleset_attr`, with the rights on paths (`rules`) and on `ports`; and
+    `system_calls`, an array of `struct sock_filter`."""
     for number, most in limits:
         hard = resource.getrlimit(number)[1]
         most = most if hard == resource.RLIM_INFINITY else min(hard, most)
@@ -177,7 +178,7 @@ def confine(
 
 
 class FilterProgram(ctypes.Structure):
-    """`struct sock_fprog`."""
+    """The kernel's `struct sock_fprog`."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
@@ -217,8 +218,7 @@ def raise_oom_score() -> None:
 
 
 def watch(control: int, ended: int, engine: int) -> int | None:
-    """Waits and obeys the daemon until the engine has ended (returns its wait status) or has to be killed (returns
-    None)."""
+    """Waits and obeys the daemon. Returns the engine's wait status when it has ended, None when it has to be killed."""
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(ended, select.POLLIN)
@@ -237,7 +237,7 @@ def watch(control: int, ended: int, engine: int) -> int | None:
 
 
 def reap(engine: int) -> int | None:
-    """Reaps all ended processes, including adopted ones; returns the engine's wait status if it was among them."""
+    """Reaps all ended processes, including adopted ones. Returns the engine's wait status if it was among them."""
     status = None
     while True:
         try:
@@ -258,8 +258,8 @@ def kill_group(engine: int, number: int) -> None:
 
 
 def sweep(ended: int) -> None:
-    """Kills children until there are none: after each death we adopt its children. A process that has become another
-    user's cannot be killed, and is given up."""
+    """Kills children until there are none. After each death we adopt the children of the dead. A process that has
+    become another user's cannot be killed, and is given up."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -282,7 +282,7 @@ def kill(child: int) -> bool:
 
 
 def children() -> list[int]:
-    """Returns process IDs of our children; they cannot be reused before we have reaped them."""
+    """Returns the process IDs of our children. An ID cannot be reused before we have reaped its process."""
     try:  # from the kernel, which is faster than a chain of processes that replace themselves
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as found:
             return [int(pid) for pid in found.read().split()]

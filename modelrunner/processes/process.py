@@ -1,5 +1,5 @@
-"""Runs one child process as a coroutine, from its start until it is reaped. The coroutine ends by raising; cancelling
-it stops the process; and no process of it is left when it has raised.
+"""Runs one child process as a coroutine, from its start until it is reaped. The coroutine ends by raising. Cancelling
+it stops the process. When it has raised, none of its processes is left.
 
 The child runs under a guardian (guardian.py), which kills all processes when the daemon dies. asyncio's own
 subprocesses are not used: their wait hangs while a grandchild holds stdout, and their line reader fails on long
@@ -72,16 +72,18 @@ async def run(
     cwd: Path | None = None,
     permissions: Permissions = NO_PERMISSIONS,
 ) -> NoReturn:
-    """Runs `argv` (the program is looked up in `env`'s PATH) with exactly `env`, stdin from /dev/null and its output in
-    the log of `options`, until it ends or the caller is cancelled.
+    """Runs `argv` until it ends or the caller is cancelled. The program is looked up in the PATH of `env`, gets exactly
+    `env`, reads /dev/null, and writes to the log of `options`.
 
-    If `options` has permissions, the program is confined to these and to `permissions`; a `TMPDIR` that it could not
-    write is replaced.
+    If `options` has permissions, the program is confined to these and to `permissions`, and a `TMPDIR` that it could
+    not write is replaced.
 
-    Raises `BackendExited` when the program ends, `CancelledError` when stopped: TERM to its process group, after
-    `options.stop_grace` seconds KILL; a second cancellation skips the rest of the grace. Raises `BackendUnavailable` if
-    it cannot be executed, `Unavailable` if this machine has no process or descriptor left. Whichever it is: every
-    process that came from it, in whatever session, is gone by then.
+    A cancellation sends TERM to the process group, and KILL after `options.stop_grace` seconds; a second cancellation
+    skips the rest of the grace.
+
+    Raises `BackendExited` when the program ends, `CancelledError` when it was stopped, `BackendUnavailable` if it
+    cannot be executed, `Unavailable` if this machine has no process or descriptor left. In each case every process
+    that came from the program, in whatever session, is gone by then.
     """
     if options.permissions is None:
         confinement = Confinement(None, dict(env), NOT_CONFINED)
@@ -156,8 +158,8 @@ class _Child:
         return await _undisturbed(asyncio.wait([self._gone], timeout=seconds))
 
     async def end(self, grace: float) -> bool:
-        """Asks, then kills, until no process is left; goes on through cancellations. Returns True if there was a
-        cancellation."""
+        """Asks the processes to end, then kills them, until none is left. A cancellation does not end it. Returns True
+        if there was one."""
         cancelled = False
         steps = chain([(self._ask, grace), (self._kill, _KILL_PATIENCE)], repeat((self._kill_guardian, _KILL_PATIENCE)))
         while not self._gone.done():
@@ -171,7 +173,7 @@ class _Child:
         return cancelled
 
     def close(self) -> None:
-        """Closes everything here; a guardian that still lives kills the engine."""
+        """Closes the log, the pipe and the socket. A guardian that still lives then kills the engine."""
         if self._resume:
             self._resume.cancel()
         self._loop.remove_reader(self._control)
@@ -200,7 +202,7 @@ class _Child:
             self._control.send(command)
 
     def _kill_guardian(self) -> None:
-        """Kills a guardian that does not react, such as a stopped one: the kernel then kills the engine."""
+        """Kills a guardian that does not react, such as a stopped one. The kernel then kills the engine."""
         self._guardian.kill()
         self._reap_guardian()
 
@@ -246,14 +248,14 @@ class _Child:
         self._log.feed(chunk)
 
     def _drain_log(self) -> None:
-        """Reads the rest of the pipe; all writers are gone."""
+        """Reads the rest of the pipe, whose writers are all gone."""
         with suppress(BlockingIOError):
             while chunk := os.read(self._output, _LOG_CHUNK):
                 self._log.feed(chunk)
 
 
 async def _undisturbed(waiting: Awaitable[object]) -> bool:
-    """Awaits; returns False if the caller was cancelled meanwhile, which the caller must remember."""
+    """Awaits `waiting`. Returns False if the caller was cancelled meanwhile, which the caller must remember."""
     try:
         await waiting
     except asyncio.CancelledError:
@@ -262,7 +264,7 @@ async def _undisturbed(waiting: Awaitable[object]) -> bool:
 
 
 def _order(argv: Sequence[str], confinement: Confinement, mark: str) -> bytes:
-    """Returns the first message to the guardian; the same interpreter reads it."""
+    """Returns the first message to the guardian, which the same interpreter reads."""
     strings = [os.fsencode(argument) for argument in argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in {**confinement.env, MARK: mark}.items()}
     body = marshal.dumps((strings, env, confinement.order))

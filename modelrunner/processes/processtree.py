@@ -1,6 +1,6 @@
-"""Inspects living processes: an engine's processes, their memory and activity, the listeners on a port; and kills
-processes of killed daemons and guardians. Every function scans the process table: milliseconds, tens of them on a large
-machine."""
+"""Inspects living processes: an engine's processes, their memory and activity, and the listeners on a port. It also
+kills processes of killed daemons and guardians. Every function scans the process table, which takes milliseconds, or
+tens of them on a large machine."""
 
 import ctypes
 import os
@@ -30,12 +30,12 @@ def new_mark() -> str:
 
 
 def kill_marked(mark: str) -> int:
-    """Sends KILL to every process that carries `mark`; returns how many there were."""
+    """Sends KILL to every process that carries `mark`. Returns how many there were."""
     return _kill(lambda found: found == mark)
 
 
 def signal_group(leader: int, number: int) -> None:
-    """Sends the signal to every process of a group. Nothing for a group that has ended."""
+    """Sends the signal to every process of a group, to none if the group has ended."""
     with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
         os.killpg(leader, number)
 
@@ -49,7 +49,7 @@ def become_subreaper() -> None:
 
 def kill_adopted(own: Collection[int]) -> int:
     """Kills and reaps the descendants of killed guardians: children of this process in other sessions, except those in
-    `own`. Returns how many were found and are not gone yet. Goes on while processes replace themselves."""
+    `own`. Returns how many were found and are not gone yet. It goes on while processes replace themselves."""
     for _ in range(_ROUNDS):
         adopted = [pid for pid in _children() if pid not in own and _is_adopted(pid)]
         if not sum(map(_killed, adopted)):
@@ -58,8 +58,8 @@ def kill_adopted(own: Collection[int]) -> int:
 
 
 def _children() -> list[int]:
-    """The kernel keeps a list for each thread, and gives it to another thread when the thread ends: read again if the
-    threads have changed."""
+    """Returns the children of this process. The kernel keeps a list for each thread, and gives it to another thread
+    when the thread ends, so the lists are read again if the threads have changed."""
     if not _LINUX:
         return []
     threads: list[str] = []
@@ -81,7 +81,7 @@ def _is_adopted(pid: int) -> bool:
 
 
 def _killed(pid: int) -> bool:
-    """Returns False for a process of another user, which cannot be killed."""
+    """Kills and reaps a process. Returns False if it belongs to another user, and cannot be killed."""
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, os.WNOHANG)
@@ -94,7 +94,7 @@ def _killed(pid: int) -> bool:
 
 def sweep_orphans() -> int:
     """Kills engines and their children whose daemon is gone, of this user and of any data directory: a daemon and its
-    guardians may have been killed together. Called at the daemon's start. Returns how many were found."""
+    guardians may have been killed together. The daemon calls it when it starts. Returns how many were found."""
     return _kill(_lost_its_daemon)
 
 
@@ -112,7 +112,8 @@ def _kill(chosen: Callable[[str], bool]) -> int:
 
 
 def _lost_its_daemon(mark: str) -> bool:
-    """Returns False if that is unknown: a process ID means something only in one namespace of one boot."""
+    """Returns True if the daemon of this mark is gone, False if that is unknown: a process ID means something only in
+    one namespace of one boot."""
     daemon, _, _ = mark.rpartition(":")
     try:
         boot, namespace, pid, _ = daemon.split(":")
@@ -142,8 +143,8 @@ def _identity(pid: int) -> str:
 
 
 def process_tree(pid: int) -> list[psutil.Process]:
-    """Returns the engine `pid` and its descendants, including those that its guardian adopted. Empty if the engine has
-    ended."""
+    """Returns the engine `pid` and its descendants, including those that its guardian adopted. The list is empty if the
+    engine has ended."""
     try:
         engine = psutil.Process(pid)
         guardian = engine.parent()
@@ -156,8 +157,8 @@ def process_tree(pid: int) -> list[psutil.Process]:
 
 def memory_of(pid: int) -> RequiredMemory:
     """Returns the main memory of the engine's processes: the memory that would be free without them, and the files that
-    they map (`shared`). The processes of one engine share these files. They count in full, even if other processes map
-    them too."""
+    they map (`shared`). The processes of one engine share these files, which count in full even if other processes map
+    them, too."""
     found = [_memory(process) for process in process_tree(pid)]
     mapped = max((files for _, files in found), default=0)
     return RequiredMemory(sum(private for private, _ in found) + mapped, shared=mapped)
@@ -202,7 +203,7 @@ def oom_kills() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The totals of an engine: seconds of processor time, bytes read from disk."""
+    """The totals of an engine: `cpu` in seconds of processor time, and the bytes `read` from disk."""
 
     cpu: float
     read: int
@@ -231,7 +232,7 @@ def strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
     arrive (None for another user's process), usually none. Returns None instead of a list while the engine itself does
     not listen.
 
-    Checks twice if it finds some: an engine forks workers and opens sockets while its processes are listed."""
+    It checks twice if it finds some: an engine forks workers and opens sockets while its processes are listed."""
     strangers = _strangers_on(pid, host, port)
     if not strangers:
         return strangers
