@@ -82,8 +82,9 @@ def _mode(spec: RunSpec, options: Mapping[str, str], context: int) -> dict[str, 
 
 
 def _batch(pooling: str, context: int) -> dict[str, str]:
-    """A pooled input is computed in one physical batch, so that batch is as large as the context of a sequence.
-    llama.cpp can split it only with the last token's pooling (`can_split` in tools/server/server-context.cpp)."""
+    """Returns the sizes of a batch. A pooled input is computed in one physical batch, so that batch is as large as the
+    context of a sequence. llama.cpp can split it only with the last token's pooling (`can_split` in
+    tools/server/server-context.cpp)."""
     return {} if pooling == "last" else {"--batch-size": str(context), "--ubatch-size": str(context)}
 
 
@@ -113,7 +114,7 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
         options["--port"] = str(endpoint.port)
     if engine.devices is False:
         options["--fit"] = "off"  # there is no device to fit the model to, and trying opens the file a second time
-    hears_alone = "vision" not in spec.bundle.capabilities  # which llama-cpp-python's server cannot
+    hears_alone = "vision" not in spec.bundle.capabilities  # llama-cpp-python's server cannot do that
     projector = spec.bundle.files.get("mmproj.gguf")
     if projector is not None and not (engine.kind is EngineKind.PYTHON and hears_alone):
         options["--mmproj"] = str(projector)
@@ -173,8 +174,8 @@ def command(engine: Engine, options: Mapping[str, str]) -> list[str]:
 
 
 def attributes(options: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what `xllamacpp.CommonParams` takes: values by dotted path, an enum's member by its name. `pinned` lists
-    the sampling settings that the model's own defaults must not replace."""
+    """Returns the values for `xllamacpp.CommonParams` by dotted path; an enum's member stands there by its name.
+    `pinned` lists the sampling settings that the model's own defaults must not replace."""
     chosen: dict[str, Any] = {}
     for flag, text in options.items():
         name, value = OPTIONS[flag].attribute, OPTIONS[flag].attribute_value(text)

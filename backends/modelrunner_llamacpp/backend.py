@@ -88,15 +88,15 @@ class LlamaCppBackend(Backend):
             await install.install(self.context, self.settings, tell, build=build)
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
-        """Installs the version of this release, or of the settings, of every installed engine; the wheel if there is
-        none."""
+        """Installs the version of this release, or of the settings, for every installed engine, or the wheel if there
+        is no engine."""
         installed = [kind for kind in _MANAGED if engines.link(self.context, kind).is_symlink()]
         for kind in installed or [EngineKind.WHEEL]:
             await self.install(progress, **{"build": kind is EngineKind.NATIVE, **options})
 
     async def uninstall(self) -> None:
-        """Removes both managed engines, and the leftovers of interrupted installations. Entries of the cache that
-        another data directory uses stay."""
+        """Removes both managed engines, and the leftovers of interrupted installations. It keeps entries of the cache
+        that another data directory uses."""
         for kind in _MANAGED:
             await enginecache.withdraw(engines.link(self.context, kind))
         await enginecache.discard_leftovers(self.context.cache, self.name)
@@ -126,7 +126,8 @@ class LlamaCppBackend(Backend):
             await keeper.restore(endpoint, owner)
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
-        """llama.cpp does not say which request used which slot, so slots that several have used are not saved."""
+        """Saves the slots for `owner`. llama.cpp does not say which request used which slot, so slots that several
+        owners have used are not saved."""
         if owner is not None and (keeper := self._keepers.get(endpoint)):
             await keeper.save(endpoint, owner)
 
@@ -164,7 +165,7 @@ class LlamaCppBackend(Backend):
         return memory.growth(spec, self._options(spec))
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """Uses the budget's devices if the engine can. The order is that of split.py."""
+        """Returns the variants in the order of split.py. They use the budget's devices if the engine can."""
         engine = self._found()
         rooms = () if engine is not None and engine.devices is False else budget.vram
 
@@ -196,7 +197,7 @@ class LlamaCppBackend(Backend):
         return memory.default_parallel(bundle, self.default_context_size(bundle))
 
     def lacks(self) -> Collection[str]:
-        """llama-cpp-python's server hears nothing."""
+        """Returns `audio` for llama-cpp-python's server, which takes no sound."""
         return ("audio",) if self._is_in_python else ()
 
     def explain(self, tail: str) -> str | None:
@@ -209,11 +210,11 @@ class LlamaCppBackend(Backend):
         return requests.ignored(spec, fields)
 
     def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
-        """llama-cpp-python's server gives no usage in a stream."""
+        """Returns none for llama-cpp-python's server, which gives no usage in a stream."""
         return {} if self._is_in_python else requests.AS_STREAMS
 
     def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
-        """llama-cpp-python's server takes names."""
+        """Returns none for llama-cpp-python's server, which takes names."""
         return () if self._is_in_python else requests.BY_WORD
 
     async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:

@@ -43,7 +43,7 @@ class Device:
 
 async def compile_engine(context: BackendContext, progress: ProgressCallback) -> None:
     """Compiles the engine, which takes minutes. Raises `BackendUnavailable` with the package to install, or with the
-    place of a failed build's log."""
+    place of the log if the build fails."""
     if compiler() is None:
         raise BackendUnavailable(_NO_COMPILER)
     device = find_device()
@@ -57,7 +57,8 @@ def compiler() -> str | None:
 
 
 def entry_name(device: Device | None, targets: Sequence[str] = TARGETS) -> str:
-    """The name in the cache of a build that has the programs `targets`: one that lacks any is not taken for it."""
+    """Returns the name in the cache of a build that has the programs `targets`. A build that lacks any has another
+    name."""
     options = [*_OPTIONS, device.option if device else "", _cpu(), *targets]
     return enginecache.key(f"llama.cpp-{EngineKind.NATIVE}", SOURCE_VERSION, *options)
 
@@ -103,7 +104,7 @@ class _BuildRun:
         return Engine(EngineKind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
 
     async def _tools(self, folder: Path) -> str:
-        """Returns a PATH with cmake and ninja: the system's, or downloaded for as long as the build lasts."""
+        """Returns a PATH with cmake and ninja. It downloads, for as long as the build lasts, what the system lacks."""
         path = os.environ.get("PATH", os.defpath)
         missing = [name for name in ("cmake", "ninja") if shutil.which(name) is None]
         if missing:

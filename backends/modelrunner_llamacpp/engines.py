@@ -24,7 +24,7 @@ import psutil
 from modelrunner.sdk import BackendContext, BackendUnavailable, Endpoint, ProgressCallback, calls, enginecache
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
-# The prebuilt wheel: llama.cpp's server as a Python extension. The files of one version, one for each platform.
+# The prebuilt wheel has llama.cpp's server as a Python extension. A version has one file for each platform.
 WHEEL = "xllamacpp"
 WHEEL_VERSION = "2026.10.11549"
 WHEEL_SHA256 = (
@@ -45,6 +45,8 @@ _COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
 class EngineKind(StrEnum):
+    """The kinds of llama.cpp's engines: a llama-server, the prebuilt wheel, and llama-cpp-python's server."""
+
     NATIVE = "native"
     WHEEL = "wheel"
     PYTHON = "llama-cpp-python"
@@ -68,8 +70,8 @@ class Engine:
         return {"kind": self.kind, "version": self.version, "devices": self.devices}
 
 
-# Bytes of disk for an installation: measured 102 MB and a download of 34 MB; 77 MB of source, 213 MB unpacked, and what
-# a compiler makes of it.
+# Bytes of disk for an installation. The wheel took 102 MB and a download of 34 MB. The source takes 77 MB, and 213 MB
+# unpacked, and a compiler adds its files.
 _NEEDED = {EngineKind.WHEEL: 200 << 20, EngineKind.NATIVE: 1 << 30}
 
 
@@ -99,8 +101,8 @@ async def provide(
 
 
 def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
-    """Returns the first engine here, None without one. Raises `BackendUnavailable` if the configuration names an engine
-    that cannot be used: a typing error must not silently choose another one."""
+    """Returns the first engine here, None if there is none. Raises `BackendUnavailable` if the configuration names an
+    engine that cannot be used: a typing error must not silently choose another one."""
     if settings.llama_server is not None:
         return _explicit(settings.llama_server)
     if (managed := _managed(context, EngineKind.NATIVE)) is not None:
@@ -122,8 +124,8 @@ def _managed(context: BackendContext, kind: EngineKind) -> Engine | None:
 
 
 def usable(folder: Path, kind: EngineKind) -> Engine | None:
-    """Returns the finished engine in `folder`, None for any other content. An interpreter that the engine needs may be
-    gone."""
+    """Returns the finished engine in `folder`, None for any other content, or if the interpreter that the engine needs
+    is gone."""
     folder = folder.resolve()  # an update may change the link before the program starts
     marker = enginecache.read_marker(folder)
     program = folder / ("bin/python" if kind is EngineKind.WHEEL else "bin/llama-server")

@@ -58,23 +58,23 @@ _CAUSES = [
      "`modelrunner install llama.cpp`"),
     Cause(r"failed to load model", "llama.cpp could not load the model. " + _LOCAL),
 ]  # fmt: skip
-# What an engine says with status 400 or 500 to an input beyond its context, or beyond the batch that an embedding has
-# to fit in: llama-server, and last llama-cpp-python's server (llama_cpp/server/errors.py).
+# The engine's words, with status 400 or 500, for an input beyond its context, or beyond the batch that an embedding has
+# to fit in. The last ones are llama-cpp-python's (llama_cpp/server/errors.py).
 _TOO_LONG = re.compile(
     r"\(?(?P<tokens>\d+) tokens\) (?:exceeds the available context size \(|is too large to process.*batch size: "
     r"|is larger than the max context size \()(?P<limit>\d+)"
     r"|maximum context length is (?P<context>\d+) tokens.*?\((?P<prompt>\d+) in ",
     re.DOTALL,
 )
-# What it says with status 500 though the request is at fault. llama-cpp-python's server has its own words for an image
-# that is damaged or no base64.
+# The engine's words with status 500 where the request is at fault. llama-cpp-python's server has its own words for an
+# image that is damaged or is not base64.
 _CLIENTS_FAULT = re.compile(
     r"(?:image|audio|video) input is not supported|[Ff]ailed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
     r"Invalid base64 value|Failed to create bitmap|Incorrect padding|Invalid base64-encoded string|"
     r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
     r"context length|'loc': \('body'"  # the last is llama-cpp-python's server, about a field of another type
 )
-# Files are fetched by no engine: its sandbox lets it connect nowhere (docs/sandbox.md).
+# No engine fetches files: its sandbox lets it connect nowhere (docs/sandbox.md).
 _FETCHED = re.compile(r"cannot make GET request|HTTPS is not supported|Failed to download image")
 
 _STAGES = [
@@ -95,7 +95,7 @@ explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_me
 
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-    """`Backend.request_error` for llama.cpp."""
+    """Does as `Backend.request_error` should, for llama.cpp."""
     if (found := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
         said = {name: int(figure) for name, figure in found.groupdict().items() if figure} if found else {}
         tokens, limit = said.get("tokens", said.get("prompt")), said.get("limit", said.get("context"))

@@ -24,7 +24,7 @@ _TAKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The bytes on one device; `device` is None for main memory."""
+    """The bytes on one device. `device` is None for main memory."""
 
     device: int | None
     model: int
@@ -33,7 +33,8 @@ class Row:
 
 
 async def ask(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
-    """Returns the rows that the program prints, none if the engine lacks it. Takes half a second at low priority."""
+    """Returns the rows that the program prints, none if the engine lacks it. The program takes half a second at low
+    priority."""
     program = engine.program.with_name("llama-fit-params")
     if engine.kind is not EngineKind.NATIVE or not program.exists():
         return []

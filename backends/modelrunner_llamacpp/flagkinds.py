@@ -1,4 +1,5 @@
-"""Kinds of value that only llama.cpp's flags take. `value` is what an attribute of `xllamacpp.CommonParams` takes."""
+"""The kinds of value that only llama.cpp's flags take. Their method `value` returns the value of an attribute of
+`xllamacpp.CommonParams`."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from modelrunner.sdk.flags import Integer, Number, Switch, Text
 
 
 class Reciprocal(Number):
-    """A number whose reciprocal the attribute takes."""
+    """A number. The attribute takes its reciprocal."""
 
     def value(self, text: str) -> float:
         return 1.0 / float(text)
@@ -15,7 +16,7 @@ class Reciprocal(Number):
 
 @dataclass(frozen=True)
 class Numbers:
-    """A list with commas, of at most 128 shares (llama.cpp's most devices)."""
+    """A list of at most 128 shares (llama.cpp's most devices), separated by commas."""
 
     def check(self, text: str) -> None:
         try:
@@ -69,7 +70,7 @@ class Experts(Integer):
 
 
 class ScaledPaths(Text):
-    """PATH:SCALE with commas between them. The paths have neither commas nor colons."""
+    """A list of PATH:SCALE, separated by commas. The paths have neither commas nor colons."""
 
     def value(self, text: str) -> list[tuple[str, float]]:
         pairs = [item.split(":") for item in text.split(",")]

@@ -1,5 +1,5 @@
-"""llama.cpp's flags: those that a user may set, with type and range, and those that the daemon sets; and the spelling
-of each for every engine. Names and ranges: common/arg.cpp of llama.cpp."""
+"""llama.cpp's flags, with the spelling of each for every engine: the flags that a user may set, with type and range,
+and the flags that the daemon sets. Their names and ranges are those of common/arg.cpp of llama.cpp."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -15,8 +15,8 @@ _CACHELESS = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
     | {"gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1"}
 )
-# Architectures with layers that slide, and every how many layers one sees the whole context, where the file does not
-# say (load_swa_pattern); 0: none does. Others have no such layers, whatever window their file names (phi3, qwen2).
+# The architectures with layers that slide. Every so many layers one sees the whole context, where the file does not say
+# it (load_swa_pattern); with 0 none does. Others have no such layers, whatever window their file names (phi3, qwen2).
 _SWA_PERIOD = {"afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2,
                "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "laguna": 4, "lfm2": 0, "llama4": 4, "mellum": 4,
                "muse-glimmer": 4, "olmo2": 4, "plamo3": 8, "smallthinker": 4}  # fmt: skip
@@ -28,8 +28,8 @@ _BOTH = "falcon-h1"  # every layer has attention and a recurrent state
 
 
 class Header:
-    """A model header's figures, by their names without the architecture. A figure that llama.cpp cannot read raises
-    `InvalidModel` at every use, so that no estimate works with it."""
+    """The figures of a model's header, by their names without the architecture. A figure that llama.cpp cannot read
+    raises `InvalidModel` at every use, so that no estimate works with it."""
 
     def __init__(self, header: ModelHeader) -> None:
         self._header = header
@@ -44,7 +44,7 @@ class Header:
         return self._header.metadata.get(f"{self.architecture}.{name}")
 
     def integer(self, name: str, default: int = 0, layer: int = 0) -> int:
-        """Returns a figure, that of one layer where the file lists one for each. Raises `InvalidModel`."""
+        """Returns a figure. If the file lists one for each layer, it is that of `layer`. Raises `InvalidModel`."""
         value = self.get(name)
         if isinstance(value, list | tuple):
             value = value[layer] if layer < len(value) else None
@@ -95,7 +95,7 @@ class Header:
         return {layer for layer in found if layer < own}
 
     def recurrent(self) -> set[int]:
-        """Returns the layers that keep a state for each sequence instead."""
+        """Returns the layers that keep a state for each sequence instead of keys and values."""
         listed, every = self.get("attention.recurrent_layers"), self.integer("full_attention_interval")
         if isinstance(listed, list | tuple):
             found = frozenset(layer for layer, recurrent in enumerate(listed) if recurrent)

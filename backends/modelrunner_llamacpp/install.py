@@ -15,7 +15,7 @@ from modelrunner_llamacpp.settings import LlamaCppSettings
 
 _LIBRARY = re.compile(r"ImportError: (lib\S+): cannot open shared object")
 _PACKAGES = {"libgomp.so.1": "libgomp1 (Debian, Ubuntu) or libgomp (Fedora)"}
-"""What systems call the package of a library; the small images for containers lack OpenMP's."""
+"""The systems' names for the package of a library. The small images for containers lack OpenMP's."""
 _NO_WHEEL = ("No matching distribution found", "is not a supported wheel on this platform")
 
 
@@ -104,7 +104,8 @@ def _tell(line: str, progress: ProgressCallback) -> None:
 
 
 def _lacks_library(failed: programs.StepFailed, log: Path) -> BackendUnavailable | None:
-    """The same with the way out, if the wheel needs a library of the system that is not there."""
+    """Returns the error for a wheel that needs a library of the system that is not there, with the way out. Returns
+    None for another failure."""
     found = next(filter(None, map(_LIBRARY.search, failed.lines)), None)
     if found is None:
         return None

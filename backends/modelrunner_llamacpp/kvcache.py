@@ -11,15 +11,15 @@ from modelrunner_llamacpp.hparams import Header
 
 _CELL_PAD = 256
 _DEFAULT_BATCH, DEFAULT_UBATCH = 2048, 512
-# Bytes of one element, block formats included (ggml.c: type_size / block size).
+# The bytes of one element, also of block formats (ggml.c: type_size / block size).
 _TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 / 32, "q5_1": 24 / 32,
                "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The options of a run that decide its memory. `context` is tokens of one sequence, and there are `parallel` of
-    them, each with a cache of its own. `ubatch` is the tokens of one computation. Without `flash` attention values lie
+    """The options of a run that decide its memory. There are `parallel` sequences of `context` tokens, each with a
+    cache of its own. `ubatch` is the number of tokens of one computation. Without `flash` attention values lie
     transposed, and all layers are as wide as the widest."""
 
     context: int

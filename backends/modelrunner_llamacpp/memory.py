@@ -17,11 +17,11 @@ from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
 MIB = 1 << 20
-# The program itself: the wheel's is a Python, llama-cpp-python's a web server.
+# The memory of the program itself. The wheel runs in a Python, llama-cpp-python's server in one with a web server.
 _PROGRAM = {EngineKind.NATIVE: 19 * MIB, EngineKind.WHEEL: 42 * MIB, EngineKind.PYTHON: 90 * MIB}
 _PER_WORD = 215  # 0.21 KiB: tokenizer and sampling candidates
-_SEQUENCE = MIB  # its thread, its request and its tokens
-# A driver's memory on each device in use (context, kernels, library workspaces), and of main memory for its buffers.
+_SEQUENCE = MIB  # a thread, a request and its tokens
+# A driver's memory on each device in use (context, kernels, library workspaces), and its buffers in main memory.
 PER_DEVICE = 400 * MIB
 _PINNED = 200 * MIB
 # The largest caches of a model without a configuration, regardless of its weights.
@@ -46,13 +46,13 @@ class TensorSizes:
 
     @property
     def weights(self) -> int:
-        """The bytes of the model's files that can be mapped."""
+        """Returns the bytes of the model's files that can be mapped."""
         return sum(self.layers) + self.rest
 
 
 def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> TensorSizes:
-    """Weights by layer from the tensor table, spread evenly where it is empty. The experts of the first
-    `experts_on_host` layers stay in main memory."""
+    """Returns the sizes from the tensor table. Where it is empty, the weights are spread evenly over the layers. The
+    experts of the first `experts_on_host` layers stay in main memory."""
     header = Header(bundle.header)
     layers, output, embedding, projector = [0] * header.layers, 0, 0, 0
     for tensor in bundle.header.tensors:
@@ -81,7 +81,7 @@ def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Tens
 
 def default_parallel(bundle: Bundle, context: int) -> int:
     """Returns the sequences of a model without a configuration: 4, 2 or 1, the most whose caches together take no more
-    memory than half of the weights, or than 1 GiB. `context` is tokens of one sequence."""
+    memory than half of the weights, or than 1 GiB. `context` is the number of tokens of one sequence."""
     one = kvcache.kv_cache(Header(bundle.header), Shape(context, 1))
     parallel = _MOST_SEQUENCES
     while parallel > 1 and parallel * one > max(weights(bundle) // 2, _SMALL_CACHE):
@@ -174,8 +174,8 @@ def _drafting(shape: Shape) -> Shape:
 
 
 def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:
-    """Returns how many layers each device gets, where the output counts as the last layer; empty if llama.cpp decides.
-    The last layers go to devices, cut by the shares (load_tensors of llama-model.cpp)."""
+    """Returns how many layers each device gets, where the output counts as the last layer. It is empty if llama.cpp
+    decides. The last layers go to devices, cut by the shares (load_tensors of llama-model.cpp)."""
     text = options.get("--n-gpu-layers", "auto")
     if text == "auto":
         return ()
@@ -196,8 +196,8 @@ def _experts_on_host(options: Mapping[str, str]) -> int:
 
 
 def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[split.Placement]:
-    """Returns the ways to place the run's layers on devices with these `rooms` (bytes), the preferred one first. Empty
-    without a choice: no device, or flags that decide."""
+    """Returns the ways to place the run's layers on devices with these `rooms` (bytes), the preferred one first. There
+    is none if there is no device, or if flags decide."""
     if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)

@@ -11,13 +11,13 @@ DeviceNumber = Annotated[int, Field(ge=0, le=127)]  # llama.cpp's most devices: 
 
 
 class LlamaCppOptions(BaseModel):
-    """All optional; names may be written with dashes.
+    """The settings are all optional. Their names may be written with dashes.
 
-    `reasoning_budget`: tokens that a model may think, 0 for none, -1 without a limit.
-    `devices`: the numbers of the GPUs to use, as the engine counts them; all where it is empty.
-    `main_device`: the one that is filled first, and holds the projector; the first of `devices` if not given.
-    `prompt_cache`: bytes of main memory for prompts of finished requests, instead of the backend's own setting.
-    `save_slots`: keep long prompts on disk when the model is unloaded.
+    - `reasoning_budget` is the number of tokens that a model may think, 0 for none, -1 for no limit.
+    - `devices` are the numbers of the GPUs to use, as the engine counts them. Without it the engine uses all.
+    - `main_device` is filled first and holds the projector. Without it, it is the first of `devices`.
+    - `prompt_cache` is the bytes of main memory for prompts of finished requests. It replaces the backend's setting.
+    - `save_slots` keeps long prompts on disk when the model is unloaded.
     """
 
     model_config = ConfigDict(

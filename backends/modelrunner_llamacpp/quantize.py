@@ -20,7 +20,7 @@ from modelrunner.sdk import (
 from modelrunner_llamacpp import environment
 from modelrunner_llamacpp.engines import Engine, EngineKind
 
-# Those of quantize.cpp that need no importance matrix.
+# The types of quantize.cpp that need no importance matrix.
 TYPES = (
     *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS"),
     *("Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16", "F32"),
@@ -30,7 +30,8 @@ _STEP = re.compile(r"\[ *([0-9]+)/ *([0-9]+)\] +([A-Za-z0-9_.]{1,80})")
 
 
 class TensorCounter:
-    """The observer of the tool: reports each tensor that it begins (`llama_model_quantize_impl` of llama-quant.cpp)."""
+    """The observer of the tool. It reports each tensor that the tool begins (`llama_model_quantize_impl` of
+    llama-quant.cpp)."""
 
     def __init__(self, progress: ProgressCallback) -> None:
         self._progress = progress
@@ -43,8 +44,8 @@ class TensorCounter:
 
 
 async def quantize(engine: Engine, spec: QuantizeSpec, threads: int | None, progress: ProgressCallback) -> None:
-    """Raises `BadRequest` for a type that is none, `BackendUnavailable` if the engine lacks the tool, `BackendExited`
-    if it fails."""
+    """Quantizes a model with the tool of `engine`. Raises `BadRequest` for an unknown type, `BackendUnavailable` if the
+    engine lacks the tool, `BackendExited` if the tool fails."""
     words = command(engine, spec, threads)
     options = replace(spec.process, observer=TensorCounter(progress))
     try:
@@ -55,7 +56,7 @@ async def quantize(engine: Engine, spec: QuantizeSpec, threads: int | None, prog
 
 
 def command(engine: Engine, spec: QuantizeSpec, threads: int | None) -> Sequence[str]:
-    """The command line. Without `threads` the tool uses all."""
+    """Returns the command line. Without `threads` the tool uses all processors."""
     if spec.type not in TYPES:
         raise BadRequest(f"{spec.type} is no type of llama.cpp's here: {', '.join(TYPES)}", param="type")
     model, target = str(spec.bundle.model_file), str(spec.target)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from modelrunner.sdk import Tensor
 
-# The types that each feature of a processor applies to, with the divisor of a matrix's rows.
+# For each feature of a processor the types that it applies to, with the divisor of a matrix's rows.
 _ROWS = {
     "avx2": {"Q4_0": 8, "Q4_K": 8, "IQ4_NL": 8, "MXFP4": 8},
     "avx512f": {"Q2_K": 8},

@@ -1,4 +1,5 @@
-"""How requests are put to llama.cpp's server, when it is done with one, and which of their fields it reads."""
+"""The fields that llama.cpp's servers read in a request, the form that they want it in, and the end of their work for
+it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +15,10 @@ AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions": _STREAM,
     "/v1/messages": {"stream": True},
 }
-"""As `Backend.asked_as_streams`."""
+"""The value for `Backend.asked_as_streams`."""
 BY_WORD = frozenset({"/v1/chat/completions", "/apply-template", "/v1/messages", "/v1/messages/count_tokens"})
-"""As `Backend.chooses_by_word`. llama.cpp's server takes another type for "auto" in a chat, and in a message each name
-for "required" (tools/server: server-common.cpp, server-chat.cpp)."""
+"""The value for `Backend.chooses_by_word`. llama.cpp's server takes another type for "auto" in a chat, and in a message
+each name for "required" (tools/server: server-common.cpp, server-chat.cpp)."""
 _SAMPLING = frozenset(
     (
         *("verbose", "timings_per_token", "stream", "stream_options", "cache_prompt", "return_tokens"),
@@ -79,23 +80,24 @@ _BATCH_LIMIT = 50.0  # seconds: a batch of a long prompt on a slow processor
 
 
 async def settled(endpoint: Endpoint) -> None:
-    """As `Backend.settled`. When llama.cpp's server closes the connection of a request that was given up, the order to
-    cancel it stands in its queue, which it reads after the batch under way. Questions wait in the same queue, but for
-    those about metrics and slots (`process_single_task` in tools/server/server-context.cpp). llama-cpp-python's server
-    lets the question wait for its lock on the model."""
+    """Does as `Backend.settled` should. When llama.cpp's server closes the connection of a request that was given up,
+    the order to cancel it stands in its queue, which it reads after the batch under way. Questions wait in the same
+    queue, except those about metrics and slots (`process_single_task` in tools/server/server-context.cpp).
+    llama-cpp-python's server lets the question wait for its lock on the model."""
     status, _ = await calls.fetch(endpoint, "GET", "/lora-adapters", timeout=_BATCH_LIMIT)
     if status == 404:
         await calls.fetch(endpoint, "GET", "/v1/models", timeout=_BATCH_LIMIT)
 
 
 def request_fields(*, in_python: bool) -> Mapping[str, frozenset[str]]:
-    """See `Backend.request_fields`. llama-cpp-python's server (`in_python`) reads fewer fields than llama.cpp's own."""
+    """Returns the value for `Backend.request_fields`. llama-cpp-python's server (`in_python`) reads fewer fields than
+    llama.cpp's own."""
     return _READ_IN_PYTHON if in_python else _READ
 
 
 def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
-    """`Backend.check_request` for llama.cpp: it gives embeddings in their full length only, and calls tools only if the
-    model's chat template has a place for them."""
+    """Does as `Backend.check_request` should. llama.cpp gives embeddings in their full length only, and calls tools
+    only if the model's chat template has a place for them."""
     found = [name for name in ("return_documents",) if fields.get(name)]
     _check_dimensions(spec, fields.get("dimensions"))
     choice = _word(fields.get("tool_choice", "auto"))
@@ -112,7 +114,8 @@ def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _word(choice: Any) -> Any:
-    """Anthropic's choice is an object, and so is a list of allowed tools: flat among Responses, nested in a chat."""
+    """Returns the word of a `tool_choice`. Anthropic's choice is an object, and so is a list of allowed tools, which is
+    flat among Responses and nested in a chat."""
     if not isinstance(choice, dict):
         return choice
     kind = choice.get("type")
@@ -131,6 +134,7 @@ def _check_dimensions(spec: RunSpec, wanted: object) -> None:
 
 
 def _knows_tools(spec: RunSpec) -> bool:
-    """llama.cpp's built-in templates, which --chat-template names, have no tools."""
+    """Returns True if the chat template has a place for tools. llama.cpp's built-in templates, which --chat-template
+    names, have none."""
     named = any(flag.partition("=")[0] == "--chat-template" for flag in spec.flags)
     return not named and "tools" in spec.bundle.capabilities

@@ -21,18 +21,19 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class LlamaCppSettings(BaseModel):
-    """All optional.
+    """The settings are all optional.
 
-    `llama_server`: a llama-server to use before every other engine.
-    `python`: an interpreter that can import llama-cpp-python's server; by default our own is asked.
-    `version`: a version of the wheel (xllamacpp) other than the one that this release installs.
-    `wheel_index`: an index to take the wheel from instead of the user's own, such as the one of its CUDA builds.
-    `wheel_sha256`: the digests of the files that may be installed. `version` needs them; without them an index of one's
-    own is trusted.
-    `prompt_cache`: bytes of main memory for prompts of finished requests (`--cache-ram`), 0 for none.
-    `slot_cache`: bytes on disk for the prompt caches of unloaded models, 0 for none, and `slot_tokens`: how many tokens
-    a prompt needs to be kept there.
-    `threads`: CPU threads of an engine; by default what llama.cpp chooses, or fewer where this process may use fewer.
+    - `llama_server` is used before every other engine.
+    - `python` is an interpreter that can import llama-cpp-python's server. The default is our own.
+    - `version` is a version of the wheel (xllamacpp) other than the one that this release installs.
+    - `wheel_index` is an index to take the wheel from instead of the user's own, such as the one of its CUDA builds.
+    - `wheel_sha256` are the digests of the files that may be installed. `version` needs them. Without them
+      `wheel_index` is trusted.
+    - `prompt_cache` is the bytes of main memory for prompts of finished requests (`--cache-ram`), 0 for none.
+    - `slot_cache` is the bytes on disk for the prompt caches of unloaded models, 0 for none. A prompt of fewer than
+      `slot_tokens` tokens is not kept there.
+    - `threads` is the number of an engine's CPU threads. By default llama.cpp chooses it, but no more than this process
+      may use.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

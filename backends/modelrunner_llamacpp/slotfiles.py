@@ -33,7 +33,7 @@ _MODEL_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class SavedSlot:
-    """A complete file. `prompt` has the IDs of its tokens as bytes, for comparison, `tokens` their number."""
+    """A complete file. `prompt` has the IDs of its tokens as bytes, for comparison. `tokens` is their number."""
 
     path: Path
     prompt: bytes
@@ -52,8 +52,8 @@ class SlotFiles:
         self._bound = bound
 
     def heal(self) -> None:
-        """Removes half-written files of a killed daemon, others without an owner, and files beyond the bound. Called
-        when the daemon starts."""
+        """Removes half-written files of a killed daemon, others without an owner, and files beyond the bound. The
+        backend calls it when the daemon starts."""
         try:
             for path in self._root.glob("*/*/*"):
                 if not _NAME.fullmatch(path.name):
@@ -99,15 +99,15 @@ def partial(folder: Path, owner: str, used: int) -> Path:
 
 
 def publish(written: Path) -> None:
-    """Publishes a file that the engine has written; it is complete also after a power cut. Raises `OSError`."""
+    """Publishes a file that the engine has written. The file is complete even after a power cut. Raises `OSError`."""
     durable.sync_file(written)
     written.rename(written.with_name(f"{written.stem}-{_checksum(written):08x}{_SAVED}"))
     durable.sync_folder(written.parent)
 
 
 def claim(saved: Path) -> Path:
-    """Hides a file while the engine reads it, so that a file that kills the engine is never offered again. Raises
-    `ValueError` for a file that has changed since it was saved, which is removed, and `OSError`."""
+    """Hides a file while the engine reads it, so that a file that kills the engine is never offered again. A file that
+    has changed since it was saved is removed. Raises `ValueError` for such a file, and `OSError`."""
     claimed = saved.rename(saved.with_suffix(_PARTIAL))
     if f"{_checksum(claimed):08x}" != saved.stem.rpartition("-")[2]:
         claimed.unlink()
@@ -124,7 +124,7 @@ def _mark(owner: str) -> str:
 
 
 def _checksum(path: Path) -> int:
-    """Reads 4 GiB a second, much faster than a disk."""
+    """Returns the checksum of a file. It reads 4 GiB a second, much faster than a disk."""
     checksum = 0
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
@@ -133,8 +133,8 @@ def _checksum(path: Path) -> int:
 
 
 def found(folder: Path, owner: str) -> list[SavedSlot]:
-    """Returns the owner's files in a folder, the most valuable first: long prompts before short ones, and of either
-    the last used. Removes a damaged file."""
+    """Returns the owner's files in a folder, the most valuable first: long prompts before short ones, and of both kinds
+    the last used first. It removes a damaged file."""
     good = []
     for path in sorted(folder.glob(f"*-{_mark(owner)}-*{_SAVED}"), reverse=True):
         try:
@@ -148,8 +148,8 @@ def found(folder: Path, owner: str) -> list[SavedSlot]:
 
 
 def prompt_of(path: Path) -> bytes:
-    """Returns the prompt in a file's head; for a prompt with images, everything that identifies it. Raises
-    `ValueError`, `OSError`."""
+    """Returns the prompt in a file's head. For a prompt with images it returns everything that identifies the prompt.
+    Raises `ValueError`, `OSError`."""
     with open(path, "rb") as file:
         magic, _, words = struct.unpack("<3I", _exactly(file.read(3 * WORD), 3))
         if magic != _MAGIC or not 0 < words <= _MOST_WORDS:

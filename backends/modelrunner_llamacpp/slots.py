@@ -1,4 +1,4 @@
-"""The KV caches of llama-server's slots, saved before its process ends and restored in the next one.
+"""Saves the KV caches of llama-server's slots before its process ends, and restores them in the next one.
 
 A slot holds the keys and values of one conversation or long prompt; computing them again takes seconds to minutes.
 Routes: `GET /slots`, `POST /slots/ID?action=save|restore` (tools/server/README.md of llama.cpp). For a new request the
@@ -51,7 +51,7 @@ def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bo
 
 def key_of(engine: Engine, options: Mapping[str, str]) -> str:
     """Returns a text for everything, apart from the model, that must not have changed: the engine's file and version,
-    and every option. The owner is not known yet when the engine starts."""
+    and every option. The owner is not in it, because nobody knows the owner yet when the engine starts."""
     made_by = [str(engine), str(engine.program), os.stat(engine.program).st_mtime_ns, sorted(options.items())]
     return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32]
 
@@ -100,7 +100,8 @@ class SlotKeeper:
             log.info("%d prompt caches restored, %d tokens", slot, tokens)
 
     async def _restore(self, endpoint: Endpoint, slot: int, saved: SavedSlot, limit: float) -> bool:
-        """Removes a file that the engine does not accept completely, but not when the runner is stopped meanwhile."""
+        """Restores a state, and returns True on success. It removes a file that the engine does not accept completely,
+        but not when the runner is stopped meanwhile."""
         try:
             claimed = await asyncio.to_thread(slotfiles.claim, saved.path)
         except ValueError as error:
@@ -123,8 +124,8 @@ class SlotKeeper:
         return good
 
     async def save(self, endpoint: Endpoint, owner: str) -> None:
-        """Saves every slot that was used in this run, by this owner alone, and holds a long prompt, the last used
-        first. Skips a busy slot: saving would wait for it. Raises `OSError`, `ModelRunnerError`."""
+        """Saves every slot that was used in this run and holds a long prompt, the last used first. `owner` alone must
+        have used them. It skips a busy slot, because saving would wait for it. Raises `OSError`, `ModelRunnerError`."""
         _, slots = await ask(endpoint, "GET", "/slots", timeout=_LOOK_LIMIT)
         worth = [slot for slot in slots if isinstance(slot, dict) and self._is_worth_it(slot)]
         now, began, tokens = time.time_ns(), time.monotonic(), 0

@@ -25,7 +25,7 @@ def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
 
 
 def alone(blocks: Sequence[int], each: int, rooms: Sequence[int], device: int) -> Placement:
-    """Returns the same for one device alone."""
+    """Returns the same as `fill` for one device alone."""
     return fill(blocks, each, [room if i == device else 0 for i, room in enumerate(rooms)])
 
 
@@ -50,8 +50,8 @@ def placements(
 
 
 def _ways(blocks: Sequence[int], each: int, rooms: Sequence[int], order: Sequence[int], count: int) -> list[Placement]:
-    """Returns every single device that can take the last `count` blocks. If none can, it returns all devices together;
-    nothing if they cannot either."""
+    """Returns every single device that can take the last `count` blocks. If none can, it returns all devices together,
+    and nothing if they cannot take them either."""
     last = blocks[len(blocks) - count :]
     singles = [_on(device, count, len(rooms)) for device in order if sum(alone(last, each, rooms, device)) == count]
     together = fill(last, each, rooms)

@@ -10,14 +10,15 @@ from typing import Any
 from modelrunner.sdk import Adapter, BadRequest, Mode, RunSpec
 
 BASE = "modelrunner-base"
-"""The name of a model whose own names stand for its first adapter. No request can use it."""
+"""The name of the model without an adapter, where the model's own names stand for its first adapter. No request can use
+it."""
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's --max-lora-rank
 
 
 def names(spec: RunSpec) -> dict[str, str]:
-    """The names by which vLLM knows the adapters, by their own names. An answer carries the name of its adapter: the
-    first one has the model's."""
+    """Returns vLLM's names for the adapters, by their own names. An answer carries the name of its adapter: the first
+    one has the model's."""
     model = spec.bundle.name
     return {adapter.name: f"{model}+{adapter.name}" if n else model for n, adapter in enumerate(spec.bundle.adapters)}
 
@@ -41,7 +42,7 @@ def check(spec: RunSpec) -> None:
 
 
 def _rank(adapter: Adapter) -> int:
-    """The smallest rank of vLLM's list that is large enough."""
+    """Returns the smallest rank of vLLM's list that is large enough."""
     rank = _config(adapter)["r"]
     enough = next((known for known in _RANKS if known >= rank), None)
     if enough is None:
@@ -52,8 +53,8 @@ def _rank(adapter: Adapter) -> int:
 
 
 def _scaled(adapter: Adapter, folder: Path) -> Path:
-    """The folder of the adapter; for a scale other than 1 a copy whose `lora_alpha`, which vLLM divides by the rank, is
-    multiplied by it (vllm/lora/peft_helper.py)."""
+    """Returns the folder of the adapter. If its scale is not 1, it is a copy whose `lora_alpha` is multiplied by the
+    scale; vLLM divides `lora_alpha` by the rank (vllm/lora/peft_helper.py)."""
     if adapter.scale == 1:
         return adapter.path
     config = dict(_config(adapter))

@@ -125,7 +125,8 @@ class VllmBackend(Backend):
         return _PARALLEL
 
     def lacks(self) -> Collection[str]:
-        """The packages that read sound are not installed: they take 250 MB, and no model here needs them."""
+        """Returns `audio`. The packages that read sound are not installed: they take 250 MB, and no model here needs
+        them."""
         return ("audio",)
 
     def explain(self, tail: str) -> str | None:

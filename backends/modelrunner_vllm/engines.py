@@ -16,13 +16,15 @@ VERSION = "0.32.0"
 # the index is trusted.
 TORCH_CPU = "2.13.0+cpu"
 LOCKS = Path(__file__).with_name("locks")
-# Batches from which an answer got something, and the share of the cache in use, 0 to 1: of a long prompt that is
-# computed in pieces only the second moves before the last one.
+# The number of batches that gave an answer something, and the share of the cache in use, 0 to 1. While a long prompt is
+# computed in pieces, only the share moves before the last piece.
 _FIGURES = re.compile(rb"^vllm:(?:iteration_tokens_total_count|kv_cache_usage_perc)\{[^}]*\} (\S+)$", re.MULTILINE)
 _COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
 class EngineKind(StrEnum):
+    """The kinds of vLLM's engines: its build for NVIDIA GPUs, and that for processors."""
+
     CUDA = "cuda"
     CPU = "cpu"
 
@@ -48,12 +50,13 @@ def link(context: BackendContext) -> Path:
 
 
 def find(context: BackendContext) -> Engine | None:
+    """Returns the engine here, None if there is none."""
     return usable(link(context))
 
 
 def usable(folder: Path) -> Engine | None:
-    """Returns the finished engine in `folder`, None for any other content. An interpreter that the engine needs may be
-    gone."""
+    """Returns the finished engine in `folder`, None for any other content, or if the interpreter that the engine needs
+    is gone."""
     folder = folder.resolve()  # an update may change the link before the program starts
     marker, program = enginecache.read_marker(folder), folder / "bin/python"
     if marker is None or marker.get("kind") not in list(EngineKind) or not os.access(program, os.X_OK):
@@ -62,8 +65,9 @@ def usable(folder: Path) -> Engine | None:
 
 
 async def work_done(endpoint: Endpoint) -> float | None:
-    """Returns a figure that changes with every batch, None if the engine has none. The API server answers this while
-    another process computes, so a stuck engine reports the same figure again. Raises `OSError`, `ModelRunnerError`."""
+    """Returns a figure that changes with every batch, None if the engine does not say it. The API server answers this
+    while another process computes, so a stuck engine reports the same figure again. Raises `OSError`,
+    `ModelRunnerError`."""
     status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
     found = _FIGURES.findall(text) if status == 200 else []
     return sum(map(float, found)) if found else None

@@ -1,4 +1,5 @@
-"""The surroundings of a run of vLLM: environment variables, its folder, names in shared memory, and a Ray cluster.
+"""The surroundings of a run of vLLM: environment variables, permissions in the sandbox, its folder, names in shared
+memory, and a Ray cluster.
 
 vLLM's processes remove none of their sockets, temporary files and shared memory when they are killed. So each run gets
 names of its own, and everything with these names is removed after the run."""
@@ -27,15 +28,16 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """`folder` is for the files of one run. The engine's names in shared memory begin with `shared_prefix`."""
+    """The place of one run. `folder` is for its files. The engine's names in shared memory begin with
+    `shared_prefix`."""
 
     folder: Path
     shared_prefix: str
 
 
 class Scratch:
-    """Files outside a data directory that its runs leave. `owner` is a path in that directory; the names of all files
-    begin with `prefix`, those of semaphores with `sem.` before it."""
+    """The files that the runs of a data directory leave outside it. `owner` is a path in that directory. The names of
+    all files begin with `prefix`, those of semaphores with `sem.` before it."""
 
     def __init__(self, owner: Path, shared_memory: Path = _SHARED_MEMORY) -> None:
         digest = hashlib.sha256(os.fsencode(owner.absolute())).hexdigest()[:12]
@@ -44,8 +46,8 @@ class Scratch:
 
     @contextmanager
     def run(self) -> Iterator[RunFiles]:
-        """Yields the place of one run, and removes it afterwards: all processes of the run must be gone by then."""
-        # Short, since the path of a socket inside must not exceed 107 bytes.
+        """Yields the place of one run, and removes it afterwards. All processes of the run must be gone by then."""
+        # The name is short, since the path of a socket inside must not exceed 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix=self.prefix))
         try:
             yield RunFiles(folder, folder.name)
@@ -68,8 +70,8 @@ class Scratch:
 
 
 async def check_reachable(address: str) -> None:
-    """Raises `BackendUnavailable` unless a process listens at `address` (`host:port`, `ray://host:port`; Ray itself
-    resolves "auto")."""
+    """Raises `BackendUnavailable` unless a process listens at `address` (`host:port`, `ray://host:port`). Ray itself
+    resolves "auto"."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return
@@ -114,7 +116,7 @@ def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) 
         "HF_HOME": str(compiled / "huggingface"),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_PLUGINS": "",  # otherwise every installed plug-in is loaded
+        "VLLM_PLUGINS": "",  # otherwise vLLM loads every installed plug-in
         "VLLM_CACHE_ROOT": str(compiled / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
         "TRITON_CACHE_DIR": str(compiled / "triton"),

@@ -8,7 +8,7 @@ from modelrunner.sdk import BadRequest, ContextTooLong, ModelRunnerError
 from modelrunner.sdk.diagnosis import Cause, Diagnosis
 
 _AGAIN = "install the engine again with `modelrunner install vllm`"
-# Only what vLLM reports as an error explains its end: not the figures and settings that it logs, and not the lines of
+# Only an error that vLLM reports explains its end. The figures and settings that it logs do not, nor do the lines of
 # source code in a traceback.
 _IRRELEVANT = (
     r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d |^\s*File \"|"
@@ -113,7 +113,7 @@ def _number(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-    """`Backend.request_error` for vLLM."""
+    """Does as `Backend.request_error` should, for vLLM."""
     if any(pattern.search(message) for pattern in _TOO_LONG):
         prompt, limit = (_number(pattern, message) for pattern in (_PROMPT_TOKENS, _LIMIT))
         return ContextTooLong(message, prompt, limit)

@@ -1,7 +1,7 @@
 """The runtime flags of vLLM that a user may give: numbers, switches and words of a closed list. Flags with files, code,
 addresses or other models are not allowed. If the model's table has a setting instead, the refusal names it.
 
-Names: vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
+The names are those of vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py."""
 
 from dataclasses import dataclass
 

@@ -36,7 +36,7 @@ async def install(context: BackendContext, settings: VllmSettings, progress: Pro
 
 
 class Python:
-    """An interpreter that makes environments; `identity` tells its builds apart."""
+    """An interpreter that makes environments. `identity` tells its builds apart."""
 
     def __init__(self, program: Path, version: tuple[int, int], identity: tuple[str, ...]) -> None:
         self.program = program

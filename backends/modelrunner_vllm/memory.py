@@ -1,7 +1,7 @@
 """Estimates the bytes of vLLM from config.json, the safetensors headers and the options of the run. Pure.
 
 The cache is as large as the context needs, not vLLM's default of all free memory (its --gpu-memory-utilization of
-0.92), so that several models can live together. Block sizes and the cache's layout: vllm/platforms and
+0.92), so that several models can live together. Block sizes and the cache's layout are those of vllm/platforms and
 vllm/v1/kv_cache_interface.py."""
 
 from collections.abc import Sequence
@@ -14,15 +14,17 @@ from modelrunner_vllm.engines import EngineKind
 from modelrunner_vllm.model_options import VllmOptions
 
 MIB = 1 << 20
-# Measured on Linux x86-64 with one worker, PSS: API server, EngineCore and its tracker; a worker without its weights.
+# The PSS of the API server, EngineCore and its tracker, and of a worker without its weights, measured on Linux x86-64
+# with one worker.
 _SERVER = 1100 * MIB
 _WORKER = 620 * MIB
-# Not measured: a CUDA context with NCCL and the kernels' workspaces, and a worker's part of main memory with CUDA.
+# A CUDA context with NCCL and the kernels' workspaces, and a worker's part of main memory with CUDA. They were not
+# measured.
 _CUDA_CONTEXT = 1024 * MIB
 _CUDA_WORKER = 2048 * MIB
 _CPU_BLOCK, _CUDA_BLOCK = 128, 16  # tokens
 _BATCHED_TOKENS = 2048
-_MOST = 1 << 31  # of any figure in config.json
+_MOST = 1 << 31  # for any figure in config.json
 _BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Encoders: every token sees all others, and nothing is kept from one request to the next.
@@ -31,8 +33,8 @@ _ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "Distil
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The options of a run that decide its memory. `context` is tokens of one sequence, and there are `parallel` of
-    them. `block` is the tokens of a block of the cache, `batched` those of one computation."""
+    """The options of a run that decide its memory. There are `parallel` sequences of `context` tokens. A block of the
+    cache has `block` tokens, and one computation at most `batched`."""
 
     context: int
     parallel: int
@@ -50,7 +52,8 @@ class Shape:
 
 
 class Config:
-    """config.json as the store flattened it. A model of several parts has the text model's figures in `text_config`."""
+    """The values of config.json, as the store flattened it. A model of several parts has the text model's figures in
+    `text_config`."""
 
     def __init__(self, header: ModelHeader) -> None:
         self._values = header.metadata
@@ -76,7 +79,7 @@ class Config:
 
     @property
     def layers(self) -> int:
-        """The number of layers with attention, without a hybrid model's recurrent ones."""
+        """Returns the number of layers with attention, without a hybrid model's recurrent ones."""
         kinds = self.get("layer_types")
         if isinstance(kinds, Sequence) and not isinstance(kinds, str):
             return sum("attention" in str(kind) and "linear" not in str(kind) for kind in kinds)
@@ -123,7 +126,7 @@ def _cache_of(bundle: Bundle, run: Shape) -> int:
 
 
 def _token_bytes(config: Config, options: VllmOptions) -> int:
-    """Returns the bytes of one token's keys and values in all layers; for multi-head latent attention (DeepSeek) of the
+    """Returns the bytes of one token's keys and values in all layers. Multi-head latent attention (DeepSeek) keeps
     compressed ones."""
     size = 1 if options.kv_cache_dtype.startswith("fp8") else _BYTES[options.dtype]
     if rank := config.number("kv_lora_rank"):

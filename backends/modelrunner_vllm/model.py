@@ -1,8 +1,8 @@
 """Facts about models that vLLM needs: their parsers of tool calls and reasoning, and the limit of their inputs.
 
-Names of parsers: vllm/tool_parsers/__init__.py and vllm/reasoning/__init__.py of the version in engines.py. A parser is
-chosen by the architecture in config.json, since each family was trained on one syntax. An architecture with several
-syntaxes gets none, and the user names it."""
+The names of parsers are those of vllm/tool_parsers/__init__.py and vllm/reasoning/__init__.py, of the version in
+engines.py. A parser is chosen by the architecture in config.json, since each family was trained on one syntax. An
+architecture with several syntaxes gets none, and the user names it."""
 
 import json
 from collections.abc import Mapping

@@ -47,7 +47,8 @@ def _one_of(known: frozenset[str]) -> AfterValidator:
 
 
 class _Table(BaseModel):
-    """Keys are written with dashes, as in the API of docker/model-runner; underscores are accepted too."""
+    """A table whose keys are written with dashes, as in the API of docker/model-runner. Underscores are accepted,
+    too."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -59,7 +60,8 @@ class _Table(BaseModel):
 
 
 class RopeParameters(BaseModel):
-    """`rope_parameters` (`rope_scaling`) of config.json: the encoding of positions beyond the trained ones."""
+    """The values of `rope_parameters` (`rope_scaling`) in config.json: the encoding of positions beyond the trained
+    ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -101,18 +103,20 @@ class HfOverrides(BaseModel):
 
 
 class VllmOptions(_Table):
-    """All optional.
+    """The settings are all optional.
 
-    `dtype` of weights that are not quantized, and of activations; `kv-cache-dtype` of the cache. `quantization` only
-    where the model's own config.json does not say it.
-    `gpu-memory-utilization` is the share of each GPU, from 0 to 1, that vLLM may use for everything; without it the
-    cache is as large as the context and the parallel sequences take. `kv-cache-size` in bytes replaces that.
-    `enforce-eager` true for no compilation, false for torch.compile and CUDA graphs; by default compiled on a GPU only.
-    `tensor-parallel-size`, `pipeline-parallel-size`, `executor`, `ray-address`: devices, and machines, of one runner.
-    `tool-call-parser`, `reasoning-parser`: "none", or one of vLLM's names; by default from the architecture.
-    `speculative-ngram`: tokens to guess from the prompt itself, without a draft model.
-    `sleep`: what an idle engine may give back before it is stopped (CUDA): 1 moves the weights to main memory, 2 drops
-    them; both drop the cache.
+    - `dtype` is the type of weights that are not quantized, and of activations; `kv-cache-dtype` is the cache's.
+      `quantization` is needed only if the model's own config.json does not say it.
+    - `gpu-memory-utilization` is the share of each GPU, from 0 to 1, that vLLM may use for everything. Without it the
+      cache is as large as the context and the parallel sequences take, or has the bytes of `kv-cache-size`.
+    - `enforce-eager` is true for no compilation, and false for torch.compile and CUDA graphs. By default only a GPU
+      compiles.
+    - `tensor-parallel-size`, `pipeline-parallel-size`, `executor` and `ray-address` name the devices and machines of
+      one runner.
+    - `tool-call-parser` and `reasoning-parser` are "none" or one of vLLM's names. By default the architecture decides.
+    - `speculative-ngram` is the number of tokens to guess from the prompt itself, without a draft model.
+    - `sleep` releases memory of an idle engine before it is stopped (CUDA). 1 moves the weights to main memory, 2 drops
+      them; both drop the cache.
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -138,7 +142,7 @@ class VllmOptions(_Table):
 
     @property
     def workers(self) -> int:
-        """Processes that share the model, one for each device."""
+        """Returns the number of processes that share the model, one for each device."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @model_validator(mode="after")

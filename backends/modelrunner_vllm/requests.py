@@ -7,14 +7,15 @@ _STEP_LIMIT = 50.0  # seconds: a step with a long prompt takes a slow processor 
 
 
 async def settled(endpoint: Endpoint) -> None:
-    """See `Backend.settled`. The guard inside the API server answers (inside/modelrunner_guard.py)."""
+    """Does as `Backend.settled` should. The guard inside the API server answers (inside/modelrunner_guard.py)."""
     status, _ = await calls.fetch(endpoint, "GET", "/modelrunner/settled", timeout=_STEP_LIMIT)
     if status != 204:
         raise BackendUnavailable(f"vLLM answered {status} when asked what it still works on")
 
 
 async def request_fields(endpoint: Endpoint) -> dict[str, list[str]]:
-    """See `Backend.request_fields`. The guard inside the API server reads them from vLLM's own models of a request."""
+    """Does as `Backend.request_fields` should. The guard inside the API server reads them from vLLM's own models of a
+    request."""
     status, told = await calls.ask(endpoint, "GET", "/modelrunner/fields", timeout=_FIELDS_LIMIT)
     if status != 200 or not isinstance(told, dict):
         raise BackendUnavailable(f"vLLM answered {status} when asked which fields it reads")

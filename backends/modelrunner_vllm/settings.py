@@ -8,12 +8,12 @@ from modelrunner_vllm.engines import EngineKind
 
 
 class VllmSettings(BaseModel):
-    """All optional.
+    """The settings are all optional.
 
-    `build`: "cuda" or "cpu"; by default what the machine has.
-    `torch_index`: the index that has the CPU build of torch (PyTorch's index of CPU builds, or a copy of it); by
-    default pip's own configuration decides.
-    `python`: the interpreter to make the engine's environment with; by default the one that runs modelrunner.
+    - `build` is "cuda" or "cpu". By default the machine's devices decide.
+    - `torch_index` is the index that has the CPU build of torch: PyTorch's index of CPU builds, or a copy of it. By
+      default pip's own configuration decides.
+    - `python` makes the engine's environment. By default it is the interpreter that runs modelrunner.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,8 +1,8 @@
 """Quantizes a model inside a Python that has llama-cpp-python, by llama.cpp's own function (`llama_model_quantize` of
-llama.h): a child process.
+llama.h). It is the child process of a quantization.
 
-Started by path (`python -I modelrunner_quantize.py MODEL TARGET TYPE THREADS`) with the engine's own interpreter, as
-modelrunner_serve.py is. 0 threads are all.
+It is started by path (`python -I modelrunner_quantize.py MODEL TARGET TYPE THREADS`) with the engine's own interpreter,
+as modelrunner_serve.py is. With 0 threads it uses all processors.
 """
 
 import ctypes

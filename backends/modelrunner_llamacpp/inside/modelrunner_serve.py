@@ -1,4 +1,4 @@
-"""Runs llama.cpp's server inside a Python that has it as a package: the child process of a runner.
+"""Runs llama.cpp's server inside a Python that has it as a package. It is the child process of a runner.
 
 It is started by path (`python -I modelrunner_serve.py xllamacpp JSON` or `llama_cpp JSON`) with the engine's own
 interpreter, where modelrunner is not installed: only the standard library and the engine can be imported here. args.py
@@ -41,7 +41,7 @@ def set_attribute(target: Any, path: str, value: Any) -> None:
 
 
 def serve_xllamacpp(given: dict[str, Any]) -> None:
-    """Returns when the process is told to end. The constructor returns when the model is loaded; /health answers 503
+    """Serves until the process is told to end. The constructor returns when the model is loaded; /health answers 503
     until then."""
     import xllamacpp
 
@@ -61,15 +61,16 @@ def serve_xllamacpp(given: dict[str, Any]) -> None:
 
 
 def adapter(xllamacpp: Any, path: str, scale: float) -> Any:
-    """A LoRA adapter at this scale, unless a request changes it (`lora`)."""
+    """Returns a LoRA adapter at this scale, which a request may change (`lora`)."""
     made = xllamacpp.CommonAdapterLoraInfo()
     made.path, made.scale = path, scale
     return made
 
 
 def serve_llama_cpp(given: dict[str, Any]) -> None:
-    """llama-cpp-python's server has no /health, by default breaks off an answer when another request comes, and answers
-    400 without a word to a request ID that is no UUID (starlette-context's plug-in)."""
+    """Serves until the process is told to end. llama-cpp-python's server has no /health, by default breaks off an
+    answer when another request comes, and answers 400 without a message to a request ID that is no UUID
+    (starlette-context's plug-in)."""
     import uvicorn
     from llama_cpp.server import app as server
     from llama_cpp.server.settings import ModelSettings, ServerSettings
@@ -93,8 +94,8 @@ def serve_llama_cpp(given: dict[str, Any]) -> None:
 
 
 class OwnParts:
-    """Refuses the parts of a chat's messages that the model cannot take: llama-cpp-python's server leaves out an image
-    without a word, and fails in the middle of a stream at one that it would have to fetch."""
+    """Refuses the parts of a chat's messages that the model cannot take. llama-cpp-python's server leaves out an image
+    without a message, and fails in the middle of a stream at an image that it would have to fetch."""
 
     def __init__(self, app: Any, *, sees: bool) -> None:
         self._app = app
@@ -139,7 +140,7 @@ class OwnParts:
 
 
 def parts(body: bytes) -> list[dict[str, Any]]:
-    """The parts of a chat's messages. What is malformed is left for the server to judge."""
+    """Returns the parts of a chat's messages, none of a malformed body, which the server judges itself."""
     try:
         messages = json.loads(body)["messages"]
         contents = [message.get("content") for message in messages]

@@ -1,6 +1,6 @@
-"""Runs inside vLLM's API server, as an ASGI middleware: lets through the routes that the daemon uses, answers 421 to a
-request for another model, and tells when the engine has dropped the requests of clients that left. Nothing of
-modelrunner can be imported here, only the standard library and msgspec, which vLLM needs itself."""
+"""Runs inside vLLM's API server, as an ASGI middleware. It lets through the routes that the daemon uses, answers 421 to
+a request for another model, and tells when the engine has dropped the requests of clients that left. It imports nothing
+of modelrunner, only the standard library and msgspec, which vLLM needs itself."""
 
 import asyncio
 import json
@@ -37,8 +37,8 @@ class _RequestNames(msgspec.Struct):
 
 
 class ModelGuard:
-    """`MODELRUNNER_GUARD` holds the names of the model, and the names by which vLLM knows its LoRA adapters, by their
-    own names. A request of a model with adapters goes to the one in its field `adapter`, else to the first."""
+    """The middleware. `MODELRUNNER_GUARD` holds the names of the model, and vLLM's names for its LoRA adapters by their
+    own names. A request of a model with adapters goes to the adapter in its field `adapter`, or to the first."""
 
     def __init__(self, app: Callable[[Any, Receive, Send], Awaitable[None]]) -> None:
         known = json.loads(os.environ["MODELRUNNER_GUARD"])
@@ -133,7 +133,7 @@ class _PendingCall:
         self._receive = receive
 
     async def receive(self) -> Message:
-        """The body once more, then whatever comes: the client's leaving."""
+        """Returns the body once more, then every message that comes: the client's leaving."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -157,7 +157,7 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 
 def _read_fields(routes: Iterable[Any]) -> dict[str, list[str]]:
-    """The fields of the models by which the routes read their bodies, with the other names of each."""
+    """Returns the fields of the models by which the routes read their bodies, with the other names of each."""
     found: dict[str, list[str]] = {}
     for route in routes:
         read = getattr(route, "path", None) in _WITH_MODEL and getattr(route, "dependant", None)
@@ -168,7 +168,7 @@ def _read_fields(routes: Iterable[Any]) -> dict[str, list[str]]:
 
 
 def _names(annotation: Any) -> Iterator[str]:
-    """The fields of a model of pydantic, or of each in a union; of none for any other type."""
+    """Yields the fields of a model of pydantic, or of each model in a union. Any other type has none."""
     for kind in get_args(annotation):
         yield from _names(kind)
     for name, field in getattr(annotation, "model_fields", {}).items():
