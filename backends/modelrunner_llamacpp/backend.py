@@ -242,7 +242,7 @@ class LlamaCppBackend(Backend):
 
     @property
     def _is_in_python(self) -> bool:
-        """True if the engine is llama-cpp-python's server, which can do less than llama.cpp's own."""
+        """Returns True if the engine is llama-cpp-python's server, which can do less than llama.cpp's own."""
         return self._kind() is EngineKind.PYTHON
 
     def _kind(self) -> EngineKind | None:

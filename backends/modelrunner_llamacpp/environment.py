@@ -12,7 +12,7 @@ _DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers devices as the da
 # each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
 # which costs one engine alone a few percent at most (docs/performance.md).
 _SHARED_PROCESSORS = {"GOMP_SPINCOUNT": "300"}
-# Never LLAMA_ARG_*, which would be flags past the allow-list.
+# LLAMA_ARG_* is not among them: those variables would be flags past the allow-list.
 _KEPT = ("GGML_*", "LLAMA_CPP_LIB_PATH", "GOMP_*", "OMP_*")
 
 

@@ -58,7 +58,7 @@ async def quantize(engine: Engine, spec: QuantizeSpec, threads: int | None, prog
 def command(engine: Engine, spec: QuantizeSpec, threads: int | None) -> Sequence[str]:
     """Returns the command line. Without `threads` the tool uses all processors."""
     if spec.type not in TYPES:
-        raise BadRequest(f"{spec.type} is no type of llama.cpp's here: {', '.join(TYPES)}", param="type")
+        raise BadRequest(f"llama.cpp cannot quantize to {spec.type} here, only to {', '.join(TYPES)}", param="type")
     model, target = str(spec.bundle.model_file), str(spec.target)
     program = engine.program.with_name("llama-quantize")
     if engine.kind is EngineKind.PYTHON:
