@@ -29,8 +29,10 @@ from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator
 from modelrunner.models.disk import DiskMeter
+from modelrunner.models.enginelogs import EngineLogs
 from modelrunner.models.explain import Explainer
 from modelrunner.models.foreign import ForeignStores
+from modelrunner.models.health import HealthCheck
 from modelrunner.models.installs import Installer
 from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
@@ -89,6 +91,8 @@ class Parts:
     on_demand: InstallOnDemand
     aliases: Aliases
     preloader: Preloader
+    health_check: HealthCheck
+    engine_logs: EngineLogs
     verifier: Verifier
     registries: Registries
     publisher: Publisher
@@ -158,6 +162,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     configurator = Configurator(store, scheduler, configurations, resolver, validator)
     installer = Installer(registry, scheduler, forget_backends)
     on_demand = InstallOnDemand(resolver, installer)
+    preloader = Preloader(store, resolver, on_demand, scheduler)
     shapes.prime()
     return Parts(
         store=store,
@@ -182,7 +187,9 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         installer=installer,
         on_demand=on_demand,
         verifier=Verifier(store, scheduler.events, state / "verified.json", settings.verify_every),
-        preloader=Preloader(store, resolver, on_demand, scheduler),
+        preloader=preloader,
+        health_check=HealthCheck(library, scheduler, preloader, resolver.is_needed),
+        engine_logs=EngineLogs(library, scheduler, data / "logs"),
         aliases=Aliases(store, resolver, scheduler, settings.aliases),
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),

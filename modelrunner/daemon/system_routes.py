@@ -6,19 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from aiohttp import web
 
 from modelrunner import __version__, wire
 from modelrunner.api import wireforms
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, query_flag
-from modelrunner.concurrency.threads import stuck
 from modelrunner.daemon.instance import Lifecycle
 from modelrunner.daemon.logs import daemon_log, read_log
 from modelrunner.daemon.parts import Parts
-from modelrunner.errors import ModelNotFound, RunnerNotFound
-from modelrunner.scheduler import SchedulerHealth
+from modelrunner.models.health import DaemonHealth
 
 
 @dataclass(slots=True)
@@ -46,8 +43,8 @@ class SystemRoutes:
         self._library = parts.library
         self._statuses = parts.statuses
         self._scheduler = parts.scheduler
-        self._preloader = parts.preloader
-        self._is_needed = parts.resolver.is_needed
+        self._health_check = parts.health_check
+        self._engine_logs = parts.engine_logs
         self._active_requests = active_requests
         self._sandbox = sandbox
         self._logs = addresses.data / "logs"
@@ -64,26 +61,17 @@ class SystemRoutes:
     @documented(wire.Health)
     async def health(self, request: web.Request) -> web.Response:
         """Answers while the daemon is alive."""
-        return json_response(self._health())
+        return json_response(self._told(self._health_check.health(ending=self._lifecycle.stop.is_set())))
 
     @documented(wire.Health, also={503: wire.Health})
     async def ready(self, request: web.Request) -> web.Response:
         """Tells whether the daemon should get requests. Answers 503 with the reason while it should not. A
         model that keeps failing, and that is neither pinned nor preloaded, is named with 200, and so is a damaged one:
         the others are served."""
-        health, diagnostics = self._health(), self._scheduler.diagnostics
-        ending = health.status == "shutting_down"
-        trouble = "the daemon is shutting down" if ending else self._addresses.trouble or stuck()
-        trouble = trouble or await diagnostics.trouble()
-        failing = diagnostics.failing({model.id: model.name for model in self._library})
-        unready = bool(trouble) or any(map(self._is_needed, failing))
-        damaged = [f"{model.name} is damaged: {model.damage}" for model in self._library if model.damage]
-        damaged += [folder.message for folder in await self._library.looks.absent()]
-        damaged.append(self._library.looks.trouble)
-        reason = "; ".join(filter(None, [trouble, *failing.values(), *damaged]))
-        status = "error" if unready and not ending else health.status
-        told = msgspec.structs.replace(health, status=status, reason=reason)
-        return json_response(told, status=503 if unready else 200)
+        verdict = await self._health_check.verdict(
+            ending=self._lifecycle.stop.is_set(), trouble=self._addresses.trouble
+        )
+        return json_response(self._told(verdict.health, verdict.reason), status=200 if verdict.is_ready else 503)
 
     @documented(wire.Status)
     async def version(self, request: web.Request) -> web.Response:
@@ -124,31 +112,13 @@ class SystemRoutes:
         self._lifecycle.request_stop()
         return json_response(wire.Message("shutting down"), status=202)
 
-    def _health(self) -> wire.Health:
-        status = self._scheduler.health()
-        if self._lifecycle.stop.is_set():
-            status = SchedulerHealth.SHUTTING_DOWN
-        starting = self._preloader.starting and status in (SchedulerHealth.READY, SchedulerHealth.BUSY)
+    def _told(self, health: DaemonHealth, reason: str = "") -> wire.Health:
         uptime = round(time.monotonic() - self._lifecycle.started, 3)
-        return wire.Health("starting" if starting else status.value, uptime, self._active_requests(), __version__)
+        return wire.Health(health.value, uptime, self._active_requests(), __version__, reason)
 
     def _log_of(self, request: web.Request) -> Path:
         if runner_id := request.query.get("runner"):
-            for runner in self._scheduler.runners():
-                if runner.id == runner_id:
-                    return self._newest(runner.log_path.name)
-            raise RunnerNotFound(f"there is no runner {runner_id}: `modelrunner ps` shows them", param="runner")
+            return self._engine_logs.of_runner(runner_id)
         if reference := request.query.get("model"):
-            return self._newest(f"engine-*-{_digits(self._library.get(reference).id)}-*.log")
+            return self._engine_logs.of_model(reference)
         return daemon_log(self._logs)
-
-    def _newest(self, pattern: str) -> Path:
-        """Returns the newest log of these names: each revision of a model's configuration writes its own."""
-        found = max(self._logs.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
-        if found is None:
-            raise ModelNotFound("no engine has run with this model, so there is no log", param="model")
-        return found
-
-
-def _digits(model_id: str) -> str:
-    return model_id.removeprefix("sha256:")[:16]

@@ -11,6 +11,7 @@ from modelrunner.gateway.access import Access
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.abilities import Abilities
+from modelrunner.models.health import DaemonHealth, HealthVerdict
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.reload import Effect
 from modelrunner.plugins.registry import BackendRegistry
@@ -64,12 +65,22 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     assert shown.effect is not None
     assert (shown.effect.context_size, shown.posted.revision) == (512, 1)
     assert (await made.explainer.fit("mine")).forecast.fits is Fitting.NOW
+    with pytest.raises(ModelNotFound):
+        made.engine_logs.of_model("mine")
     assert await made.preloader.load("mine") == "smol"
     (runner,) = made.scheduler.runners()
     assert (runner.state, runner.context_size, runner.keep_alive.seconds) == (Phase.READY, 512, 300.0)
     assert (runner.last_used or 0) - runner.started_at >= 0
     (ready,) = [event for event in made.scheduler.events.recent() if event.event == "ready"]
     assert runner.started_at <= ready.time
+
+    assert made.engine_logs.of_model("mine") == made.engine_logs.of_runner(runner.id)
+    assert made.health_check.health() is DaemonHealth.READY
+    assert await made.health_check.verdict() == HealthVerdict(DaemonHealth.READY, is_ready=True, reason="")
+    unreachable = await made.health_check.verdict(trouble="the socket is gone")
+    assert unreachable == HealthVerdict(DaemonHealth.ERROR, is_ready=False, reason="the socket is gone")
+    ending = await made.health_check.verdict(ending=True)
+    assert (ending.health, ending.is_ready) == (DaemonHealth.SHUTTING_DOWN, False)
 
     assert (await made.residency.pin("mine", pin=True)).state is Phase.READY
     assert made.scheduler.runners()[0].pinned

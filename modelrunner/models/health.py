@@ -1,0 +1,65 @@
+"""Decides how the daemon is, and whether it should get requests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from modelrunner.concurrency.threads import stuck
+from modelrunner.models.library import Library
+from modelrunner.models.preload import Preloader
+from modelrunner.scheduler import Scheduler, SchedulerHealth
+
+
+class DaemonHealth(StrEnum):
+    """`STARTING`: models of the start-up list are being loaded. The others are those of the scheduler."""
+
+    STARTING = "starting"
+    READY = "ready"
+    BUSY = "busy"
+    SHUTTING_DOWN = "shutting_down"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthVerdict:
+    """`is_ready` is False while no requests should be sent. `reason` says why, or which models cannot be loaded while
+    others can."""
+
+    health: DaemonHealth
+    is_ready: bool
+    reason: str
+
+
+class HealthCheck:
+    """`is_needed` tells of a model's ID whether the daemon is not ready without it: it is pinned or preloaded."""
+
+    def __init__(
+        self, library: Library, scheduler: Scheduler, preloader: Preloader, is_needed: Callable[[str], bool]
+    ) -> None:
+        self._library = library
+        self._scheduler = scheduler
+        self._preloader = preloader
+        self._is_needed = is_needed
+
+    def health(self, *, ending: bool = False) -> DaemonHealth:
+        """`ending` is True once the daemon was asked to stop. Cheap."""
+        status = SchedulerHealth.SHUTTING_DOWN if ending else self._scheduler.health()
+        if self._preloader.starting and status in (SchedulerHealth.READY, SchedulerHealth.BUSY):
+            return DaemonHealth.STARTING
+        return DaemonHealth(status)
+
+    async def verdict(self, *, ending: bool = False, trouble: str = "") -> HealthVerdict:
+        """A model that keeps failing makes the daemon unready if it is needed; the others are served beside one that is
+        not, and beside a damaged one. `ending` is as of `health`; `trouble` is the reason if nobody can reach the
+        daemon."""
+        health, looks = self.health(ending=ending), self._library.looks
+        trouble = "the daemon is shutting down" if health is DaemonHealth.SHUTTING_DOWN else trouble or stuck()
+        trouble = trouble or await self._scheduler.diagnostics.trouble()
+        failing = self._scheduler.diagnostics.failing({model.id: model.name for model in self._library})
+        is_ready = not trouble and not any(map(self._is_needed, failing))
+        damaged = [f"{model.name} is damaged: {model.damage}" for model in self._library if model.damage]
+        damaged += [folder.message for folder in await looks.absent()]
+        reason = "; ".join(filter(None, [trouble, *failing.values(), *damaged, looks.trouble]))
+        if not is_ready and health is not DaemonHealth.SHUTTING_DOWN:
+            health = DaemonHealth.ERROR
+        return HealthVerdict(health, is_ready, reason)
