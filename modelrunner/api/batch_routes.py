@@ -1,7 +1,7 @@
 """OpenAI's files and batches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from aiohttp import BodyPartReader, web
@@ -12,14 +12,11 @@ from modelrunner.api import wireforms
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, read_json
 from modelrunner.api.middleware import owner_of
-from modelrunner.batches.batch import ENDPOINTS
 from modelrunner.batches.batchstore import BatchStore
 from modelrunner.batches.filestore import FileStore, UploadedFile
+from modelrunner.batches.intake import BatchIntake
 from modelrunner.errors import BadRequest
-from modelrunner.units import parse_age
 
-_PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
-_LONGEST_WINDOW = 90 * 86400.0
 _PIECE = 1 << 18
 _PAGE = 20
 _PAGED = {"limit": Count, "after": str}
@@ -27,13 +24,12 @@ Entry = TypeVar("Entry", wire.FileStatus, wire.BatchStatus)
 
 
 class BatchRoutes:
-    """`changed` is called after a batch was made or cancelled. What a key made, only that key and the daemon's owner
-    see."""
+    """A key sees only the files and batches that it made; the daemon's owner sees all."""
 
-    def __init__(self, batches: BatchStore, files: FileStore, changed: Callable[[], None]) -> None:
+    def __init__(self, batches: BatchStore, files: FileStore, intake: BatchIntake) -> None:
         self._batches = batches
         self._files = files
-        self._changed = changed
+        self._intake = intake
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -57,27 +53,7 @@ class BatchRoutes:
         """Keeps a file, of a form with `purpose` and `file`. The file goes to the disk as it comes."""
         if request.content_type != "multipart/form-data":
             raise BadRequest("send the file as multipart/form-data, with the fields purpose and file")
-        purpose, made = "", None
-        try:
-            async for part in await request.multipart():
-                if not isinstance(part, BodyPartReader):
-                    raise BadRequest("a part of the form is itself a form")
-                if part.name == "purpose":
-                    purpose = (await part.read_chunk(64)).decode("utf-8", "replace")
-                elif part.name == "file" and made is None:
-                    name = (part.filename or "file")[:255]
-                    made = await self._files.upload(_pieces(part), name, purpose or "batch", owner_of(request))
-        except BaseException as error:
-            if made is not None:  # its client will never know its ID
-                await asyncio.shield(asyncio.to_thread(self._files.delete, made.id, made.owner))
-            if isinstance(error, ValueError | AssertionError | BadHttpMessage):
-                raise BadRequest(f"the form cannot be read: {error}") from None
-            raise
-        if made is None:
-            raise BadRequest("the form has no field `file`", param="file")
-        if purpose not in _PURPOSES:
-            await asyncio.to_thread(self._files.delete, made.id, made.owner)
-            raise BadRequest(f"purpose is one of {', '.join(_PURPOSES)}", param="purpose")
+        made = await self._intake.upload(_Form(request), owner_of(request))
         return json_response(wireforms.file(made))
 
     @documented(wire.ListPage[wire.FileStatus], query={"purpose": str, "order": str, **_PAGED})
@@ -116,21 +92,13 @@ class BatchRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """Begins to ask the requests of a file."""
         wanted = await read_json(request, wire.BatchRequest)
-        if wanted.endpoint not in ENDPOINTS:
-            raise BadRequest(f"endpoint is one of {', '.join(ENDPOINTS)}", param="endpoint")
-        seconds = parse_age(wanted.completion_window)
-        if not 0 < seconds <= _LONGEST_WINDOW:
-            raise BadRequest("completion_window is a time such as 24h, of at most 90 days", param="completion_window")
-        batch = await asyncio.to_thread(
-            self._batches.create,
+        batch = await self._intake.create(
             wanted.input_file_id,
             wanted.endpoint,
             wanted.completion_window,
-            seconds,
             wanted.metadata or {},
             owner_of(request),
         )
-        self._changed()
         return json_response(wireforms.batch(batch))
 
     @documented(wire.ListPage[wire.BatchStatus], query=_PAGED)
@@ -148,17 +116,34 @@ class BatchRoutes:
     @documented(wire.BatchStatus, errors=(409,))
     async def cancel(self, request: web.Request) -> web.Response:
         """Asks no further request of a batch."""
-        found = await asyncio.to_thread(self._batches.cancel, request.match_info["id"], owner_of(request))
-        self._changed()
+        found = await self._intake.cancel(request.match_info["id"], owner_of(request))
         return json_response(wireforms.batch(found))
 
     async def _file(self, request: web.Request) -> UploadedFile:
         return await asyncio.to_thread(self._files.get, request.match_info["id"], owner_of(request))
 
 
-async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:
-    while piece := await part.read_chunk(_PIECE):
-        yield piece
+class _Form:
+    """An `UploadForm` of a request. Of several files, the first one counts."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.filename: str | None = None
+        self.purpose = ""
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in await self._request.multipart():
+                if not isinstance(part, BodyPartReader):
+                    raise BadRequest("a part of the form is itself a form")
+                if part.name == "purpose":
+                    self.purpose = (await part.read_chunk(64)).decode("utf-8", "replace")
+                elif part.name == "file" and self.filename is None:
+                    self.filename = part.filename or "file"
+                    while piece := await part.read_chunk(_PIECE):
+                        yield piece
+        except (ValueError, AssertionError, BadHttpMessage) as error:
+            raise BadRequest(f"the form cannot be read: {error}") from None
 
 
 def _page(request: web.Request, items: list[Entry], usual: int) -> web.Response:

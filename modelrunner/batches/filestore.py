@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -41,9 +41,11 @@ class FileStore:
         self._database = database
         self._taken = 0  # bytes of all uploads so far, without those that failed: uploads that run together see it grow
 
-    async def upload(self, pieces: AsyncIterable[bytes], filename: str, purpose: str, owner: str) -> UploadedFile:
-        """Keeps a file once it is complete. Raises `PayloadTooLarge`, `InsufficientDisk`,
-        `OSError`."""
+    async def upload(
+        self, pieces: AsyncIterable[bytes], about: Callable[[], tuple[str, str]], owner: str
+    ) -> UploadedFile:
+        """Keeps a file once it is complete: then `about` gives its name and its purpose, or raises for one that is not
+        to be kept. Raises `PayloadTooLarge`, `InsufficientDisk`, `OSError`."""
         await asyncio.to_thread(self._folder.mkdir, mode=0o700, exist_ok=True)
         before = self._taken
         kept = await asyncio.to_thread(self._kept)
@@ -62,7 +64,7 @@ class FileStore:
                             f"have {format_bytes(kept)}: delete some of them (DELETE /v1/files/ID)"
                         )
                     await asyncio.to_thread(file.write, piece)
-            return await asyncio.to_thread(self._keep, temporary, id, filename, purpose, owner)
+            return await asyncio.to_thread(self._keep, temporary, id, *about(), owner)
         except BaseException:
             self._taken -= size
             raise

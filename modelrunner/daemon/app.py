@@ -36,6 +36,7 @@ from modelrunner.api.tool_routes import ToolRoutes
 from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.api.underway import KeyedRequests
 from modelrunner.batches.batchstore import open_store
+from modelrunner.batches.intake import BatchIntake
 from modelrunner.batches.worker import BatchWorker
 from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
@@ -292,7 +293,7 @@ class Daemon:
             ResponseRoutes(self._responses),
             StreamRoutes(self._streams),
             ToolRoutes(self._toolbox if self._settings.mcp else None),
-            BatchRoutes(self._batches, self._files, self._batch_worker.look),
+            BatchRoutes(self._batches, self._files, BatchIntake(self._batches, self._files, self._batch_worker.look)),
             KeyRoutes(parts.keys),
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher, parts.quantizer),
             ResidencyRoutes(parts.residency, parts.preloader),

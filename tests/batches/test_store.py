@@ -33,7 +33,7 @@ async def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(tmp_pat
     async def pieces() -> AsyncIterator[bytes]:
         yield json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {"model": "m"}}).encode()
 
-    file = await files.upload(pieces(), "a.jsonl", "batch", "")
+    file = await files.upload(pieces(), lambda: ("a.jsonl", "batch"), "")
     batch = store.create(file.id, CHAT, "24h", 60.0, {}, "")
     [line] = store.waiting("m", {batch.id: 0}, 1)
     store.record([LineAnswer(line, 200, b"{}", "r")])
@@ -54,11 +54,11 @@ async def test_uploads_that_run_together_have_one_limit(tmp_path: Path) -> None:
         await begun.wait()  # all of them have looked at what is here
         yield b"x" * 350
 
-    uploads = [files.upload(pieces(), "f", "batch", "") for _ in range(3)]
+    uploads = [files.upload(pieces(), lambda: ("f", "batch"), "") for _ in range(3)]
     found = await asyncio.gather(*uploads, return_exceptions=True)
     assert sorted(type(one).__name__ for one in found) == ["InsufficientDisk", "UploadedFile", "UploadedFile"]
     assert sum(file.stat().st_size for file in (tmp_path / "files").iterdir()) == 900
-    assert (await files.upload(small(), "f", "batch", "")).bytes == 100
+    assert (await files.upload(small(), lambda: ("f", "batch"), "")).bytes == 100
 
 
 async def small() -> AsyncIterator[bytes]:
