@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from modelrunner import wire
-from modelrunner.batches.batch import Batch, State
+from modelrunner.batches.batch import Batch, BatchState, LineError
 from modelrunner.batches.filestore import UploadedFile
 from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.modelfile import Modelfile, render
@@ -116,30 +116,34 @@ def file(found: UploadedFile) -> wire.FileStatus:
 def batch(found: Batch) -> wire.BatchStatus:
     """The batch object of OpenAI's API."""
 
-    def at(moment: float | None, *states: State) -> int | None:
+    def at(moment: float | None, *states: BatchState) -> int | None:
         return int(moment) if moment is not None and (not states or found.status in states) else None
 
     return wire.BatchStatus(
         id=found.id,
         endpoint=found.endpoint,
-        errors={"object": "list", "data": msgspec.to_builtins(found.errors)} if found.errors else None,
+        errors={"object": "list", "data": list(map(_line_error, found.errors))} if found.errors else None,
         input_file_id=found.input_file,
         completion_window=found.window,
-        status=found.status,
+        status=found.status.value,
         output_file_id=found.output_file,
         error_file_id=found.error_file,
         created_at=int(found.created),
         in_progress_at=at(found.created) if not found.errors else None,
         expires_at=int(found.expires),
         finalizing_at=at(found.finalizing),
-        completed_at=at(found.ended, "completed"),
-        failed_at=at(found.ended, "failed"),
-        expired_at=at(found.ended, "expired"),
+        completed_at=at(found.ended, BatchState.COMPLETED),
+        failed_at=at(found.ended, BatchState.FAILED),
+        expired_at=at(found.ended, BatchState.EXPIRED),
         cancelling_at=at(found.cancelling),
-        cancelled_at=at(found.ended, "cancelled"),
+        cancelled_at=at(found.ended, BatchState.CANCELLED),
         request_counts={"total": found.total, "completed": found.completed, "failed": found.failed},
         metadata=found.metadata or None,
     )
+
+
+def _line_error(found: LineError) -> dict[str, Any]:
+    return {"code": found.code, "message": found.message, "line": found.line, "param": found.param}
 
 
 def progress(step: WorkProgress) -> wire.Progress:

@@ -1,7 +1,7 @@
 """A batch and its lines: as clients see them, and as the input file has them."""
 
 from collections.abc import Iterable
-from typing import Literal
+from enum import StrEnum
 
 import msgspec
 
@@ -11,8 +11,21 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 MOST_LINES = 50_000
 """As OpenAI's limit."""
 _MOST_ERRORS = 100  # of one file that are told
-State = Literal["in_progress", "cancelling", "finalizing", "completed", "failed", "expired", "cancelled"]
-OVER = frozenset(("completed", "failed", "expired", "cancelled"))
+
+
+class BatchState(StrEnum):
+    """The last four are final."""
+
+    IN_PROGRESS = "in_progress"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (BatchState.COMPLETED, BatchState.FAILED, BatchState.EXPIRED, BatchState.CANCELLED)
 
 
 class LineError(msgspec.Struct, frozen=True):
@@ -33,7 +46,7 @@ class Batch(msgspec.Struct, frozen=True):
     endpoint: str
     input_file: str
     window: str
-    status: State
+    status: BatchState
     created: float
     expires: float
     metadata: dict[str, str] = {}

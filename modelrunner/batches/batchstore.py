@@ -7,7 +7,7 @@ from secrets import token_hex
 
 import msgspec
 
-from modelrunner.batches.batch import OVER, Batch, Line, State, parse
+from modelrunner.batches.batch import Batch, BatchState, Line, parse
 from modelrunner.batches.filestore import FileStore
 from modelrunner.database import Database
 from modelrunner.durable import make_folder, sweep_temporaries
@@ -54,9 +54,9 @@ class BatchStore:
         id, now = f"batch_{token_hex(12)}", self._clock()
         with self._files.open(input_file) as file:
             lines, errors = parse(file, endpoint, id)
-        batch = Batch(id, owner, endpoint, input_file, window, "in_progress", now, now + seconds, metadata)
+        batch = Batch(id, owner, endpoint, input_file, window, BatchState.IN_PROGRESS, now, now + seconds, metadata)
         if errors:
-            batch = msgspec.structs.replace(batch, status="failed", errors=tuple(errors), ended=now)
+            batch = msgspec.structs.replace(batch, status=BatchState.FAILED, errors=tuple(errors), ended=now)
         else:
             batch = msgspec.structs.replace(batch, total=len(lines))
         with self._database.transaction() as database:
@@ -89,9 +89,9 @@ class BatchStore:
             database.execute("begin immediate")  # the worker may end it at this moment
             [(about,)] = database.execute("select about from batches where id = ?", (id,))
             batch = msgspec.json.decode(about, type=Batch)
-            if batch.status in OVER:
+            if batch.status.is_final:
                 raise Conflict(f"batch {id} is {batch.status}")
-            batch = msgspec.structs.replace(batch, status="cancelling", cancelling=now)
+            batch = msgspec.structs.replace(batch, status=BatchState.CANCELLING, cancelling=now)
             database.execute("update batches set about = ? where id = ?", (msgspec.json.encode(batch), id))
         return self._counted(batch)
 
@@ -146,10 +146,13 @@ class BatchStore:
     def finish(self, batch: Batch) -> Batch:
         """Writes the files of a batch without lines to ask, and ends it. A kill in the middle is made good by the next
         call: the files get the same IDs again."""
-        ends: dict[State, State] = {"cancelling": "cancelled", "finalizing": "completed", "in_progress": "completed"}
         counted = self._counted(batch)
-        expired = batch.status == "in_progress" and counted.completed + counted.failed < batch.total
-        end: State = "expired" if expired else ends[batch.status]
+        if batch.status is BatchState.CANCELLING:
+            end = BatchState.CANCELLED
+        elif batch.status is BatchState.IN_PROGRESS and counted.completed + counted.failed < batch.total:
+            end = BatchState.EXPIRED
+        else:
+            end = BatchState.COMPLETED
         digits, now = batch.id.removeprefix("batch_"), self._clock()
         made = {}
         for name, condition in (("output", "status = 200"), ("error", "status is null or status != 200")):
@@ -172,7 +175,7 @@ class BatchStore:
             database.execute("delete from lines where batch = ?", (batch.id,))
         return over
 
-    def _results(self, batch: str, condition: str, end: State) -> Iterator[bytes]:
+    def _results(self, batch: str, condition: str, end: BatchState) -> Iterator[bytes]:
         with self._database.transaction() as database:
             asked = f"select number, custom_id, status, answer from lines where batch = ? and ({condition})"
             for number, custom_id, status, answer in database.execute(asked + " order by number", (batch,)):
@@ -186,7 +189,7 @@ class BatchStore:
                 yield msgspec.json.encode(result) + b"\n"
 
     def _counted(self, batch: Batch) -> Batch:
-        if batch.status in OVER:
+        if batch.status.is_final:
             return batch
         with self._database.transaction() as database:
             [(completed, failed)] = database.execute(

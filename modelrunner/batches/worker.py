@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from modelrunner.batches.asking import Asker
-from modelrunner.batches.batch import Batch, Line
+from modelrunner.batches.batch import Batch, BatchState, Line
 from modelrunner.batches.batchstore import BatchStore, LineAnswer
 from modelrunner.batches.pace import Pace
 from modelrunner.gateway.pipeline import Pipeline
@@ -207,7 +207,7 @@ class BatchWorker:
     def _is_open(self, id: str) -> bool:
         """Whether lines of the batch are still to be asked."""
         batch = self._batches.get(id)
-        return batch is not None and batch.status == "in_progress" and self._clock() < batch.expires
+        return batch is not None and batch.status is BatchState.IN_PROGRESS and self._clock() < batch.expires
 
 
 def _answer_of(task: asyncio.Task[LineAnswer | None], line: Line) -> LineAnswer | None:
