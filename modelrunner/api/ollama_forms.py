@@ -14,6 +14,8 @@ import msgspec
 from modelrunner.api.streaming import ProgressLines
 from modelrunner.api.wireforms import modelfile
 from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.dialects.dialect import Dialect
 from modelrunner.modelfile import Modelfile, parse, render
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.recipes import Recipe
@@ -165,14 +167,15 @@ class OllamaProgress(ProgressLines):
 
     def render(self, line: Progress) -> bytes:
         found: dict[str, Any] = {"status": line.message}
-        if line.type == "error":
-            found = {"error": line.message}
-        elif line.type == "success":
+        if line.type == "success":
             found = {"status": "success"}
         elif line.layer is not None:
             found = {"status": f"{line.mode}ing {line.layer.id.removeprefix('sha256:')[:12]}", "digest": line.layer.id}
             found |= {"total": line.layer.size, "completed": line.layer.current}
         return msgspec.json.encode(found) + b"\n"
+
+    def failed(self, error: ModelRunnerError, dialect: Dialect, request_id: str) -> bytes:
+        return dialect.error_event(error, request_id)
 
 
 def listed(name: str, model: StoredModel, abilities: Abilities) -> OllamaModel:

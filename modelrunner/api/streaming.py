@@ -12,6 +12,8 @@ from aiohttp import web
 from modelrunner.api import wireforms
 from modelrunner.api.middleware import request_id_of
 from modelrunner.errors import BadRequest, ModelRunnerError
+from modelrunner.gateway.dialects.dialect import Dialect
+from modelrunner.gateway.routes import dialect_of
 from modelrunner.progress import ProgressReport
 from modelrunner.wire import Progress
 
@@ -106,14 +108,19 @@ class ProgressLines:
     def render(self, line: Progress) -> bytes:
         return msgspec.json.encode(line) + b"\n" if self._json else _text(line)
 
+    def failed(self, error: ModelRunnerError, dialect: Dialect, request_id: str) -> bytes:
+        """Returns the last line of work that failed. `dialect` is the family of the route."""
+        _, body = dialect.error(error, request_id)
+        told = msgspec.json.decode(body)["error"]
+        return self.render(Progress("error", error.message, error=told, mode=self._mode))
+
     async def finish(self, task: "asyncio.Future[Progress]") -> None:
         try:
             await self.send(task.result())
         except ModelRunnerError as error:
             if not self.response.prepared:
                 raise
-            body = error.as_dict(request_id_of(self._request))["error"]
-            await self.send(Progress("error", error.message, error=body))
+            await self.response.write(self.failed(error, dialect_of(self._request.path), request_id_of(self._request)))
         await self.response.write_eof()
 
 
