@@ -32,7 +32,7 @@ class JointWork(Generic[P, R]):
         """Returns whether the work was cancelled: a later caller waits for its end, and starts it anew."""
         return self.task.cancelling() > 0
 
-    async def follow(self, watcher: Callable[[P], None]) -> R:
+    async def follow(self, watcher: Callable[[P], None] = lambda report: None) -> R:
         """Passes the latest report and each further one to `watcher`, and returns the result of the work, or raises its
         error."""
         if self.last is not None:

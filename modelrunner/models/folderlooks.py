@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from modelrunner.concurrency.joint import JointWork
 from modelrunner.concurrency.threads import Pool
 from modelrunner.store import Store
 from modelrunner.store.union import AbsentFolder
@@ -18,23 +19,27 @@ class FolderLooks:
     def __init__(self, store: Store, wait: float = WAIT) -> None:
         self._store = store
         self._wait = wait
-        self._look: asyncio.Future[None] | None = None
+        self._look: JointWork[None, None] | None = None
         self._begun = 0.0
 
     async def absent(self) -> tuple[AbsentFolder, ...]:
         """The folders that cannot be used: as they are now, or as last seen where the disks take longer than `wait`."""
         if len(self._store.folders) > 1:
-            if self._look is None or self._look.done():
+            if self._look is None or self._look.task.done():
                 self._begun = time.monotonic()
-                self._look = asyncio.get_running_loop().run_in_executor(_THREADS, self._store.look)
-            await asyncio.wait({self._look}, timeout=max(0.0, self._begun + self._wait - time.monotonic()))
-            if self._look.done():
-                self._look.result()
+                self._look = JointWork(self._looked, stops_alone=False)
+            look = self._look.task
+            await asyncio.wait({look}, timeout=max(0.0, self._begun + self._wait - time.monotonic()))
+            if look.done():
+                look.result()
         return self._store.absent()
 
     @property
     def trouble(self) -> str:
         """A sentence while a look takes longer than `wait`, else ""."""
-        if self._look is None or self._look.done() or (taken := time.monotonic() - self._begun) < self._wait:
+        if self._look is None or self._look.task.done() or (taken := time.monotonic() - self._begun) < self._wait:
             return ""
         return f"a disk of model_dirs has not answered for {taken:.0f} s"
+
+    async def _looked(self, report: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(_THREADS, self._store.look)

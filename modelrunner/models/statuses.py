@@ -4,22 +4,17 @@ once for all callers at the same moment."""
 import asyncio
 
 from modelrunner.backend import BackendStatus
+from modelrunner.concurrency.joint import JointWork
 from modelrunner.plugins.registry import BackendRegistry
 
 
 class Statuses:
     def __init__(self, registry: BackendRegistry) -> None:
         self._registry = registry
-        self._asking: asyncio.Task[dict[str, BackendStatus]] | None = None
+        self._asking: JointWork[None, dict[str, BackendStatus]] | None = None
 
     async def __call__(self) -> dict[str, BackendStatus]:
         """By the backend's name."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(asyncio.to_thread(self._registry.statuses))
-            self._asking.add_done_callback(self._asked)
-        return await asyncio.shield(self._asking)
-
-    def _asked(self, asked: "asyncio.Task[dict[str, BackendStatus]]") -> None:
-        self._asking = None
-        if not asked.cancelled():
-            asked.exception()  # the callers get it
+        if self._asking is None or self._asking.task.done():
+            self._asking = JointWork(lambda report: asyncio.to_thread(self._registry.statuses), stops_alone=False)
+        return await self._asking.follow()
