@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TypeVar
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
@@ -10,17 +9,16 @@ from aiohttp.http_exceptions import BadHttpMessage
 from modelrunner import wire
 from modelrunner.api import wireforms
 from modelrunner.api.documented import Count, documented
-from modelrunner.api.messages import json_response, query_count, read_json
+from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import owner_of
+from modelrunner.api.paging import page_of
 from modelrunner.batches.batchstore import BatchStore
 from modelrunner.batches.filestore import FileStore, UploadedFile
 from modelrunner.batches.intake import BatchIntake
 from modelrunner.errors import BadRequest
 
 _PIECE = 1 << 18
-_PAGE = 20
 _PAGED = {"limit": Count, "after": str}
-Entry = TypeVar("Entry", wire.FileStatus, wire.BatchStatus)
 
 
 class BatchRoutes:
@@ -61,7 +59,8 @@ class BatchRoutes:
         """Lists the files, the newest first."""
         files = await asyncio.to_thread(self._files.all, owner_of(request))
         purpose = request.query.get("purpose")
-        return _page(request, [wireforms.file(file) for file in files if purpose in (None, file.purpose)], 10_000)
+        items = [(file.id, wireforms.file(file)) for file in files if purpose in (None, file.purpose)]
+        return page_of(request, items, usual=10_000)
 
     @documented(wire.FileStatus)
     async def get_file(self, request: web.Request) -> web.Response:
@@ -105,7 +104,7 @@ class BatchRoutes:
     async def list(self, request: web.Request) -> web.Response:
         """Lists the batches, the newest first."""
         found = await asyncio.to_thread(self._batches.all, owner_of(request))
-        return _page(request, [wireforms.batch(batch) for batch in found], _PAGE)
+        return page_of(request, [(batch.id, wireforms.batch(batch)) for batch in found], usual=20)
 
     @documented(wire.BatchStatus)
     async def get(self, request: web.Request) -> web.Response:
@@ -144,16 +143,3 @@ class _Form:
                         yield piece
         except (ValueError, AssertionError, BadHttpMessage) as error:
             raise BadRequest(f"the form cannot be read: {error}") from None
-
-
-def _page(request: web.Request, items: list[Entry], usual: int) -> web.Response:
-    """A page of OpenAI's lists: `limit` items after the one with the ID `after`."""
-    ids = [item.id for item in items]
-    if (after := request.query.get("after")) is not None:
-        if after not in ids:
-            raise BadRequest(f"there is no {after!r}", param="after")
-        items = items[ids.index(after) + 1 :]
-    limit = query_count(request, "limit") or usual
-    page = items[:limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return json_response(wire.ListPage(page, first, last, len(items) > limit))

@@ -6,8 +6,9 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api.documented import Count, documented
-from modelrunner.api.messages import json_response, query_count
+from modelrunner.api.messages import json_response
 from modelrunner.api.middleware import owner_of
+from modelrunner.api.paging import page_of
 from modelrunner.errors import BadRequest, NotImplementedHere
 from modelrunner.gateway.dialects.answershapes import ResponseAnswer
 from modelrunner.gateway.response_store import ResponseStore
@@ -60,16 +61,8 @@ class ResponseRoutes:
     async def input_items(self, request: web.Request) -> web.Response:
         """Lists the items that its request sent, the newest first unless `order` is asc; an ID is a place."""
         stored = await self._responses.get(request.match_info["id"], owner_of(request))
-        items = [{"id": f"{stored.id}_{place}"} | item for place, item in enumerate(stored.input)]
+        ids = [f"{stored.id}_{place}" for place in range(len(stored.input))]
+        items = [(id, {"id": id} | item) for id, item in zip(ids, stored.input, strict=True)]
         if request.query.get("order") != "asc":
             items.reverse()
-        ids = [item["id"] for item in items]
-        if (after := request.query.get("after")) is not None:
-            if after not in ids:
-                raise BadRequest(f"there is no item {after!r}", param="after")
-            items = items[ids.index(after) + 1 :]
-        limit = min(query_count(request, "limit") or 20, _MOST_ITEMS)
-        page = items[:limit]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        more = len(items) > limit
-        return json_response(wire.ListPage(page, first, last, more))
+        return page_of(request, items, usual=20, most=_MOST_ITEMS)
