@@ -226,14 +226,14 @@ def why(found: Explanation) -> wire.WhyResponse:
     figures = found.figures
     return wire.WhyResponse(
         found.model,
-        found.state,
+        found.state.value,
         found.position,
         found.waiting_for,
         memory(figures.needed) if figures.needed else None,
         memory(figures.free),
         memory(figures.budget),
         found.victims,
-        found.expected_seconds,
+        None if found.expected_seconds is None else round(found.expected_seconds, 1),
         found.reason,
         [event(record) for record in found.events],
     )

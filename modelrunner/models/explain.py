@@ -16,7 +16,7 @@ from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.pull import Preview, Puller
 from modelrunner.pull.places import roomy
-from modelrunner.scheduler import Explanation, FitForecast, Obstacle, Scheduler, Target
+from modelrunner.scheduler import Explanation, FitForecast, Obstacle, Scheduler, Standing, Target
 from modelrunner.store import Reference, Store
 from modelrunner.types import Bundle, Mode
 
@@ -56,10 +56,10 @@ class Explainer:
             if (pull := self._puller.under_way(reference)) is None:
                 raise
             return diagnostics.absent(
-                reference, "pulling", Obstacle.PULL, f"{reference} is being pulled: {pull.message}"
+                reference, Standing.PULLING, Obstacle.PULL, f"{reference} is being pulled: {pull.message}"
             )
         except (BackendUnavailable, Unavailable) as error:
-            state = "installing" if isinstance(error, Unavailable) else "failed"
+            state = Standing.INSTALLING if isinstance(error, Unavailable) else Standing.FAILED
             return diagnostics.absent(reference, state, Obstacle.INSTALL, error.message)
         return await diagnostics.why(target)
 

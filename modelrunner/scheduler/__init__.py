@@ -9,7 +9,7 @@ from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.state import Phase
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.scheduler.views import KeptRunner, MemoryUse, RunnerView, SchedulerHealth, UnloadResult
-from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle
+from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle, Standing
 
 __all__ = [
     "EventRecord",
@@ -31,6 +31,7 @@ __all__ = [
     "RunnerView",
     "Scheduler",
     "SchedulerHealth",
+    "Standing",
     "Target",
     "UnloadResult",
 ]

@@ -13,7 +13,7 @@ from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.state import Group, Phase
 from modelrunner.scheduler.target import Target
-from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle
+from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle, Standing
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 _SHOWN_EVENTS = 10
@@ -44,7 +44,7 @@ class Diagnostics:
         concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
         return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))
 
-    def absent(self, model: str, state: str, waiting_for: Obstacle, reason: str) -> Explanation:
+    def absent(self, model: str, state: Standing, waiting_for: Obstacle, reason: str) -> Explanation:
         """Explains a model that cannot be loaded yet."""
         unknown = Group(RunnerKey("", model, Mode.COMPLETION), (), (), model)
         figures = why.figures(self._reconciler.state(), unknown, None)

@@ -58,6 +58,22 @@ class Figures:
     budget: RequiredMemory
 
 
+class Standing(StrEnum):
+    """Where a model stands: the phase of its runner, or the reason why it has none."""
+
+    STARTING = "starting"
+    READY = "ready"
+    SLEEPING = "sleeping"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    QUEUED = "queued"
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    FAILED = "failed"
+    PULLING = "pulling"
+    INSTALLING = "installing"
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Explains why a model's requests wait. `position` is the model's place among those that wait for memory, None if
@@ -65,7 +81,7 @@ class Explanation:
     models that are evicted; `events` are the last ones about the model and about runners evicted for it."""
 
     model: str
-    state: str
+    state: Standing
     position: int | None
     waiting_for: Obstacle | None
     figures: Figures
@@ -150,11 +166,9 @@ def explain(state: State, group: Group, context: ExplainContext, now: float) -> 
     line = [g.key for g in turns.in_line(waiting, turns.urgent(waiting))]
     position = 1 + line.index(group.key) if group.key in line else None
     look, slot = outlook(state, group, now), _slot(state, group.key)
-    where = "queued" if position else str(slot.phase) if slot else "stopped"
+    where = Standing.QUEUED if position else Standing(slot.phase) if slot else Standing.STOPPED
     answer = Explanation(group.name, where, position, None, figures(state, group, look.start), [], None, "")
-    answer = _with_reason(answer, state, group, context, look, now)
-    seconds = answer.expected_seconds
-    return replace(answer, expected_seconds=None if seconds is None else round(seconds, 1))
+    return _with_reason(answer, state, group, context, look, now)
 
 
 def _with_reason(
@@ -163,20 +177,22 @@ def _with_reason(
     name, slot, failure, load = group.name, _slot(state, group.key), state.failures.get(group.key), context.load
     if group.key.model_id in state.paused:
         reason = f"{name} is paused: its requests wait for `modelrunner resume {name}`"
-        return replace(answer, state="paused", reason=reason, waiting_for=Obstacle.RESUME)
+        return replace(answer, state=Standing.PAUSED, reason=reason, waiting_for=Obstacle.RESUME)
     if slot is not None and slot.phase is Phase.STARTING:
         reason = f"{name} is loading" + (f": {context.stage}" if context.stage else "")
-        return replace(answer, state="starting", reason=reason, waiting_for=Obstacle.LOAD, expected_seconds=load)
+        return replace(answer, state=Standing.STARTING, reason=reason, waiting_for=Obstacle.LOAD, expected_seconds=load)
     if slot is not None and slot.phase is Phase.READY:
         name += f" ({context.variant}, since memory is short)" if context.variant else ""
         if answer.position or slot.leases + slot.abandoned >= slot.parallel:
             reason = f"{name} is loaded, and {_taken(slot)}"
-            return replace(answer, state="ready", reason=reason, waiting_for=Obstacle.SLOT)
+            return replace(answer, state=Standing.READY, reason=reason, waiting_for=Obstacle.SLOT)
         return replace(answer, reason=f"{name} is loaded and answers at once", expected_seconds=0.0)
     if slot is None and failure is not None and now < failure.until:
         seconds = None if load is None else failure.until - now + load
         reason = failures.backing_off(group, failure, now).message
-        return replace(answer, state="failed", reason=reason, waiting_for=Obstacle.BACKOFF, expected_seconds=seconds)
+        return replace(
+            answer, state=Standing.FAILED, reason=reason, waiting_for=Obstacle.BACKOFF, expected_seconds=seconds
+        )
     if look.error is not None:
         obstacle = Obstacle.PIN if look.pinned else Obstacle.MEMORY
         return replace(answer, reason=str(look.error), waiting_for=obstacle)
