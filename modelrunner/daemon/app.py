@@ -55,7 +55,7 @@ from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.dryruns import DryRuns
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.processes import confinement
+from modelrunner.processes import confinement, peers
 from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry import tracing
@@ -203,7 +203,7 @@ class Daemon:
         certificate = self._certificate
         tls = certificate.current if certificate is not None else None
         self._lanes = [
-            protocol.FastLane(self._pipeline, fallback, local=True),
+            protocol.FastLane(self._pipeline, fallback, local=True, is_engine=peers.is_engine),
             protocol.FastLane(self._pipeline, fallback, local=False, tls=tls),
         ]
         if self._tcp:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError, RateLimited, Unavailable
+from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError, RateLimited
 from modelrunner.gateway.admission import Admission, AdmittedHead
 from modelrunner.gateway.answering import Answers
 from modelrunner.gateway.decode import LARGE, Decoding
@@ -54,8 +54,8 @@ class ClientConnection(Answers):
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports derive from nothing of asyncio's
         self.peer = peer_of(transport)
         self._deadline = self._loop.time() + self._limits.header_timeout
-        if not self._listener.enter(self) or self._listener.draining:
-            self._refuse(Unavailable("there are too many connections"), new_request_id())
+        if (refusal := self._listener.enter(self, transport)) is not None:
+            self._refuse(refusal, new_request_id())
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:

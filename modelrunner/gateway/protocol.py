@@ -3,6 +3,7 @@ Any other request is handed to aiohttp; its connection stays here."""
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from modelrunner.gateway.admission import Admission
 from modelrunner.gateway.connection import ClientConnection
@@ -13,7 +14,8 @@ from modelrunner.http.tls import ContextOf, TlsConnection
 
 class FastLane:
     """The protocol factory of a listening socket. `fallback` makes an aiohttp protocol for one request that is not
-    inference; `local` is True for the Unix socket. With `tls`, clients speak TLS, in its newest context."""
+    inference; `local` is True for the Unix socket; `is_engine` is that of `Listener`. With `tls`, clients speak TLS, in
+    its newest context."""
 
     def __init__(
         self,
@@ -22,10 +24,11 @@ class FastLane:
         *,
         local: bool,
         tls: ContextOf | None = None,
+        is_engine: Callable[[Any], bool] = lambda accepted: False,
     ) -> None:
         self.pipeline = pipeline
         self.fallback = fallback
-        self.listener = Listener(pipeline.limits, local=local)
+        self.listener = Listener(pipeline.limits, local=local, is_engine=is_engine)
         self.admission = Admission(pipeline, local=local)
         self._tls = tls
 

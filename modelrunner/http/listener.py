@@ -10,9 +10,11 @@ import struct
 import sys
 import termios
 from collections import Counter, deque
+from collections.abc import Callable
 from email.utils import formatdate
-from typing import Protocol
+from typing import Any, Protocol
 
+from modelrunner.errors import Forbidden, ModelRunnerError, Unavailable
 from modelrunner.http.limits import Limits
 
 _MOST_REFUSED = 32  # connections beyond the limit that get an answer with the reason
@@ -38,12 +40,16 @@ class Connection(Protocol):
 
 class Listener:
     """When the listener is full, a new client replaces the client that has been idle the longest. So clients that only
-    hold connections cannot block others. The listener looks after its connections every `check_every` seconds: last at
-    `looked_at`, in the loop's time. `date` is the line of an answer's head with the time of that look."""
+    hold connections cannot block others. `is_engine` tells of the socket of a connection whether an engine opened it.
+    The listener looks after its connections every `check_every` seconds: last at `looked_at`, in the loop's time.
+    `date` is the line of an answer's head with the time of that look."""
 
-    def __init__(self, limits: Limits, *, local: bool) -> None:
+    def __init__(
+        self, limits: Limits, *, local: bool, is_engine: Callable[[Any], bool] = lambda accepted: False
+    ) -> None:
         self.limits = limits
         self.local = local
+        self._is_engine = is_engine
         self.draining = False
         self._connections: set[Connection] = set()
         self._peers: Counter[str] = Counter()
@@ -55,9 +61,9 @@ class Listener:
     def __len__(self) -> int:
         return len(self._connections)
 
-    def enter(self, connection: Connection) -> bool:
-        """Returns False if there is no room: the connection may stay for its refusal, until too many others do so. Call
-        `leave` in both cases."""
+    def enter(self, connection: Connection, transport: asyncio.BaseTransport) -> ModelRunnerError | None:
+        """Returns the reason if the connection is refused. It may stay for that answer, until too many others do so.
+        Call `leave` in both cases."""
         room = self._make_room(connection.peer)
         self._connections.add(connection)
         self._peers[connection.peer] += 1
@@ -67,7 +73,13 @@ class Listener:
                 self._remove(self._refused[0])
         if self._timer is None:
             self._sweep()
-        return room
+        if not room or self.draining:
+            return Unavailable("there are too many connections")
+        if self._is_engine(transport.get_extra_info("socket")):
+            return Forbidden(
+                "engines may not use the daemon: an engine opened this connection, or a program that ended"
+            )
+        return None
 
     def _make_room(self, peer: str) -> bool:
         """Refused connections do not count: they are few, and take no request."""

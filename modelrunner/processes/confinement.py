@@ -249,7 +249,7 @@ def _gaps(permissions: Permissions, abi: int, filters: bool) -> Iterable[str]:
         if abi < _SCOPE_ABI:
             yield "signals: need Landlock 6 (Linux 6.12)"
     if permissions.network:
-        yield f"connections: {permissions.network}"
+        yield f"connections, also to the daemon's TCP port while there is no API key: {permissions.network}"
     else:
         if not filters:
             yield f"connections: {_NO_FILTER}"

@@ -23,6 +23,7 @@ from threading import Lock
 from typing import NoReturn
 
 from modelrunner.errors import BackendExited, BackendUnavailable, ModelRunnerError, Unavailable
+from modelrunner.processes import peers, seccomp
 from modelrunner.processes.confinement import Confinement, confined
 from modelrunner.processes.log import EngineLog
 from modelrunner.processes.processtree import MARK, kill_adopted, kill_marked, new_mark
@@ -86,10 +87,12 @@ async def run(
     that came from the program, in whatever session, is gone by then.
     """
     if options.permissions is None:
-        confinement = Confinement(None, dict(env), NOT_CONFINED)
+        confinement, connects = Confinement(None, dict(env), NOT_CONFINED), False
     else:
-        confinement = confined(argv[0], env, options.permissions | permissions)
-    child = _Child(argv, confinement, options, cwd)
+        permissions = options.permissions | permissions
+        confinement = confined(argv[0], env, permissions)
+        connects = confinement.order is not None and bool(permissions.network or not seccomp.supported())
+    child = _Child(argv, confinement, options, cwd, connects)
     try:
         cancelled = not await child.wait(None)
         cancelled |= await child.end(options.stop_grace)
@@ -104,12 +107,13 @@ class _Child:
     """The daemon's side of a guardian: its socket, the pipe with the engine's output, and the reports."""
 
     def __init__(
-        self, argv: Sequence[str], confinement: Confinement, options: ProcessOptions, cwd: Path | None
+        self, argv: Sequence[str], confinement: Confinement, options: ProcessOptions, cwd: Path | None, connects: bool
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._program = argv[0]
         self._observer = options.observer
+        self._connects = connects
         self._reports = b""
         self._sandbox = confinement.sandbox
         self._failure: tuple[str, int] | None = None
@@ -146,6 +150,8 @@ class _Child:
                     cwd=cwd,
                 )
                 _guardians.add(self._guardian.pid)
+                if self._connects:  # before the order, and so before the engine
+                    peers.guardians.add(self._guardian.pid)
         undo.callback(self._kill_guardian)
         self._control.setblocking(False)
         os.set_blocking(self._output, False)
@@ -214,6 +220,7 @@ class _Child:
     def _reap_guardian(self) -> None:
         self._guardian.wait()
         _guardians.discard(self._guardian.pid)
+        peers.guardians.discard(self._guardian.pid)
 
     def _read_reports(self) -> None:
         try:

@@ -155,6 +155,39 @@ def process_tree(pid: int) -> list[psutil.Process]:
         return []
 
 
+def descends_from(pid: int, ancestors: Collection[int]) -> bool | None:
+    """Tells whether the process `pid` of ours is one of `ancestors`, or descends from one; None if it has ended. Where
+    an ancestor ends meanwhile, and another process takes its children, the way up begins anew."""
+    for _ in range(_ROUNDS):
+        current = pid
+        while current not in ancestors:
+            if current in (0, 1, os.getpid()):
+                return False
+            try:
+                with open(f"/proc/{current}/stat", "rb") as fields:  # proc(5): the fourth field
+                    current = int(fields.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                if _belongs_to_another(current):
+                    return False
+                if current == pid:
+                    return None
+                break
+        else:
+            return True
+    return True  # a chain of processes that replace themselves
+
+
+def _belongs_to_another(pid: int) -> bool:
+    """True of another user's process, which /proc may hide."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        pass
+    return False
+
+
 def memory_of(pid: int) -> RequiredMemory:
     """Returns the main memory of the engine's processes: the memory that would be free without them, and the files that
     they map (`shared`). The processes of one engine share these files, which count in full even if other processes map

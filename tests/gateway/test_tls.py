@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from modelrunner.cli.client import Client
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon.certificates import Certificate, self_signed
-from modelrunner.errors import BadRequest, DaemonUnreachable
+from modelrunner.errors import BadRequest, DaemonUnreachable, ModelRunnerError
 from modelrunner.http.tls import TlsConnection
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import Proxy, only, proxy, request
@@ -234,9 +234,9 @@ def connections_of(served: Proxy) -> list["weakref.ref[TlsConnection]"]:
     made += [weakref.ref(connection._transport) for connection in listener._connections]  # type: ignore[attr-defined]
     enter = listener.enter
 
-    def entered(connection: Any) -> bool:
+    def entered(connection: Any, transport: Any) -> ModelRunnerError | None:
         made.append(weakref.ref(connection._transport))
-        return enter(connection)
+        return enter(connection, transport)
 
     listener.enter = entered  # type: ignore[method-assign]
     return made
