@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
 from modelrunner.batches.batch import ENDPOINTS, Batch
-from modelrunner.batches.filestore import FileStore, UploadedFile
 from modelrunner.batches.batchstore import BatchStore
+from modelrunner.batches.filestore import FileStore, UploadedFile
 from modelrunner.errors import BadRequest
 from modelrunner.units import parse_age
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.batches.batchstore import open_store
 from modelrunner.batches.filestore import FileStore
 from modelrunner.batches.intake import BatchIntake
-from modelrunner.batches.batchstore import open_store
 from modelrunner.errors import BadRequest, Conflict
 
 CHAT = "/v1/chat/completions"

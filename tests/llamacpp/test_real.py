@@ -21,8 +21,11 @@ from tests.models import lora
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
+# The model is small: without an example, its first word depends on the rounding of the processor's kernels.
 FRANCE = [
     {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of Italy?"},
+    {"role": "assistant", "content": "The capital of Italy is Rome."},
     {"role": "user", "content": "What is the capital of France?"},
 ]
 
