@@ -202,8 +202,10 @@ class Backend(ABC):
         "audio": lists do not promise them."""
         return ()
 
-    def explain(self, tail: str) -> str | None:
-        """Explains the engine's last words in a sentence, or returns None for an unknown cause."""
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        """Explains the engine's last words in a sentence, or returns None for an unknown cause. Without `quotes` the
+        sentence must have nothing of `tail` in it: the engine has had requests, and what clients sent may stand there.
+        """
         return None
 
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:

@@ -60,6 +60,7 @@ def parse() -> argparse.Namespace:
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
     answering.add_argument("--token-gate", metavar="FILE", help="no second token before this file exists")
     answering.add_argument("--die", metavar="WHEN", help="before-headers, after-headers, or the number of a token")
+    answering.add_argument("--quote", action="store_true", help="log the body of the request as the reason of --die")
     answering.add_argument("--drop", metavar="WHEN", help="as --die, but only the connection")
     answering.add_argument(
         "--only-for",
@@ -385,7 +386,8 @@ class Exchange:
             return
         self.connection.sendall(head)
         if when == self.options.die:
-            log("terminate called after throwing an instance of 'fake::error'")
+            quoted = self.body.decode(errors="replace") if self.options.quote else "an instance of 'fake::error'"
+            log(f"terminate called after throwing {quoted}")
             os.kill(os.getpid(), signal.SIGKILL)
         self.connection.shutdown(socket.SHUT_RDWR)
         raise Gone

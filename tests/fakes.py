@@ -154,7 +154,7 @@ class FakeBackend(Backend):
         """It takes any draft model."""
         super().check(replace(spec, draft=None))
 
-    def explain(self, tail: str) -> str | None:
+    def explain(self, tail: str, quotes: bool) -> str | None:
         return "the fake engine threw up" if "fake::error" in tail else None
 
     def progress(self, line: str) -> str | None:

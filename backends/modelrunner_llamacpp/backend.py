@@ -200,8 +200,8 @@ class LlamaCppBackend(Backend):
         """Returns `audio` for llama-cpp-python's server, which takes no sound."""
         return ("audio",) if self._is_in_python else ()
 
-    def explain(self, tail: str) -> str | None:
-        return errors.explain(tail)
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        return errors.explain(tail, quotes)
 
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return errors.request_error(status, message, fields)

@@ -129,8 +129,8 @@ class VllmBackend(Backend):
         them."""
         return ("audio",)
 
-    def explain(self, tail: str) -> str | None:
-        return errors.explain(tail)
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        return errors.explain(tail, quotes)
 
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return errors.request_error(status, message, fields)

@@ -30,10 +30,15 @@ def last_words(tail: str) -> str:
 
 
 class LastWords:
-    """The last log lines of one run. `oom_kills` counts the processes that the system has killed for want of memory."""
+    """The last log lines of one run of `model`. `oom_kills` counts the processes that the system has killed for want of
+    memory.
 
-    def __init__(self, backend: Backend, oom_kills: Callable[[], int]) -> None:
+    An engine may write what clients sent, and its explanation goes to other clients and into the daemon's log. Once the
+    engine may have had requests, its words stay in its own log."""
+
+    def __init__(self, backend: Backend, model: str, oom_kills: Callable[[], int]) -> None:
         self._backend = backend
+        self._model = model
         self._oom_kills = oom_kills
         self._oom_kills_before = 0
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -46,25 +51,27 @@ class LastWords:
         """Takes a line of the log of an engine that starts."""
         self._lines.append(line)
 
-    async def explain(self, error: Exception, stage: str) -> ModelRunnerError:
+    async def explain(self, error: Exception, stage: str, *, served: bool) -> ModelRunnerError:
         """Returns the `error` that ended the engine, with its last words explained. `stage` is the stage of its start,
-        "" for an engine that was ready."""
+        "" for an engine that was ready. `served` says whether it may have had requests."""
         match error:
             case BackendExited():
                 killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
                 what = "the engine was killed by the system because memory ran out" if killed else error.message
                 starved = killed or await asked(self._backend.ran_out_of_memory, error.tail)
                 kind = OutOfMemory if starved else type(error)
-                return kind(error.returncode, error.tail, message=await self._message(what, error.tail, stage))
+                return kind(error.returncode, error.tail, message=await self._message(what, error.tail, stage, served))
             case TimedOut():
-                return TimedOut(await self._message(error.message, "\n".join(self._lines), stage))
+                return TimedOut(await self._message(error.message, "\n".join(self._lines), stage, served))
             case ModelRunnerError():
                 return error
             case _:
                 log.error("backend %s failed", self._backend.name, exc_info=error)
                 return EngineFailed(f"the backend {self._backend.name} failed: {type(error).__name__}: {error}")
 
-    async def _message(self, what: str, tail: str, stage: str) -> str:
+    async def _message(self, what: str, tail: str, stage: str, served: bool) -> str:
         when = f" while it was {stage}" if stage else ""
-        reason = await asked(self._backend.explain, tail) or last_words(tail)
-        return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
+        reason, words = await asked(self._backend.explain, tail, not served), last_words(tail)
+        if reason or not words:
+            return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
+        return f"{what}{when}: " + (f"`modelrunner logs {self._model}` shows its last words" if served else words)

@@ -86,7 +86,7 @@ class Runner:
         self._backend = backend
         self._folder = folder
         self._clock = clock
-        self._last_words = LastWords(backend, oom_kills)
+        self._last_words = LastWords(backend, spec.bundle.name, oom_kills)
         self._changed: Callable[[], None] = lambda: None
         self._loaded_for: Callable[[], str | None] = lambda: ""
         self._readiness = Readiness(self.upstream, stall_limit, clock)
@@ -145,7 +145,7 @@ class Runner:
         except Exception as error:  # whatever a backend raises, this runner has failed with it
             if engine.done() and self.process_phase is ProcessPhase.STARTING and not is_free(self.endpoint):
                 raise PortTaken(f"port {self.endpoint.port} is taken by another process: try again") from error
-            self.failure = await self._last_words.explain(error, self.stage)
+            self.failure = await self._last_words.explain(error, self.stage, served=self.ready_at is not None)
             if self.failure is error:
                 raise
             raise self.failure from error
@@ -191,7 +191,7 @@ class Runner:
         except TimeoutError:
             raise EngineFailed(f"the engine did not {what} within {limit:g} seconds") from None
         except Exception as error:  # as in `run`
-            why = await self._last_words.explain(error, self.stage)
+            why = await self._last_words.explain(error, self.stage, served=self.ready_at is not None)
             raise EngineFailed(f"the engine did not {what}: {why}") from error
 
     def hold(self) -> None:

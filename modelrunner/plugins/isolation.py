@@ -197,8 +197,8 @@ class IsolatedBackend(Backend):
         check = checks.optional(checks.instance(ModelRunnerError))
         return self._or(None, "request_error", check, status, message, fields)
 
-    def explain(self, tail: str) -> str | None:
-        return self._or(None, "explain", checks.optional(checks.instance(str)), tail)
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        return self._or(None, "explain", checks.optional(checks.instance(str)), tail, quotes)
 
     def ran_out_of_memory(self, tail: str) -> bool:
         return self._or(False, "ran_out_of_memory", checks.instance(bool), tail)

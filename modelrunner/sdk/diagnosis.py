@@ -33,10 +33,12 @@ class Diagnosis:
         self._stages = tuple(stages)
         self._irrelevant = re.compile(irrelevant) if irrelevant else None
 
-    def explain(self, tail: str) -> str | None:
-        """Does as `Backend.explain` should."""
+    def explain(self, tail: str, quotes: bool = True) -> str | None:
+        """Does as `Backend.explain` should. Without `quotes`, it passes over causes whose sentences have a group."""
         lines = self._lines(tail)
         for pattern, cause in self._causes:
+            if not quotes and "{0" in cause.sentence:
+                continue
             if match := next(filter(None, map(pattern.search, lines)), None):
                 return cause.sentence.format(next((group for group in match.groups() if group), ""))
         return None

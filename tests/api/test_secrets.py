@@ -92,6 +92,29 @@ async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path)
         assert [text for text in errors if secret in text] == [], secret
 
 
+async def test_an_engine_that_dies_with_a_prompt_on_its_lips_tells_it_to_its_own_log_alone(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    daemon = await start_daemon(models={"smol": 0}, access_log="json", log_level="debug")
+    daemon.backend.knobs = ("--quote", "--die", "before-headers", "--only-for", PROMPT)
+    others = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
+    assert (await ask(daemon, "/v1/chat/completions", others))[0] == 200
+    refused = [await ask(daemon, "/v1/chat/completions", chat(metadata={"n": str(number)})) for number in range(3)]
+    assert min(status for status, _ in refused) >= 500
+    assert "modelrunner logs smol" in refused[0][1]
+    why = json.loads(await text_of(daemon, "/engines/why?model=smol"))
+    assert "crash" in [event["event"] for event in why["events"]]
+    told = {path: await text_of(daemon, path) for path in (*TOLD, "/engines/why?model=smol")}
+    assert "ended by signal 9" in told["/logs"]
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert [path for path, text in told.items() if PROMPT in text] == []
+    assert [text for _, text in refused if PROMPT in text] == []
+    tell = {file for file, data in files.items() if PROMPT.encode() in data}
+    assert {file.parent for file in tell} == {daemon.settings.data_dir / "logs"}
+    assert {file.name for file in tell}.isdisjoint({"daemon.log", "access.log"})
+    assert PROMPT in await text_of(daemon, "/logs?model=smol")
+
+
 async def record(daemon: Daemon, key: str) -> str:
     """The recording of a chat whose text has the key."""
     headers = {"Authorization": f"Bearer {key}", "X-Request-ID": "recorded"}

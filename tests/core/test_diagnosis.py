@@ -19,6 +19,11 @@ def test_the_first_cause_that_any_line_shows_wins() -> None:
     assert DIAGNOSIS.explain("E no room\nE for 5 MiB") is None
 
 
+def test_a_sentence_without_quotes_has_nothing_of_the_log() -> None:
+    assert DIAGNOSIS.explain("E no room for 5 MiB", quotes=False) is None
+    assert DIAGNOSIS.explain("E no room for 5 MiB\nE it failed: the secret", quotes=False) == "it failed: see the log"
+
+
 def test_lines_that_only_inform_show_nothing() -> None:
     assert DIAGNOSIS.explain("I it failed before\nI no room for 5 MiB") is None
     assert not DIAGNOSIS.ran_out_of_memory("I cannot allocate")

@@ -241,7 +241,7 @@ async def test_progress_of_an_installation_arrives_on_the_callers_loop(isolated:
 
 async def test_explanations_that_fail_are_left_out(isolated: Any) -> None:
     backend = isolated(explain=raises(ValueError()), ran_out_of_memory=returns("perhaps"))
-    assert await asked(backend.explain, "tail") is None
+    assert await asked(backend.explain, "tail", True) is None
     assert await asked(backend.ran_out_of_memory, "tail") is False
 
 
