@@ -43,11 +43,30 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
 
 
 def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShown:
+    return _shown(name, found.id, found.tags, msgspec.Raw(found.config_data), told)
+
+
+def remote_model(found: RemoteModel) -> wire.Model:
+    """Its ID is known only where the source has one."""
+    order = [capability for capability in CAPABILITIES if capability in found.capabilities]
+    return wire.Model(_id(found), [found.name], 0, found.config, "", order, found.config.get("context_size"))
+
+
+def remote_details(found: RemoteModel) -> wire.ModelShown:
+    shown = _shown(found.name, _id(found), [found.name], found.config, found.details)
+    return msgspec.structs.replace(shown, version=found.version, files=dict(found.files))
+
+
+def _id(found: RemoteModel) -> str:
+    return found.version if found.version.startswith("sha256:") else ""
+
+
+def _shown(name: str, id: str, tags: list[str], config: Any, told: ModelDetails) -> wire.ModelShown:
     carried = told.defaults or NO_DEFAULTS
     return wire.ModelShown(
-        found.id,
-        found.tags,
-        msgspec.Raw(found.config_data),
+        id,
+        tags,
+        config,
         told.template,
         told.template_digest,
         list(told.licences),
@@ -56,33 +75,6 @@ def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShow
         dict(carried.parameters),
         carried.context_size,
         modelfile(name, carried),
-    )
-
-
-def remote_model(found: RemoteModel) -> wire.Model:
-    """Its ID is known only where the source has one."""
-    id = found.version if found.version.startswith("sha256:") else ""
-    order = [capability for capability in CAPABILITIES if capability in found.capabilities]
-    return wire.Model(id, [found.name], 0, found.config, "", order, found.config.get("context_size"))
-
-
-def remote_details(found: RemoteModel) -> wire.ModelShown:
-    told, model = found.details, remote_model(found)
-    carried = told.defaults or NO_DEFAULTS
-    return wire.ModelShown(
-        model.id,
-        model.tags,
-        found.config,
-        told.template,
-        told.template_digest,
-        list(told.licences),
-        carried.system,
-        [wire.CarriedMessage(message.role, message.content) for message in carried.messages],
-        dict(carried.parameters),
-        carried.context_size,
-        modelfile(found.name, carried),
-        found.version,
-        dict(found.files),
     )
 
 
