@@ -41,6 +41,7 @@ from modelrunner.models.preload import Preloader
 from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.quantizing import Quantizer, QuantizeTool
+from modelrunner.models.reach import SettingsReach
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.remote import RemoteModels
 from modelrunner.models.residency import Residency
@@ -72,7 +73,6 @@ class Parts:
     registry: BackendRegistry
     configurations: Configurations
     resolver: Resolver
-    validator: Validator
     probe: MemoryProbe
     scheduler: Scheduler
     library: Library
@@ -80,6 +80,7 @@ class Parts:
     last_used: LastUsed
     pruner: Pruner
     foreign: ForeignStores
+    reach: SettingsReach
     configurator: Configurator
     residency: Residency
     remote: RemoteModels
@@ -159,7 +160,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
 
     library = Library(store, puller, scheduler, registry, configurations, abilities)
     last_used = LastUsed(state / "used.json", store, scheduler)
-    configurator = Configurator(store, scheduler, configurations, resolver, validator)
+    reach = SettingsReach(store, scheduler, configurations, resolver, validator)
+    configurator = Configurator(reach)
     installer = Installer(registry, scheduler, forget_backends)
     on_demand = InstallOnDemand(resolver, installer)
     preloader = Preloader(store, resolver, on_demand, scheduler)
@@ -169,7 +171,6 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         registry=registry,
         configurations=configurations,
         resolver=resolver,
-        validator=validator,
         probe=probe,
         scheduler=scheduler,
         library=library,
@@ -177,6 +178,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         last_used=last_used,
         foreign=ForeignStores(),
         pruner=Pruner(store, library, scheduler, resolver, last_used),
+        reach=reach,
         configurator=configurator,
         residency=Residency(store, scheduler, registry, configurator),
         remote=RemoteModels(puller),
@@ -298,13 +300,4 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         "download_rate": set_download_rate,
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }
-    return Reloader(
-        file_settings(settings),
-        lambda: file_settings(settings.reread()),
-        setters,
-        store=parts.store,
-        scheduler=scheduler,
-        configurations=parts.configurations,
-        resolver=parts.resolver,
-        validator=parts.validator,
-    )
+    return Reloader(file_settings(settings), lambda: file_settings(settings.reread()), setters, parts.reach)
