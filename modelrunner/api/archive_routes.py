@@ -27,8 +27,8 @@ class ArchiveRoutes:
 
     @documented({_TYPES[0]: bytes}, query={}, errors=(422,))
     async def export(self, request: web.Request) -> web.StreamResponse:
-        """Sends a model as a tar archive. An answer that ends before its length is none: a file was removed or damaged
-        meanwhile."""
+        """Sends a model as a tar archive. An answer that ends before its length is no archive: a file was removed or
+        damaged meanwhile."""
         reference = decode_reference(request.rel_url.raw_path.removeprefix("/models/").removesuffix("/export"))
         self._reach.check(request, reference)
         archive = await asyncio.to_thread(self._library.archive, reference)

@@ -69,7 +69,7 @@ class BatchRoutes:
 
     @documented({"application/octet-stream": bytes})
     async def content(self, request: web.Request) -> web.StreamResponse:
-        """Sends what a file holds."""
+        """Sends the content of a file."""
         file = await self._file(request)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = file.bytes
@@ -123,7 +123,7 @@ class BatchRoutes:
 
 
 class _Form:
-    """An `UploadForm` of a request. Of several files, the first one counts."""
+    """An `UploadForm` of a request. The first of several files counts."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request

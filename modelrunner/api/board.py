@@ -20,8 +20,9 @@ _EVENTS = 50
 
 
 class Board:
-    """While somebody watches, looks twice a second, and sends what changed. Its cost does not grow with the requests:
-    of those that ended since the last look, it sends the newest. `is_counted` tells whether requests are recorded."""
+    """Looks twice a second while somebody watches, and sends the changes. Its cost does not grow with the number of
+    requests: of the requests that ended since the last look, it sends the newest. `is_counted` tells whether requests
+    are recorded."""
 
     def __init__(self, scheduler: Scheduler, telemetry: Telemetry, is_counted: Callable[[], bool]) -> None:
         self._scheduler = scheduler

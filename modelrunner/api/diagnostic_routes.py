@@ -40,8 +40,8 @@ class DiagnosticRoutes:
 
     @documented({"text/event-stream": Any}, query={"model": str, "since": EventId}, errors=(422,))
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Sends events from now on; from `Last-Event-ID` or `?since=ID` on where one is given, 0 for all that are kept;
-        with `?model=` those of one model."""
+        """Sends events from now on, or those after `Last-Event-ID` or `?since=ID`, where 0 stands for all that are
+        kept. `?model=` selects the events of one model."""
         after = _event_id(request)
         names = self._names(request.query["model"]) if "model" in request.query else None
         return await stream_events(
@@ -60,8 +60,8 @@ class DiagnosticRoutes:
 
     @documented(wire.Fit, errors=(412, 421, 422, 501, 502, 504))
     async def fit(self, request: web.Request) -> web.Response:
-        """Tells whether a model would get its memory. One that is not here is estimated from its header, or from the
-        size of its files; a key needs the scope `models` for it."""
+        """Tells whether a model would get its memory. A model that is not here is estimated from its header, or from
+        the size of its files; a key needs the scope `models` for it."""
         reference = reference_in_path(request, "/models/").removesuffix("/fit")
         self._reach.check(request, reference)
         try:

@@ -27,7 +27,7 @@ class DocumentRoutes:
 
     @documented(dict)
     async def document(self, request: web.Request) -> web.Response:
-        """This document."""
+        """Sends this document."""
         return web.Response(body=self._document, content_type="application/json")
 
     @cached_property

@@ -23,8 +23,8 @@ PROGRESS = {"application/x-ndjson": wire.Progress, "text/plain": str}
 def documented(
     answer: Any = None, *, query: Mapping[str, Any] | None = None, **described: Any
 ) -> Callable[[_Handler[_Answer]], _Handler[_Answer]]:
-    """For the methods of a family of routes: `answer`, `query` and the rest as of `Operation`, whose text is the
-    docstring. Where there is a `query`, a parameter that it lacks is a `BadRequest`."""
+    """Describes a handler of a family of routes. `answer`, `query` and the rest are the fields of `Operation`, whose
+    text is the docstring. With a `query`, the handler refuses a parameter that is not in it with a `BadRequest`."""
 
     def wrap(handler: _Handler[_Answer]) -> _Handler[_Answer]:
         @wraps(handler)

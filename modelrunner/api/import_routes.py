@@ -20,7 +20,8 @@ from modelrunner.progress import ProgressReport
 
 
 class ImportRoutes:
-    """Only for callers on the Unix socket, who may read these files themselves. `folder` gives one of the store's."""
+    """Serves callers on the Unix socket alone, who may read these files themselves. `folder` returns a folder of the
+    store."""
 
     def __init__(self, library: Library, foreign: ForeignStores, folder: Callable[[], Path]) -> None:
         self._library = library
@@ -33,7 +34,7 @@ class ImportRoutes:
 
     @documented(list[wire.Importable], query={})
     async def list(self, request: web.Request) -> web.Response:
-        """Lists the models that other programs keep on this machine. Only on the Unix socket."""
+        """Lists the models that other programs keep on this machine. It is only served on the Unix socket."""
         _require_local(request)
         here = {name for model in self._library for name in model.tags}
         found = await asyncio.to_thread(lambda: self._foreign.find(self._folder()))
@@ -43,7 +44,7 @@ class ImportRoutes:
 
     @documented(PROGRESS, body=wire.ImportRequest, errors=(409, 422, 507))
     async def take(self, request: web.Request) -> web.StreamResponse:
-        """Takes one of them. Only on the Unix socket."""
+        """Takes over one of these models. It is only served on the Unix socket."""
         _require_local(request)
         wanted = await read_json(request, wire.ImportRequest)
         model = await asyncio.to_thread(lambda: self._foreign.get(wanted.model, self._folder()))

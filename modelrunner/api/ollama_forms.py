@@ -1,4 +1,4 @@
-"""The requests and answers of Ollama's routes about models, and how ours become theirs.
+"""The requests and answers of Ollama's routes about models, and the translation of our values to them.
 
 Source of the shapes: https://github.com/ollama/ollama/blob/main/docs/api.md. Times are RFC 3339, sizes in bytes.
 """
@@ -69,7 +69,7 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
     modelfile: str | None = None
 
     def recipe(self) -> Recipe:
-        """What the model is to carry. Raises `BadRequest`."""
+        """Returns the recipe that the request asks for. Raises `BadRequest`."""
         told = parse(self.modelfile) if self.modelfile else Modelfile("")
         licences = [self.license] if isinstance(self.license, str) else list(self.license or ())
         return Recipe(
@@ -82,11 +82,11 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
 
     @property
     def base(self) -> str:
-        """The model that this one is made of."""
+        """Returns the name of the model that this one is made of."""
         return self.from_ or (parse(self.modelfile).base if self.modelfile else "")
 
     def unsupported(self) -> list[str]:
-        """The names of the fields that cannot be followed here, or not with the others."""
+        """Returns the names of the fields that this daemon cannot follow, or not together with the others."""
         found = ["modelfile"] if self.modelfile and parse(self.modelfile).adapters else []
         if self.adapters and (self.files or self.quantize):
             found.append("adapters")
@@ -233,7 +233,7 @@ def shown(name: str, model: StoredModel, abilities: Abilities, told: ModelDetail
 
 
 def capabilities(abilities: Abilities) -> list[str]:
-    """In Ollama's words."""
+    """Returns the capabilities by their names in Ollama."""
     return [theirs for ours, theirs in _CAPABILITIES.items() if ours in abilities.capabilities]
 
 

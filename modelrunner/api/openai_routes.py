@@ -69,7 +69,7 @@ class OpenAIRoutes:
 
     @documented(errors=(501,))
     async def refuse(self, request: web.Request) -> web.Response:
-        """Is not offered here: the answer is 501 with a sentence."""
+        """Answers 501 with a sentence: no engine here serves this."""
         raise NotImplementedHere(_NOT_OFFERED[request.path.partition("/v1/")[2]])
 
     def _is_served(self, request: web.Request, model: StoredModel) -> bool:

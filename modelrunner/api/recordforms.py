@@ -1,4 +1,4 @@
-"""The wire's form of what is counted and kept of requests, and of API keys."""
+"""Translates the counts and records of requests, and API keys, to the structs of wire."""
 
 import time
 

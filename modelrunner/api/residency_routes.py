@@ -1,4 +1,4 @@
-"""The routes that keep models in memory or out of it: preload, pin, pause."""
+"""Routes that keep models in memory or out of it: preload, pin, pause."""
 
 from aiohttp import web
 
@@ -39,7 +39,7 @@ class ResidencyRoutes:
 
     @documented(wire.ModelState, body=wire.ModelName, errors=(422,))
     async def pin(self, request: web.Request) -> web.Response:
-        """Says whether a model may be evicted: not while it is pinned."""
+        """Pins a model, which is then never evicted for another one, or unpins it."""
         model, pin = (await read_json(request, wire.ModelName)).model, request.match_info["action"] == "pin"
         residency = await self._residency.pin(model, pin=pin)
         what = "is never evicted" if pin else "is evicted where another model needs the memory"

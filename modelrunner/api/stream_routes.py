@@ -20,7 +20,7 @@ class StreamRoutes:
 
     @documented({"text/event-stream": Any, "application/x-ndjson": str}, query={"from": Count})
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Goes on with a stream from the byte `from` of its body on, 0 by default, up to its end."""
+        """Sends a stream again, from the byte `from` of its body (0 by default) to its end."""
         place = query_count(request, "from") or 0
         stream = self._streams.find(request.match_info["id"], owner_of(request))
         assert stream.head is not None

@@ -48,7 +48,7 @@ async def stream_progress(
 ) -> web.StreamResponse:
     """Runs `work` and sends its progress; its result is the last line. Lines without a mode get `mode` ("pull",
     "install"). An error before the first line is an ordinary error answer; a later one is a line of type error with the
-    same object. The work is cancelled when the client leaves. `lines` is another form of the lines than ours."""
+    same object. The work is cancelled when the client leaves. `lines` writes the lines in another form than ours."""
     mailbox = _Mailbox()
     answer = (lines or ProgressLines)(request, mode)
     task = asyncio.ensure_future(work(lambda step: mailbox.put(wireforms.progress(step))))
@@ -125,7 +125,7 @@ class ProgressLines:
 
 
 async def body_pieces(request: web.Request, what: str) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises `BadRequest` for `what` breaks off."""
+    """Yields the body as it comes. Raises `BadRequest` if it breaks off; `what` names it in the message."""
     try:
         while piece := await request.content.readany():
             yield piece

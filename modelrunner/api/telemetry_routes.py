@@ -44,22 +44,23 @@ class TelemetryRoutes:
 
     @documented({"text/plain": str, "application/openmetrics-text": str})
     async def metrics(self, request: web.Request) -> web.Response:
-        """Counts for Prometheus."""
+        """Sends counts for Prometheus."""
         body, content_type = await self._telemetry.metrics(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     @documented({"application/json": wire.Now, "text/event-stream": Any}, query={})
     async def now(self, request: web.Request) -> web.StreamResponse:
-        """Shows runners, memory, and the requests that wait or are under way. As server-sent events where the client
-        accepts `text/event-stream`: `now` with all of it whenever something changed, `events` and `requests` with lists
-        of what is new, `history` with the step that ended."""
+        """Shows runners, memory, and the requests that wait or are under way. A client that accepts `text/event-stream`
+        gets server-sent events: `now` with the whole state whenever it changed, `events` and `requests` with lists of
+        the new ones, `history` with the step that ended."""
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await stream_events(request, self._board.watch(), lambda frame: frame)
         return json_response(self._board.now())
 
     @documented(list[wire.HistoryStep], query={})
     async def history(self, request: web.Request) -> web.Response:
-        """Shows throughput and latency of the last hour, in steps of ten seconds without those without requests."""
+        """Shows throughput and latency of the last hour, in steps of ten seconds. Steps without requests are left
+        out."""
         return json_response([recordforms.step(each) for each in self._telemetry.history()])
 
     @documented(
@@ -67,9 +68,10 @@ class TelemetryRoutes:
         query={"model": str, "status": Count, "limit": Count},
     )
     async def requests(self, request: web.Request) -> web.StreamResponse:
-        """Lists the requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`; with `?model=`
-        those of one model (the name that the client wrote, or the model's own), with `?status=` those that ended so.
-        As server-sent events from now on where the client accepts `text/event-stream`."""
+        """Lists the requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`. `?model=`
+        selects the requests for one model (by the name that the client wrote, or by the model's own), `?status=` those
+        that ended with this status. A client that accepts `text/event-stream` gets the requests from now on as
+        server-sent events."""
         wanted = RequestFilter(request.query.get("model"), query_count(request, "status"))
         limit = query_count(request, "limit")
         if "text/event-stream" in request.headers.get("Accept", ""):

@@ -47,7 +47,7 @@ def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShow
 
 
 def remote_model(found: RemoteModel) -> wire.Model:
-    """Its ID is known only where the source has one."""
+    """The ID is "" if the source has none."""
     order = [capability for capability in CAPABILITIES if capability in found.capabilities]
     return wire.Model(_id(found), [found.name], 0, found.config, "", order, found.config.get("context_size"))
 
@@ -79,7 +79,7 @@ def _shown(name: str, id: str, tags: list[str], config: Any, told: ModelDetails)
 
 
 def modelfile(name: str, carried: ModelDefaults) -> str:
-    """The Modelfile of a model that carries this beside the model `name`."""
+    """Returns the Modelfile of a model that is `name` with these defaults."""
     context = {"num_ctx": carried.context_size} if carried.context_size else {}
     messages = tuple((message.role, message.content) for message in carried.messages)
     return render(Modelfile(name, carried.system, parameters={**carried.parameters, **context}, messages=messages))
@@ -106,7 +106,7 @@ def file(found: UploadedFile) -> wire.FileStatus:
 
 
 def batch(found: Batch) -> wire.BatchStatus:
-    """The batch object of OpenAI's API."""
+    """Returns the batch object of OpenAI's API."""
 
     def at(moment: float | None, *states: BatchState) -> int | None:
         return int(moment) if moment is not None and (not states or found.status in states) else None
@@ -155,7 +155,7 @@ def progress(step: WorkProgress) -> wire.Progress:
 
 
 def _remaining(part: WorkProgress | FileProgress) -> float | None:
-    """Seconds, at the rate that it has now."""
+    """Returns the seconds that are left at the present rate."""
     total = part.size if isinstance(part, FileProgress) else part.total
     return round((total - part.current) / part.rate, 1) if part.rate > 0 and total > part.current else None
 

@@ -1,4 +1,4 @@
-"""From a line of a batch to its answer."""
+"""Asks a line of a batch, as a request without a client."""
 
 import asyncio
 import time
@@ -29,11 +29,12 @@ class Asker:
         self._turned_away: dict[tuple[str, int], float] = {}  # when it was for the first time
 
     def together(self) -> Detour:
-        """For embeddings that are asked in one turn of the event loop, and go to the engine together."""
+        """Returns a detour for embeddings that are asked in one turn of the event loop: they go to the engine
+        together."""
         return EmbeddingGatherer(self._pipeline, 0.0, MOST)
 
     async def ask(self, line: Line, batch: Batch, detour: Detour) -> LineAnswer | None:
-        """Asks one line; None for one that is to be asked again."""
+        """Asks one line. Returns None if it must be asked again."""
         request_id = new_request_id()
         route = _route(batch)
         sink = _AnswerSink()

@@ -1,4 +1,4 @@
-"""A batch and its lines: as clients see them, and as the input file has them."""
+"""A batch, its state and its lines, and the parser of an input file."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -85,8 +85,8 @@ class _LineBody(msgspec.Struct):
 
 
 def parse(file: Iterable[bytes], endpoint: str, batch: str) -> tuple[list[Line], list[LineError]]:
-    """Reads the lines of an input file (JSONL), no more than are needed. Returns its requests and its errors; with an
-    error nothing is to be asked."""
+    """Reads the lines of an input file (JSONL), no more than are needed. Returns its requests and its errors; a file
+    with an error is not asked at all."""
     lines: list[Line] = []
     errors: list[LineError] = []
     seen: set[str] = set()

@@ -76,7 +76,7 @@ class BatchStore:
         return self._counted(found)
 
     def all(self, owner: str) -> list[Batch]:
-        """The newest first."""
+        """Returns the batches, the newest first."""
         with self._database.transaction() as database:
             rows = database.execute("select about from batches order by created desc, id").fetchall()
         found = [msgspec.json.decode(about, type=Batch) for (about,) in rows]
@@ -96,7 +96,7 @@ class BatchStore:
         return self._counted(batch)
 
     def unfinished(self) -> list[Batch]:
-        """The oldest first. A batch has lines until it is over."""
+        """Returns the batches that are not over, the oldest first. A batch has lines until it is over."""
         with self._database.transaction() as database:
             rows = database.execute(
                 "select about from batches where exists (select 1 from lines where batch = id) order by created, id"
@@ -104,7 +104,7 @@ class BatchStore:
         return [self._counted(msgspec.json.decode(about, type=Batch)) for (about,) in rows]
 
     def models(self) -> list[str]:
-        """The models of the lines that wait, in the order in which they are to be asked: by their oldest line."""
+        """Returns the models of the lines that wait, ordered by their oldest line."""
         with self._database.transaction() as database:
             rows = database.execute(
                 "select model from lines join batches on batches.id = lines.batch where status is null"
@@ -113,8 +113,8 @@ class BatchStore:
         return [model for (model,) in rows]
 
     def waiting(self, model: str, after: Mapping[str, int], limit: int) -> list[Line]:
-        """The next lines for a model that have no answer: of each of these batches, in their order, those after the
-        line with this number."""
+        """Returns the next lines for a model that have no answer. `after` has the batches in their order, each with the
+        number after which its lines are read."""
         found: list[Line] = []
         asked = (
             "select batch, number, custom_id, model, body from lines"
@@ -201,7 +201,7 @@ class BatchStore:
 
 
 def open_store(state: Path, files_limit: int) -> tuple[BatchStore, FileStore]:
-    """The stores of the daemon whose state lies in this folder. `files_limit` is as `FileStore.limit`."""
+    """Opens the stores of the daemon whose state lies in this folder. `files_limit` is as `FileStore.limit`."""
     from modelrunner.batches.filestore import SCHEMA as FILES
 
     database = Database(state / "batches.sqlite", SCHEMA + FILES)
@@ -212,7 +212,7 @@ def open_store(state: Path, files_limit: int) -> tuple[BatchStore, FileStore]:
 
 
 def _json(body: bytes) -> bytes:
-    """The body if it is JSON, else its text as a JSON string."""
+    """Returns the body if it is JSON, else its text as a JSON string."""
     try:
         msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

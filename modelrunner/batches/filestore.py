@@ -33,7 +33,8 @@ class UploadedFile(msgspec.Struct, frozen=True):
 
 
 class FileStore:
-    """`database` has the table of `SCHEMA`. `limit` is the bytes of all files beyond which nothing more is uploaded."""
+    """`database` has the table of `SCHEMA`. `limit` bounds the bytes of all files together: an upload beyond it is
+    refused."""
 
     def __init__(self, folder: Path, database: Database, limit: int) -> None:
         self.limit = limit
@@ -83,7 +84,7 @@ class FileStore:
             discard(temporary)
 
     def open(self, id: str) -> BinaryIO:
-        """The content of a file, to read. Blocks. Raises `NotFound`, `OSError`."""
+        """Opens the content of a file. Blocks. Raises `NotFound`, `OSError`."""
         try:
             return open(self._folder / id, "rb")
         except FileNotFoundError:
@@ -99,7 +100,7 @@ class FileStore:
         return found
 
     def all(self, owner: str) -> list[UploadedFile]:
-        """The newest first. Blocks."""
+        """Returns the files, the newest first. Blocks."""
         with self._database.transaction() as database:
             rows = database.execute("select about from files order by created desc").fetchall()
         found = [msgspec.json.decode(about, type=UploadedFile) for (about,) in rows]
@@ -113,7 +114,7 @@ class FileStore:
         discard(self._folder / id)
 
     def _kept(self) -> int:
-        """Bytes of all files, those that are being uploaded included."""
+        """Returns the bytes of all files, including those that are being uploaded."""
         total = 0
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -122,7 +123,8 @@ class FileStore:
         return total
 
     def _keep(self, temporary: Path, id: str, filename: str, purpose: str, owner: str) -> UploadedFile:
-        """The content first: a kill in between leaves a file that no list names, never a name without its content."""
+        """Keeps the content before the name: a kill in between leaves a file that no list names, never a name without
+        its content."""
         with open(temporary, "rb") as file:
             sync(file.fileno())
             size = os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""How many lines of a batch go to the engine together."""
+"""Finds the number of lines of a batch that go to the engine together."""
 
 MOST = 32
 """Embeddings that go to the engine together."""
@@ -11,12 +11,12 @@ class Pace:
         self._size = _FIRST
 
     def group(self) -> int:
-        """How many embeddings are to go to the engine together."""
+        """Returns the number of embeddings for the next group."""
         return int(self._size)
 
     def note(self, seconds: float, lines: int) -> None:
-        """Says how long the engine worked for a group. A part of that is the same for one line and for many, so the
-        size is found by trying."""
+        """Records how long the engine worked for a group. A part of that time is the same for one line and for many, so
+        the size is found by trying."""
         if seconds > _LONGEST:
             self._size = max(1.0, 0.75 * self._size)
         elif lines >= int(self._size):

@@ -1,4 +1,4 @@
-"""Asks the lines of batches, in what interactive requests leave free.
+"""Asks the lines of batches, in the capacity that interactive requests leave free.
 
 One model at a time, so that each is loaded as seldom as possible: the model whose line is the oldest, until none of its
 lines waits. The lines have the scheduler's batch priority. Answers are written while the next lines are asked.
@@ -102,7 +102,7 @@ class BatchWorker:
         self._ask_more()
 
     def _collect(self) -> None:
-        """Takes the answers that are there."""
+        """Collects the answers of the tasks that ended."""
         for task in [task for task in self._asking if task.done()]:
             line, group = self._asking.pop(task)
             group.left -= 1
@@ -205,13 +205,13 @@ class BatchWorker:
                 task.cancel()
 
     def _is_open(self, id: str) -> bool:
-        """Whether lines of the batch are still to be asked."""
+        """Returns True while lines of the batch are to be asked."""
         batch = self._batches.get(id)
         return batch is not None and batch.status is BatchState.IN_PROGRESS and self._clock() < batch.expires
 
 
 def _answer_of(task: asyncio.Task[LineAnswer | None], line: Line) -> LineAnswer | None:
-    """The answer of a task that ended; a fault of ours is logged, and is the line's answer."""
+    """Returns the answer of a task that ended; a fault of ours is logged, and becomes the line's answer."""
     if (fault := task.exception()) is None:
         return task.result()
     log.error("line %d of %s", line.number, line.batch, exc_info=fault)

@@ -60,7 +60,7 @@ class Lifecycle:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
     def hang_up(self) -> None:
-        """Handles HUP. It asks a service to read its configuration again. For a program in a terminal it means that the
+        """Handles HUP. It asks a service to read its configuration again. A program in a terminal gets it when the
         terminal was closed: the system detaches the program from the terminal before it sends the signal."""
         closed = any(not os.isatty(descriptor) for descriptor in self._terminals)
         if closed or self.on_reload is None:

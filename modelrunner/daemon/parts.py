@@ -234,13 +234,13 @@ def file_settings(settings: Settings) -> FileSettings:
 
 
 def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]) -> None:
-    """Where there are none, no request asks for them."""
+    """Sets the aliases. Without aliases, no request looks for one."""
     aliases.set(names)
     pipeline.aliases = aliases if names else None
 
 
 def set_detours(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> ResumableStreams:
-    """Gives the pipeline those that the settings ask for."""
+    """Gives the pipeline the detours that the settings ask for."""
     streams = ResumableStreams(pipeline, settings.streams_memory, settings.streams_age)
     if settings.streams_memory:
         pipeline.streams = (streams,)
@@ -254,7 +254,7 @@ def set_detours(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> Res
 
 
 def address_rates(values: Mapping[str, Any]) -> Rates:
-    """What each client address may use, from the settings by name."""
+    """Returns the limits of each client address, from the settings by name."""
     return Rates(*(values[f"address_{name}"] for name in Rates._fields))
 
 

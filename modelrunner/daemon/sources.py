@@ -18,7 +18,7 @@ from modelrunner.store import Store
 def sources_of(
     store: Store, registries: Registries, credentials: Credentials, uploads: Uploads, quantize: QuantizeTool
 ) -> tuple[Source, ...]:
-    """Every source of the daemon."""
+    """Returns every source of the daemon."""
     return (
         PypiSource(),
         HuggingFaceSource(),

@@ -1,5 +1,5 @@
-"""The backend, the context and the capabilities of each model: of a loaded model as it runs, of another as its settings
-are now."""
+"""Finds the backend, the context and the capabilities of each model: those of its runner if it is loaded, else those
+that its settings give."""
 
 import asyncio
 import time
@@ -46,9 +46,9 @@ _NOTHING = Abilities()
 
 
 class KnownAbilities:
-    """Remembers the abilities of each model with its present settings. To find them takes a millisecond, and clients
-    ask for the list of models often. `file` keeps them over restarts: with thousands of models, a list shows what was
-    known last while `learn` finds what has changed since."""
+    """Remembers the abilities of each model with its present settings. Finding them takes a millisecond for each model,
+    and clients ask for the list of models often. `file` keeps them over restarts: with thousands of models, a list
+    shows the abilities that were last known while `learn` finds the changes."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class KnownAbilities:
         configurations.watchers.append(self._configured)
 
     def of(self, model_ids: Sequence[str], runners: Mapping[tuple[str, Mode], RunnerView]) -> list[Abilities]:
-        """Returns the abilities of each model, of a loaded model those of its runner; `runners` are by model ID and
-        mode. Reads the disk for new models. Where more than `most` are to be found, returns what was last known
-        of them; of a model of which nothing is known that is nothing."""
+        """Returns the abilities of each model; a loaded model has those of its runner. `runners` are by model ID and
+        mode. Reads the disk for new models. If the abilities of more than `most` models must be found, returns the last
+        known ones instead, and empty ones for a model of which none are known."""
         loaded = {model_id for model_id, _ in runners}
         known = self._known
         unknown = sum(model_id not in known for model_id in model_ids)
@@ -92,7 +92,7 @@ class KnownAbilities:
 
     async def learn(self) -> None:
         """Finds the abilities of all models whenever they were forgotten, one after the other, until it is cancelled.
-        Half of the time is left to others."""
+        It leaves half of the time to other work."""
         self._loop = asyncio.get_running_loop()
         try:
             while True:
@@ -109,7 +109,7 @@ class KnownAbilities:
             self._write()
 
     def _write(self) -> None:
-        """Blocks. A failure is logged."""
+        """Writes the file, and logs a failure. Blocks."""
         here = {model.id for model in self._store.list()}
         last = {model_id: found for model_id, found in (self._last | self._known).items() if model_id in here}
         if last != self._written:
@@ -160,7 +160,7 @@ def abilities_of(
     runners: Mapping[tuple[str, Mode], RunnerView],
     model_id: str,
 ) -> Abilities:
-    """Returns the abilities of the model, of a loaded model those of its runner; `runners` are by model ID and mode.
+    """Returns the abilities of the model; a loaded model has those of its runner. `runners` are by model ID and mode.
     Fields that cannot be found keep their defaults. Reads the disk at first."""
     found = Abilities()
     try:

@@ -22,12 +22,12 @@ class Aliases:
         self.set(aliases)
 
     def set(self, aliases: Mapping[str, Alias]) -> None:
-        """Replaces all of them."""
+        """Replaces all aliases."""
         self._exact = {name: alias for name, alias in aliases.items() if "*" not in name}
         self._patterns = [(name, alias) for name, alias in aliases.items() if "*" in name]
 
     def find(self, family: str, name: str) -> Alias | None:
-        """The alias that a request of the family means, None for a model's own name."""
+        """Returns the alias that a request of the family means, None for a model's own name."""
         exact = self._exact.get(name)
         if exact is not None and exact.holds_for(family):
             return exact
@@ -35,7 +35,7 @@ class Aliases:
         return next(fitting, None)
 
     async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str:
-        """One of the alias's models, by its policy; the first where none is here."""
+        """Returns one of the alias's models, by its policy; the first one if none of them is here."""
         here = [name for name in alias.models if self._id(name) is not None]
         if len(here) < 2 or alias.policy is AliasPolicy.FIRST:
             return next(iter(here), alias.models[0])

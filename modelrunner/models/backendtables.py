@@ -17,7 +17,8 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 def backend_options(backend: Backend, settings: ModelConfiguration) -> dict[str, Any]:
-    """The model's table for the backend, as its `options_model` reads it. Raises `BadRequest` that names the key."""
+    """Returns the model's table for the backend, read by the backend's `options_model`. Raises `BadRequest`, which
+    names the wrong key."""
     table = table_name(backend.name)
     return _read(backend.options_model, settings.options.get(table, {}), backend.name, (table,)).model_dump()
 
@@ -32,7 +33,7 @@ def check_settings(backend: Backend | type[Backend], table: Mapping[str, Any], p
 
 
 def check_backends(tables: Mapping[str, Any], registry: BackendRegistry, place: Callable[..., str]) -> None:
-    """The same for all of them, and for a table of a backend that is not there."""
+    """Checks the tables of all backends as `check_settings` does; a table of an unknown backend is an error, too."""
     known = {backend.name for backend in registry} | registry.errors.keys()
     for name in tables.keys() - known:
         raise ConfigurationError(f"{place('backends', name)}: there is no backend {name!r}{nearest(name, known)}")
@@ -41,7 +42,7 @@ def check_backends(tables: Mapping[str, Any], registry: BackendRegistry, place: 
 
 
 def _read(kind: type[Kind], table: Mapping[str, Any], backend: str, under: tuple[str, ...] = ()) -> Kind:
-    """`under` is the path of the table, as far as people need it."""
+    """Reads a table; `under` is its path for messages."""
     try:
         return kind.model_validate(dict(table))
     except ValidationError as error:

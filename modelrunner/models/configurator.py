@@ -65,7 +65,7 @@ class Configurator:
 
     async def show(self, reference: str | None = None, backend: str | None = None) -> list[ShownConfiguration]:
         """Returns the model's settings, first for all modes and then for each mode with settings of its own; without a
-        `reference`, of every model with settings. With a `backend`, only the models that it runs. Raises the errors of
+        `reference`, those of every model with settings. `backend` selects the models that it runs. Raises the errors of
         `Store.get`."""
         return await asyncio.to_thread(self._show, reference, backend)
 

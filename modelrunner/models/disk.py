@@ -57,7 +57,7 @@ class DiskMeter:
         return await asyncio.to_thread(lambda: sum(map(_size, folders)))
 
     async def usage(self) -> DiskReport:
-        """Reads the folders. Raises `StorageFailed`."""
+        """Measures the disk use of models and engines. Raises `StorageFailed`."""
         await asyncio.to_thread(self._store.look)
         store = await asyncio.to_thread(self._store.disk_usage)
         engines = []
@@ -76,7 +76,7 @@ class DiskMeter:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files in the folder, 0 if it is not there."""
+    """Returns the bytes of all files in the folder, 0 if it is not there."""
     total = 0
     for path in folder.rglob("*"):
         try:

@@ -46,8 +46,8 @@ class Explainer:
         self._puller = puller
 
     async def why(self, reference: str, mode: str | None = None) -> Explanation:
-        """Explains why the model's requests wait, or why its next request would wait; by default in its main mode. Also
-        explains a model that is being pulled, or whose engine is missing. Raises `ModelNotFound`,
+        """Explains why the model's requests wait, or why its next request would wait; by default in its main mode. It
+        explains a model that is being pulled, or whose engine is missing, too. Raises `ModelNotFound`,
         `InvalidReference`, `BadRequest`, and the errors of the backend's estimate."""
         diagnostics = self._scheduler.diagnostics
         try:

@@ -1,4 +1,4 @@
-"""Looks which of the folders of models are there, without letting anybody wait for a disk that does not answer."""
+"""Finds out which folders of models are there. Nobody waits for a disk that does not answer."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ _THREADS = Pool("looking at folders", 1, prompt=False)
 
 
 class FolderLooks:
-    """All who ask while a look is under way share it. A disk that never answers keeps one thread of its own."""
+    """Callers that ask while a look is under way share it. A disk that never answers keeps one thread of its own."""
 
     def __init__(self, store: Store, wait: float = WAIT) -> None:
         self._store = store
@@ -23,7 +23,8 @@ class FolderLooks:
         self._begun = 0.0
 
     async def absent(self) -> tuple[AbsentFolder, ...]:
-        """The folders that cannot be used: as they are now, or as last seen where the disks take longer than `wait`."""
+        """Returns the folders that cannot be used now, or those of the last look if the disks take longer than
+        `wait`."""
         if len(self._store.folders) > 1:
             if self._look is None or self._look.task.done():
                 self._begun = time.monotonic()
@@ -36,7 +37,7 @@ class FolderLooks:
 
     @property
     def trouble(self) -> str:
-        """A sentence while a look takes longer than `wait`, else ""."""
+        """Returns a sentence while a look takes longer than `wait`, else ""."""
         if self._look is None or self._look.task.done() or (taken := time.monotonic() - self._begun) < self._wait:
             return ""
         return f"a disk of model_dirs has not answered for {taken:.0f} s"

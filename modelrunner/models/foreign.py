@@ -1,5 +1,5 @@
-"""Models that other programs keep on this machine: Hugging Face's cache, Ollama's store, LM Studio's folder. They are
-only read, and files that are none of their models are passed over.
+"""Models that other programs keep on this machine: Hugging Face's cache, Ollama's store, LM Studio's folder. Their
+files are only read; a file that is not a model is passed over.
 
 Layouts: huggingface_hub's guide "Manage your cache"; LM Studio's documentation, "Import models".
 """
@@ -36,12 +36,13 @@ class ForeignModel:
 
     @property
     def source(self) -> str:
-        """The text for `Puller.pull`."""
+        """Returns the source text for `Puller.pull`."""
         return with_parts(f"import://{quote(str(self.file))}", self.parts)
 
 
 class ForeignStores:
-    """`folders` are those of each program; by default where its variables and its defaults put them."""
+    """`folders` are the folders of each program; by default those that its environment variables name, else its own
+    default."""
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class ForeignStores:
         self._lmstudio = lmstudio or (home / ".lmstudio/models", home / ".cache/lm-studio/models")
 
     def find(self, store_folder: Path) -> list[ForeignModel]:
-        """All models, in the order of their names. `store_folder` is where files of the store lie, on the same file
-        system. Blocks."""
+        """Returns all models, sorted by name. `store_folder` is the folder of the store into which a file
+        would be linked or copied. Blocks."""
         found = [*self._in_hub(), *self._in_ollama(), *self._in_lmstudio()]
         kinds: dict[int, LinkKind] = {}
         models = []
@@ -72,7 +73,7 @@ class ForeignStores:
         return models
 
     def get(self, name: str, store_folder: Path) -> ForeignModel:
-        """By its name, or by a part of it that only one has. Raises `ModelNotFound`, `InvalidReference`."""
+        """Returns the model with this name, or with a unique part of it. Raises `ModelNotFound`, `InvalidReference`."""
         found = self.find(store_folder)
         exact = [model for model in found if name in (model.name, str(Reference.parse(model.name)))]
         matching = exact or [model for model in found if name.lower() in model.name.lower()]
@@ -131,7 +132,7 @@ def _named(
     parts: list[tuple[str, str]] | None = None,
     recipe: Callable[[], Recipe] = Recipe,
 ) -> Iterator[ForeignModel]:
-    """Nothing for a name that is no reference."""
+    """Yields the model, or nothing if its name is no reference."""
     with contextlib.suppress(InvalidReference):
         yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, tuple(parts or ()), recipe)
 
@@ -144,7 +145,7 @@ def _folders(root: Path, pattern: str) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Of the files in the folder and in its folders, one level deep."""
+    """Returns the names of the files in the folder and in its subfolders, one level deep."""
     try:
         places = [folder, *(path for path in folder.iterdir() if path.is_dir())]
         return [str(path.relative_to(folder)) for place in places for path in place.iterdir() if path.is_file()]

@@ -1,5 +1,5 @@
-"""The time at which each model was last used. Requests pay nothing for it: the scheduler's events report loads, and
-runners report their last request. The file is written at most once a minute, so a kill loses the last minute."""
+"""Keeps the time at which each model was last used. Requests pay nothing for it: the scheduler's events report loads,
+and runners report their last request. The file is written at most once a minute, so a kill loses the last minute."""
 
 import asyncio
 import logging
@@ -32,11 +32,11 @@ class LastUsed:
         self._written = dict(self._times)
 
     def of(self, model: StoredModel) -> float:
-        """Unix seconds; when the model came here, if it was never used."""
+        """Returns the time in Unix seconds. A model that was never used has the time at which it came here."""
         return max(self._times.get(model.id, 0.0), float(model.created))
 
     async def run(self) -> None:
-        """Takes notice until it is cancelled."""
+        """Records uses until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_loads())
             tasks.create_task(self._write_now_and_then())
@@ -74,7 +74,7 @@ class LastUsed:
                 self._times[runner.model_id] = max(used, self._times.get(runner.model_id, 0.0))
 
     def write(self) -> None:
-        """Writes what has changed, without the models that are gone. Blocks. A failure is logged."""
+        """Writes the changed times, without the models that are gone, and logs a failure. Blocks."""
         here = {model.id for model in (*self._store.list(), *self._store.damaged())}
         times = {id: when for id, when in self._times.copy().items() if id in here}
         if times != self._written:

@@ -59,12 +59,12 @@ class Library:
         self._abilities = abilities
 
     def __iter__(self) -> Iterator[StoredModel]:
-        """The usable models, oldest first."""
+        """Yields the usable models, the oldest first."""
         return iter(self._store.list())
 
     @property
     def folders(self) -> Sequence[Path]:
-        """Those that models may lie in, the preferred first."""
+        """The folders of models, the preferred first."""
         return self._store.folders
 
     def damaged(self) -> tuple[StoredModel, ...]:
@@ -76,7 +76,8 @@ class Library:
         return self._store.get(reference)
 
     def named(self, reference: str) -> tuple[StoredModel, str]:
-        """As `get`, with the name that was asked for, or the model's first one where `reference` is none of them."""
+        """Returns the model as `get` does, with the name in `reference`, or with the model's first name if `reference`
+        is no name of it."""
         model = self._store.get(reference)
         with contextlib.suppress(ModelNotFound, InvalidReference):
             return model, self._store.whole(reference)[1] or model.name
@@ -102,16 +103,16 @@ class Library:
         return (name,) if name is not None else tuple(model.tags)
 
     async def has_file(self, digest: str) -> bool:
-        """Whether a file with this digest, `sha256:...`, is stored and intact as far as is known, or waits for its
-        model. Raises `InvalidReference`."""
+        """Returns True if a file with this digest, `sha256:...`, is stored and not known to be damaged, or waits for
+        its model. Raises `InvalidReference`."""
         return await self._puller.uploads.has(digest)
 
     async def upload(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
-        """Takes a file that a model will be made of. As `Uploads.take`."""
+        """Takes a file that a model will be made of, as `Uploads.take` does."""
         await self._puller.uploads.take(digest, pieces, size)
 
     async def details(self, reference: str) -> ModelDetails:
-        """The model's template, licences and defaults. Raises as `details_of`."""
+        """Returns the model's template, licences and defaults. Raises as `details_of`."""
         return await asyncio.to_thread(details_of, self._store, reference)
 
     def is_local(self, order: PullOrder) -> bool:
@@ -163,7 +164,7 @@ class Library:
         return pulled
 
     def origins(self, model: StoredModel) -> list[ModelOrigin]:
-        """Where the model was pulled from."""
+        """Returns the sources from which the model was pulled."""
         return self._puller.origins(model.id)
 
     async def updates(self, models: Iterable[StoredModel]) -> list[ModelUpdate]:
@@ -171,12 +172,12 @@ class Library:
         return [update for model in models for update in await self._puller.updates(model.id)]
 
     async def search(self, query: str, format: ModelFormat, limit: int) -> list[FoundModel]:
-        """The models that hubs offer. Raises `SourceFailed`."""
+        """Returns the models that hubs offer. Raises `SourceFailed`."""
         return await self._puller.search(query, format, limit)
 
     async def make(self, order: PullOrder, report: ProgressReport) -> str:
-        """Makes a model of another one, and returns its name; one that carries nothing of its own is another name of
-        that one. Raises as `pull` and `tag`."""
+        """Makes a model of another one, and returns its name. A model that carries nothing of its own becomes another
+        name of the first one. Raises as `pull` and `tag`."""
         if self.derives(order) or self.is_local(order):
             return (await self.pull(order, report)).name
         base = await self._base(order, report)
@@ -184,7 +185,8 @@ class Library:
         return order.name or ""
 
     async def _base(self, order: PullOrder, report: ProgressReport) -> str:
-        """The ID of the model that a new one is made of. A model that carries code was trusted when it came here."""
+        """Returns the ID of the model that a new one is made of. A model that carries code was trusted when it came
+        here."""
         if order.name is None:
             raise BadRequest(f"give the model that is made of {order.source} a name", param="name")
         if order.verify_key is None:
@@ -198,17 +200,17 @@ class Library:
         return self._puller.running()
 
     async def cancel_pull(self, reference: str) -> str:
-        """As `Puller.cancel`."""
+        """Cancels a pull, as `Puller.cancel` does."""
         return await self._puller.cancel(reference)
 
     def archive(self, reference: str) -> ModelArchive:
-        """The model as a tar archive. Reads its manifest. Raises as `archive_of`."""
+        """Returns the model as a tar archive. Reads the manifest. Raises as `archive_of`."""
         return archive_of(self._store, reference)
 
     async def load(
         self, pieces: AsyncIterator[bytes], report: ProgressReport, *, name: str | None, trust: bool, size: int
     ) -> list[PullResult]:
-        """Takes the models of such an archive of `size` bytes, 0 if that is unknown. `name` replaces the name of its
+        """Takes the models of a tar archive of `size` bytes, 0 if the size is unknown. `name` replaces the name of its
         one model, `trust` takes models that carry code. Raises as `Puller.load`."""
         loaded = await self._puller.load(pieces, report, LoadOptions(name, trust), size)
         for model in loaded:
@@ -225,8 +227,8 @@ class Library:
 
     async def verify(self, reference: str, report: ProgressReport) -> str:
         """Reads every byte of the model, about a second per gigabyte, and returns its name; `report` is called from the
-        event loop's thread. Damaged files count as missing from then on: no engine is started with them. Cancelled, it
-        stops reading. Raises `InvalidModel` for a damaged model, and as `get` and `Store.verify`."""
+        event loop's thread. Damaged files count as missing from then on: no engine is started with them. A cancelled
+        call stops reading. Raises `InvalidModel` for a damaged model, and as `get` and `Store.verify`."""
         model, loop = self._store.get(reference), asyncio.get_running_loop()
 
         def work(stop: threading.Event) -> int:
@@ -279,27 +281,30 @@ class Library:
         return removed
 
     async def _forget(self, model: StoredModel) -> None:
-        """A disk that is full does not undo the removal; the same files would find their configuration again."""
+        """Forgets the model's configuration. A full disk does not undo the removal; a later model with the same ID
+        would find its configuration again."""
         try:
             await self._configurations.forget(model.id)
         except (InsufficientDisk, StorageFailed) as error:
             log.warning("%s was removed, and its configuration is still there: %s", model.name, error)
 
     def serves(self, backend: str, model: StoredModel) -> bool:
-        """Whether the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""
+        """Returns True if the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""
         return model.format in self._registry.get(backend).formats
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
-        """Returns the abilities of each model: of a loaded model as it runs, of another as it is configured."""
+        """Returns the abilities of each model: those of its runner if it is loaded, else those that its settings
+        give."""
         runners = {(runner.model_id, runner.mode): runner for runner in self._scheduler.runners()}
 
         return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
 
     async def learn_abilities(self) -> None:
-        """Finds the abilities of all models, and again when they have changed, until it is cancelled."""
+        """Finds the abilities of all models, and finds them again after a change, until it is cancelled."""
         await self._abilities.learn()
 
 
 def _span(received: list[int]) -> int:
-    """The bytes that came between the first and the last report: earlier attempts left the others."""
+    """Returns the bytes that came between the first and the last report; the other bytes are left from earlier
+    attempts."""
     return received[-1] - received[0] if received else 0

@@ -1,7 +1,7 @@
-"""Models in Ollama's store: which files they consist of, and what they carry for requests.
+"""Models in Ollama's store: their files, and the defaults that they carry for requests.
 
 The layout: manifests as Docker's, with layers of Ollama's own types
-(https://github.com/ollama/ollama/blob/main/server/manifest.go, and model.go for what the layers hold)."""
+(https://github.com/ollama/ollama/blob/main/server/manifest.go, and model.go for the content of the layers)."""
 
 import contextlib
 import json
@@ -35,18 +35,18 @@ class KeptModel:
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """As `with_parts` takes them."""
+        """The further files of the model, as `with_parts` takes them."""
         kinds = {"projector": "mmproj", "adapter": "lora"}
         return [(kinds[kind], path.absolute().as_uri()) for kind in kinds for path in self._of(kind)]
 
     @property
     def size(self) -> int:
-        """In bytes. Raises `OSError` for a file that is not there."""
+        """Returns the bytes of all files. Raises `OSError` for a file that is not there."""
         return sum(path.stat().st_size for kind in ("model", "projector", "adapter") for path in self._of(kind))
 
     def recipe(self) -> Recipe:
-        """What it carries, except for its template, which is in Go's language: the one in its weights stands for it.
-        Parameters of a machine (`num_gpu`) are left out. Raises `InvalidModel`."""
+        """Returns the defaults that the model carries, without its template, which is in Go's language: the template in
+        its weights takes its place. Parameters of a machine (`num_gpu`) are left out. Raises `InvalidModel`."""
         try:
             return self._recipe()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -71,7 +71,7 @@ class KeptModel:
 
 
 def models_in(root: Path) -> Iterator[KeptModel]:
-    """The models of a store; what is none is passed over."""
+    """Yields the models of a store; a manifest that is not a model is passed over."""
     manifests = [path for name in _MANIFESTS for path in (root / name).glob("*/*/*/*")]
     for path in sorted(manifests):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, InvalidReference):
@@ -82,7 +82,7 @@ def models_in(root: Path) -> Iterator[KeptModel]:
 
 
 def _layers(manifest: Path, blobs: Path) -> dict[str, list[Path]]:
-    """Raises `ValueError`, `KeyError` and such for odd manifests."""
+    """Returns the layers of a manifest. Raises `ValueError`, `KeyError` and such for an odd one."""
     if manifest.stat().st_size > _LARGEST:
         raise ValueError
     content: dict[str, Any] = json.loads(manifest.read_bytes())

@@ -23,8 +23,8 @@ class InstallOnDemand:
     async def prepare(
         self, backend: str | None, model: str, mode: Mode, report: ProgressReport = lambda line: None
     ) -> None:
-        """`report` is called with the progress of an installation. Raises as `Resolver.prepare` does, and what an
-        installation raises."""
+        """Resolves the model, and installs its engine if that is missing; `report` is called with the progress of the
+        installation. Raises as `Resolver.prepare` does, and what an installation raises."""
 
         def watch(progress: WorkProgress) -> None:
             self.stage = progress.message

@@ -37,7 +37,7 @@ class PullOrder:
 
     @classmethod
     def of_files(cls, files: Mapping[str, str], name: str, recipe: Recipe) -> Self:
-        """Files that were sent before; `files` maps their names to their digests."""
+        """Makes the order of files that were sent before; `files` maps their names to their digests."""
         return cls(uploaded_source(files), name, recipe=recipe)
 
     @property
@@ -51,8 +51,8 @@ class PullOrder:
         return is_uploaded(self.source)
 
     def text(self, base: str | None = None) -> str:
-        """The source, or the model `base` that is here, and the further files, as `Puller.pull` takes them. Raises
-        `BadRequest`."""
+        """Returns the source, or the model `base` that is here, and the further files, as `Puller.pull` takes them.
+        Raises `BadRequest`."""
         if not self.source.strip():
             raise BadRequest("from names no model", param="from")
         if base is not None and self.adapters:

@@ -37,8 +37,8 @@ class Preloader:
         owner: str | None = None,
     ) -> str:
         """Returns the model's name once its runner is ready, for the `owner` who asks; `report` is called every half
-        second until then. A missing engine is installed if a request would install it and `may_install` is set.
-        Cancelled, it stops waiting, and a load that has begun goes on. Raises the errors of resolving, installing and
+        second until then. A missing engine is installed if a request would install it and `may_install` is set. A
+        cancelled call stops waiting, and a load that has begun goes on. Raises the errors of resolving, installing and
         scheduling."""
         bundle = await asyncio.to_thread(self._store.bundle, model)
         mode = main_mode(bundle)

@@ -28,7 +28,7 @@ class PruneRule:
 
 @dataclass(frozen=True, slots=True)
 class PrunedThing:
-    """A leftover, or a model, that was or would be removed. Bytes."""
+    """A leftover or a model that was removed, or would be. `size` is in bytes."""
 
     kind: str
     name: str
@@ -36,7 +36,7 @@ class PrunedThing:
 
 
 class Pruner:
-    """Models that are pinned, to be preloaded, or in memory always stay. `wall` is the time of day in Unix seconds."""
+    """Keeps models that are pinned, to be preloaded, or in memory. `wall` is the time of day in Unix seconds."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Pruner:
         return chosen
 
     async def _remove(self, model: StoredModel) -> bool:
-        """Name by name, since a model that somebody begins to use meanwhile stays."""
+        """Removes the models name by name, since a model that somebody begins to use meanwhile stays."""
         try:
             for name in model.tags or [model.id]:
                 await self._library.remove(name)

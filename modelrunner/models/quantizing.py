@@ -27,7 +27,8 @@ class QuantizeTool:
         self._stop_grace, self._permissions = stop_grace, permissions
 
     async def __call__(self, bundle: Bundle, target: Path, type: str, report: ProgressReport) -> None:
-        """Raises `NotImplementedHere` where the model's backend has no such tool, and as `Backend.quantize`."""
+        """Quantizes a model's weights. Raises `NotImplementedHere` if the model's backend has no such tool, and as
+        `Backend.quantize`."""
         backend = await asyncio.to_thread(self._registry.choose, bundle)
         own = Permissions(reads=bundle.paths, writes=(target.parent,))
         permissions = self._permissions and self._permissions | own

@@ -1,4 +1,4 @@
-"""What a person gives a model to carry, and how it joins what the model has already."""
+"""Recipes: the defaults that a person gives a model, and their merge with those that the model has already."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ _LARGEST_LICENCE = 1 << 20  # characters
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """`template` is the text of a chat template; `parameters` are Ollama's options, `num_ctx` among them; `messages`
-    are role and content. None and nothing: what the model that it begins with has. A system prompt of "" takes that
-    one's away."""
+    are role and content. A field that is None or empty keeps the base model's value; a system prompt of "" removes the
+    base model's."""
 
     system: str | None = None
     template: str | None = None
@@ -35,7 +35,7 @@ class Recipe:
         return self != _EMPTY
 
     def making(self, base: ModelDetails | None) -> Making:
-        """What a model that begins with `base` carries. Raises `BadRequest`."""
+        """Returns the defaults of a model that is made of `base` by this recipe. Raises `BadRequest`."""
         parameters, context = split_parameters(self.parameters)
         messages = [{"role": role, "content": content} for role, content in self.messages]
         given = {"system": self.system, "messages": messages, "parameters": parameters}

@@ -81,7 +81,7 @@ class Reloader:
         self._task: asyncio.Task[None] | None = None
 
     def in_background(self) -> None:
-        """For a signal: the result is in the log."""
+        """Reloads after a signal, and writes the result to the log."""
         self._task = asyncio.get_running_loop().create_task(self._reload_and_log())
 
     async def _reload_and_log(self) -> None:

@@ -38,8 +38,8 @@ class RunSpecs:
         self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
 
     def make(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey) -> RunSpec:
-        """Reads the files that the settings name. Raises `BadRequest`, and `ModelNotFound` for a draft model or an
-        adapter that is not here."""
+        """Makes the specification; reads the files that the settings name. Raises `BadRequest`, and `ModelNotFound` for
+        a draft model or an adapter that is not here."""
         speculative = settings.speculative if key.mode is Mode.COMPLETION else None
         bundle = self._as_configured(backend, bundle, settings, key.mode)
         draft = self._draft(bundle, speculative.draft_model) if speculative else None
@@ -62,8 +62,8 @@ class RunSpecs:
         )
 
     def _as_configured(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, mode: Mode) -> Bundle:
-        """The bundle with the chat template and the LoRA adapters of the settings in place of its own, and without the
-        capabilities that the backend does not serve."""
+        """Returns the bundle with the chat template and the LoRA adapters of the settings in place of its own, and
+        without the capabilities that the backend does not serve."""
         if settings.chat_template and mode is Mode.COMPLETION:
             bundle = self._templates.applied(bundle, settings.chat_template)
         if settings.lora is not None:
@@ -133,5 +133,6 @@ def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def engine_log(logs: Path, key: RunnerKey) -> Path:
-    """One file for each runner key, since two revisions of a model may run at the same time."""
+    """Returns the path of the log. Each runner key has a file of its own, since two revisions of a model may run at the
+    same time."""
     return logs / f"engine-{key.backend}-{key.model_id.removeprefix('sha256:')[:16]}-{key.mode}-{key.revision}.log"

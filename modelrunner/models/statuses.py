@@ -1,5 +1,5 @@
-"""The states of the backends. A backend may have to run its engine to learn its own, so they are asked in a thread, and
-once for all callers at the same moment."""
+"""The states of the backends. A backend may have to run its engine to learn its state, so a thread asks, once for all
+callers at the same moment."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ class Statuses:
         self._asking: JointWork[None, dict[str, BackendStatus]] | None = None
 
     async def __call__(self) -> dict[str, BackendStatus]:
-        """By the backend's name."""
+        """Returns the states by the backend's name."""
         if self._asking is None or self._asking.task.done():
             self._asking = JointWork(lambda report: asyncio.to_thread(self._registry.statuses), stops_alone=False)
         return await self._asking.follow()

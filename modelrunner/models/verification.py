@@ -1,4 +1,4 @@
-"""Reads the files of models again from time to time, slowly, and says which have become damaged."""
+"""Reads the files of models again from time to time, slowly, and marks the damaged ones."""
 
 import asyncio
 import logging
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """When a file was read last, in Unix seconds, and what was found; it counts while the file has this stamp."""
+    """The last reading of a file: its time in Unix seconds and its result, which holds while the file has this
+    stamp."""
 
     time: float
     stamp: Stamp
@@ -35,9 +36,9 @@ class _Read(msgspec.Struct, frozen=True):
 
 class Verifier:
     """`every` is in seconds: a file is read when its last reading, or its arrival, is that long ago, and at once when
-    it has changed since its last reading. None: never. What was found is kept in `file`: a file that was found
-    damaged counts as missing after a restart too. `wall` is the time of day in Unix seconds; `pause` waits for an event
-    for so many seconds, and tells whether it came."""
+    it has changed since its last reading. None turns the readings off. `file` keeps the results: a damaged file counts
+    as missing after a restart, too. `wall` is the time of day in Unix seconds; `pause` waits for an event for so many
+    seconds, and tells whether it came."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Verifier:
                     failing.add(file.folder)
 
     def _mark(self) -> None:
-        """What was found damaged is damaged still: after a restart, and in a folder that is back."""
+        """Marks the files that were found damaged before a restart, or before their folder was away."""
         self._looks = self._store.looks
         for file, read in list(self._read.items()):
             if not read.sound:

@@ -29,8 +29,8 @@ _GRACE = 2.0  # seconds between asking a server to end and killing it
 
 @asynccontextmanager
 async def session(name: str, server: McpServer, folder: Path, logs: Path) -> AsyncGenerator[Client, None]:
-    """The client of a server. Its process, if it is one, and every process of that end with the block. Raises what the
-    start and the protocol raise."""
+    """The client of a server. Its process, if it is one, and every process of that end with the block. Raises the
+    errors of the start and of the protocol."""
     async with transport(name, server, folder, logs) as made, Client(made) as client:
         yield client
 

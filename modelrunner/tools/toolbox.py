@@ -26,7 +26,7 @@ class ServerTool(NamedTuple):
     parameters: dict[str, Any]
 
     def function(self) -> dict[str, Any]:
-        """As a chat's `tools` have it."""
+        """Returns the tool as an entry of a chat's `tools`."""
         described = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": described}
 
@@ -44,8 +44,8 @@ class ToolResult(NamedTuple):
 
 
 class Toolbox:
-    """`folder` is for sockets, `logs` for what servers of the kind stdio write to stderr; a call may take `seconds`. A
-    server is started, or connected to, when it is first wanted, and again after it has failed."""
+    """`folder` is for sockets, `logs` for the stderr of servers of the kind stdio; a call may take `seconds`. A server
+    is started, or connected to, when it is first wanted, and again after it has failed."""
 
     def __init__(self, servers: Mapping[str, McpServer], folder: Path, logs: Path, seconds: float) -> None:
         self._servers = servers
@@ -53,7 +53,8 @@ class Toolbox:
         self._connections: dict[str, _OpenServer] = {}
 
     async def tools(self) -> tuple[list[ServerTool], dict[str, str]]:
-        """The tools, and for each server that failed the reason. Raises `NotImplementedHere` without the package."""
+        """Returns the tools, and for each server that failed the reason. Raises `NotImplementedHere` without the
+        package."""
         found = await asyncio.gather(*(self._listed(name) for name in self._servers), return_exceptions=True)
         tools: list[ServerTool] = []
         faults: dict[str, str] = {}
@@ -68,7 +69,7 @@ class Toolbox:
         return tools, faults
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Raises `NotFound` for an unknown server, `ToolServerFailed`, `NotImplementedHere`."""
+        """Calls a tool. Raises `NotFound` for an unknown server, `ToolServerFailed`, `NotImplementedHere`."""
         server, _, tool = name.partition("__")
         if server not in self._servers or not tool:
             raise NotFound(f"there is no tool {name!r}: GET /v1/tools lists those that are here", param="name")
@@ -119,8 +120,8 @@ class Toolbox:
             raise await self._failed(name, connection, error) from None
 
     async def _failed(self, name: str, connection: "_OpenServer", error: Exception) -> ModelRunnerError:
-        """The error of a server. A call that the server refuses is the caller's fault; after another the connection is
-        given up."""
+        """Returns the error of a server. A call that the server refuses is the caller's fault; after another the
+        connection is given up."""
         if type(error).__name__ == "MCPError" and getattr(error, "code", 0) in (-32602, -32601):
             return BadRequest(f"the MCP server {name} refuses the call: {error}")
         await self._forget(name, connection)
@@ -128,14 +129,14 @@ class Toolbox:
         return ToolServerFailed(f"the MCP server {name} {what}")
 
     async def _forget(self, name: str, connection: "_OpenServer") -> None:
-        """Another that was made meanwhile stays, with the calls on it."""
+        """Forgets and closes this connection. A newer connection to the server stays, with the calls on it."""
         if self._connections.get(name) is connection:
             del self._connections[name]
         await connection.close()
 
 
 def _told(error: BaseException) -> str:
-    """What went wrong; a group of tasks tells only how many of them failed."""
+    """Returns the message of the failure. A group of tasks says only how many failed, so its first failure is told."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__
