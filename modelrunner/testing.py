@@ -245,7 +245,11 @@ async def running(
 
 
 def make_runner(backend: Backend, spec: RunSpec) -> Runner:
-    """Returns a runner on a Unix socket with a short path, or on a free port."""
+    """Returns a runner on a Unix socket with a short path, or on a free port. Its engine is confined, as the daemon
+    does it."""
+    if spec.process.permissions is None:
+        permissions = Permissions(reads=spec.bundle.paths + (spec.draft.paths if spec.draft else ()))
+        spec = replace(spec, process=replace(spec.process, permissions=permissions))
     key = RunnerKey(backend.name, spec.model_id, spec.mode)
     folder = Path(tempfile.gettempdir()) / f"modelrunner-{os.urandom(6).hex()}"
     endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
