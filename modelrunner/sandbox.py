@@ -8,8 +8,9 @@ from pathlib import Path
 class Permissions:
     """An engine's permissions beyond the minimum (docs/sandbox.md). `reads` are files, or folders with everything
     below, that it may read and execute; `writes` are folders or devices that it may change. `port` is the TCP port that
-    it listens on, None if it listens on a Unix socket. `network`, `processes` and `affinity` are reasons: with one, the
-    engine may open connections, start processes, or bind threads to processors by their IDs; "" forbids it.
+    it listens on, None if it listens on a Unix socket. `network`, `processes`, `affinity` and `scheduling` are reasons:
+    with one, the engine may open connections, start processes, bind threads to processors by their IDs, or give threads
+    the normal scheduling class by their IDs; "" forbids it.
     `private` are folders that stay closed, beside the home folder, where one of `reads` or the program's encloses
     them."""
 
@@ -19,6 +20,7 @@ class Permissions:
     network: str = ""
     processes: str = ""
     affinity: str = ""
+    scheduling: str = ""
     private: tuple[Path, ...] = ()
 
     def __or__(self, other: "Permissions") -> "Permissions":
@@ -29,6 +31,7 @@ class Permissions:
             self.network or other.network,
             self.processes or other.processes,
             self.affinity or other.affinity,
+            self.scheduling or other.scheduling,
             self.private + other.private,
         )
 

@@ -99,6 +99,8 @@ def permissions(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles
         reads=(engine.program.parent.parent, INSIDE),
         writes=(scratch.folder, compiled, _SHARED_MEMORY),
         network=f"it works with the Ray cluster at {ray}" if ray else "vLLM's processes speak with each other over TCP",
+        affinity="vLLM has GNU's OpenMP bind threads to processors" if engine.kind is EngineKind.CPU else "",
+        scheduling="ZeroMQ, by which vLLM's processes speak, sets the class of its threads, or gives up",
         processes="vLLM runs its engine, its workers and the compiler as processes of their own",
     )
 

@@ -92,6 +92,7 @@ def confined(program: str, env: Mapping[str, str], permissions: Permissions) -> 
             network=bool(permissions.network),
             processes=bool(permissions.processes),
             affinity=bool(permissions.affinity),
+            scheduling=bool(permissions.scheduling),
         )
         if filters
         else b""
@@ -257,6 +258,8 @@ def _gaps(permissions: Permissions, abi: int, filters: bool) -> Iterable[str]:
             yield "listening on other ports: needs Landlock 4 (Linux 6.7)"
     if permissions.affinity:
         yield f"processors of other processes: {permissions.affinity}"
+    if permissions.scheduling:
+        yield f"other processes can lose their scheduling class: {permissions.scheduling}"
     if permissions.processes:
         limit = "without a limit, since the daemon is root" if os.geteuid() == 0 else "up to a limit"
         yield f"new processes, {limit}: {permissions.processes}"

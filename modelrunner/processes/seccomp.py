@@ -22,6 +22,7 @@ _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _TYPE_MASK, _STREAM, _DATAGRAM = 0xF, 1, 2
 _FAST_OPEN = 0x20000000  # MSG_FASTOPEN: connects without connect(2)
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+_NORMAL = 0  # SCHED_OTHER, without SCHED_RESET_ON_FORK
 _F_SETLEASE = 1024
 _FILE_IOCTLS = (  # FS_IOC_SETFLAGS, FS_IOC_SETVERSION, FS_IOC_FSSETXATTR, FS_IOC_ENABLE_VERITY: by who may only read
     *(0x40086602, 0x40087602, 0x401C5820, 0x40806685),
@@ -96,7 +97,7 @@ def supported() -> bool:
 
 
 @cache
-def program(*, listens_on_tcp: bool, network: bool, processes: bool, affinity: bool) -> bytes:
+def program(*, listens_on_tcp: bool, network: bool, processes: bool, affinity: bool, scheduling: bool) -> bytes:
     """Returns the filter, an array of `struct sock_filter`. A refused call fails with EACCES or EPERM; where
     programs have another way, with ENOSYS or EOPNOTSUPP. Only where `supported`."""
     machine = _ABIS[platform.machine()]
@@ -104,7 +105,7 @@ def program(*, listens_on_tcp: bool, network: bool, processes: bool, affinity: b
         *(_load(_MACHINE), _step(_EQUAL, machine.audit, 1, 0), _refuse(errno.ENOSYS)),
         *(_load(_NUMBER), _step(_AT_LEAST, _X32, 0, 1), _refuse(errno.ENOSYS)),
     ]
-    rules = _network_rules(listens_on_tcp, network) | _process_rules(processes) | _rules_of_ids(affinity)
+    rules = _network_rules(listens_on_tcp, network) | _process_rules(processes) | _rules_of_ids(affinity, scheduling)
     rules |= {"fcntl": _but(1, _F_SETLEASE), "ioctl": _but(1, *_FILE_IOCTLS)}
     rules |= {name: [_refuse(error)] for error, names in _REFUSED.items() for name in names}
     for name, rule in rules.items():
@@ -137,14 +138,17 @@ def _process_rules(processes: bool) -> dict[str, list[bytes]]:
     return {"clone": thread, "fork": [_refuse(errno.EPERM)], "vfork": [_refuse(errno.EPERM)]}
 
 
-def _rules_of_ids(affinity: bool) -> dict[str, list[bytes]]:
+def _rules_of_ids(affinity: bool, scheduling: bool) -> dict[str, list[bytes]]:
     """A filter sees numbers, and does not know the IDs of the engine's own processes and threads. So a call that takes
     one may only say 0: "who calls"."""
     names = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setattr")
-    return {name: _only(0, 0) for name in (names if affinity else (*names, "sched_setaffinity"))} | {
+    rules = {name: _only(0, 0) for name in (names if affinity else (*names, "sched_setaffinity"))} | {
         "setpriority": [*_check(0, _PRIO_PROCESS), *_only(1, 0)],
         "ioprio_set": [*_check(0, _IOPRIO_WHO_PROCESS), *_only(1, 0)],
     }
+    if scheduling:
+        rules["sched_setscheduler"] = [_argument(1), _step(_EQUAL, _NORMAL, 0, 1), _allow(), *_only(0, 0)]
+    return rules
 
 
 def _family(*families: int) -> list[bytes]:

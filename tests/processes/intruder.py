@@ -241,6 +241,7 @@ ATTEMPTS |= {
     "slow_group": lambda o: os.setpriority(os.PRIO_PGRP, 0, 19),
     "slow_disk_of_daemon": lambda o: system_call("ioprio_set", 1, o.daemon, 3 << 13),
     "schedule_daemon": lambda o: os.sched_setscheduler(o.daemon, os.SCHED_BATCH, os.sched_param(0)),
+    "reset_class_of_daemon": lambda o: os.sched_setscheduler(o.daemon, os.SCHED_OTHER, os.sched_param(0)),
     "set_parameters_of_daemon": lambda o: os.sched_setparam(o.daemon, os.sched_param(0)),
     "set_attributes_of_daemon": lambda o: system_call("sched_setattr", o.daemon, struct.pack("I44x", 48), 0),
     "bind_daemon": lambda o: os.sched_setaffinity(o.daemon, os.sched_getaffinity(o.daemon)),

@@ -118,13 +118,13 @@ async def test_no_attempt_gets_anywhere(ground, daemon, listener) -> None:
 
 
 async def test_a_permission_opens_what_it_names_and_is_reported(ground, daemon, listener) -> None:
-    asks = Permissions(network="cluster", processes="workers", affinity="node")
+    asks = Permissions(network="cluster", processes="workers", affinity="node", scheduling="class")
     observer = await ground.tried(daemon, listener, asks=asks)
     got = {line.split(" ")[0] for line in observer.lines if " got: " in line}
     opened = {"connect_tcp", "connect_unix", "send_udp", "send_unix", "listen_elsewhere", "fork", "spawn"}
-    assert got - {"connect_fast_open"} == opened | {"bind_daemon"}
+    assert got - {"connect_fast_open"} == opened | {"bind_daemon", "reset_class_of_daemon"}
     assert observer.sandbox.state == "partial"
-    assert [gap.rpartition(": ")[2] for gap in observer.sandbox.gaps] == ["cluster", "node", "workers"]
+    assert [gap.rpartition(": ")[2] for gap in observer.sandbox.gaps] == ["cluster", "node", "class", "workers"]
 
 
 async def test_a_variable_that_binds_threads_is_a_permission_and_is_reported(ground, daemon, listener) -> None:
