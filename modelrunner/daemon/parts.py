@@ -41,12 +41,12 @@ from modelrunner.models.preload import Preloader
 from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.quantizing import Quantizer, QuantizeTool
-from modelrunner.models.reach import SettingsReach
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.remote import RemoteModels
 from modelrunner.models.residency import Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
+from modelrunner.models.settingparts import SettingParts
 from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
@@ -80,7 +80,7 @@ class Parts:
     last_used: LastUsed
     pruner: Pruner
     foreign: ForeignStores
-    reach: SettingsReach
+    setting_parts: SettingParts
     configurator: Configurator
     residency: Residency
     remote: RemoteModels
@@ -160,8 +160,8 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
 
     library = Library(store, puller, scheduler, registry, configurations, abilities)
     last_used = LastUsed(state / "used.json", store, scheduler)
-    reach = SettingsReach(store, scheduler, configurations, resolver, validator)
-    configurator = Configurator(reach)
+    setting_parts = SettingParts(store, scheduler, configurations, resolver, validator)
+    configurator = Configurator(setting_parts)
     installer = Installer(registry, scheduler, forget_backends)
     on_demand = InstallOnDemand(resolver, installer)
     preloader = Preloader(store, resolver, on_demand, scheduler)
@@ -178,7 +178,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
         last_used=last_used,
         foreign=ForeignStores(),
         pruner=Pruner(store, library, scheduler, resolver, last_used),
-        reach=reach,
+        setting_parts=setting_parts,
         configurator=configurator,
         residency=Residency(store, scheduler, registry, configurator),
         remote=RemoteModels(puller),
@@ -300,4 +300,4 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         "download_rate": set_download_rate,
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }
-    return Reloader(file_settings(settings), lambda: file_settings(settings.reread()), setters, parts.reach)
+    return Reloader(file_settings(settings), lambda: file_settings(settings.reread()), setters, parts.setting_parts)

@@ -10,9 +10,9 @@ from typing import Any
 from modelrunner.config.modelconfig import ModelConfiguration, with_raw_flags
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.configurations import ModelSettings, PostedConfiguration
-from modelrunner.models.reach import SettingsReach
 from modelrunner.models.resolve import main_mode
 from modelrunner.models.runspecs import folded, in_effect
+from modelrunner.models.settingparts import SettingParts
 from modelrunner.scheduler import Target
 from modelrunner.store import StoredModel
 from modelrunner.types import Bundle, Mode
@@ -44,8 +44,8 @@ class ShownConfiguration:
 class Configurator:
     """A change applies to the next load of the model, or at once with `restart`."""
 
-    def __init__(self, reach: SettingsReach) -> None:
-        self._reach = reach
+    def __init__(self, parts: SettingParts) -> None:
+        self._parts = parts
 
     async def change(
         self, reference: str, patch: Mapping[str, Any], mode: Mode | None = None, *, restart: bool = False
@@ -53,15 +53,15 @@ class Configurator:
         """Checks a JSON merge patch, keeps it, and puts it into force. `reference` is a whole name or an ID. A change
         that has begun is ended even if the caller is cancelled. Raises what `Validator.target`, `Configurations.keep`
         and, for a restart, `Scheduler.acquire` raise; then nothing is changed."""
-        model, _ = self._reach.store.whole(reference)
-        bundle = await asyncio.to_thread(self._reach.store.bundle, model.id)
+        model, _ = self._parts.store.whole(reference)
+        bundle = await asyncio.to_thread(self._parts.store.bundle, model.id)
         change = asyncio.ensure_future(self._change(bundle, mode, patch, restart=restart))
         await asyncio.shield(change)
-        return await asyncio.to_thread(self._shown, self._reach.store.get(model.id), mode)
+        return await asyncio.to_thread(self._shown, self._parts.store.get(model.id), mode)
 
     async def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of the settings that `change` takes."""
-        return await asyncio.to_thread(self._reach.validator.schema)
+        return await asyncio.to_thread(self._parts.validator.schema)
 
     async def show(self, reference: str | None = None, backend: str | None = None) -> list[ShownConfiguration]:
         """Returns the model's settings, first for all modes and then for each mode with settings of its own; without a
@@ -70,19 +70,19 @@ class Configurator:
         return await asyncio.to_thread(self._show, reference, backend)
 
     def _show(self, reference: str | None, backend: str | None) -> list[ShownConfiguration]:
-        settings = self._reach.configurations.settings
+        settings = self._parts.configurations.settings
         found = []
-        for model in self._reach.store.list() if reference is None else [self._reach.store.get(reference)]:
+        for model in self._parts.store.list() if reference is None else [self._parts.store.get(reference)]:
             posted = [mode for id, mode, _ in settings if id == model.id]
             if reference is not None or posted or settings.from_file(model.id).as_dict():
                 found += [self._shown(model, mode) for mode in dict.fromkeys([None, *posted])]
         return [shown for shown in found if backend is None or (shown.effect and shown.effect.backend == backend)]
 
     def _shown(self, model: StoredModel, mode: Mode | None) -> ShownConfiguration:
-        settings = self._reach.configurations.settings
+        settings = self._parts.configurations.settings
         effect, problem = None, ""
         try:
-            effect = self._in_effect(settings, self._reach.store.bundle(model.id), mode)
+            effect = self._in_effect(settings, self._parts.store.bundle(model.id), mode)
         except ModelRunnerError as error:
             problem = error.message
         posted, file = settings.posted_for(model.id, mode), settings.from_file(model.id)
@@ -90,35 +90,35 @@ class Configurator:
 
     def _in_effect(self, settings: ModelSettings, bundle: Bundle, mode: Mode | None) -> EffectiveConfiguration:
         mode = mode or main_mode(bundle)
-        backend = self._reach.resolver.configured_backend(bundle, mode, settings)
-        spec = self._reach.resolver.target(backend, bundle, mode, settings).spec
+        backend = self._parts.resolver.configured_backend(bundle, mode, settings)
+        spec = self._parts.resolver.target(backend, bundle, mode, settings).spec
         configuration = in_effect(backend, settings, bundle.model_id, mode)
         return EffectiveConfiguration(backend.name, spec.context_size, spec.parallel, configuration)
 
     async def _change(self, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool) -> None:
-        settings = self._reach.configurations.settings
+        settings = self._parts.configurations.settings
         before = settings.posted_for(bundle.model_id, mode)
         after = await asyncio.to_thread(self._patched, settings, bundle, mode, patch)
         reloads = after.for_the_engine() != before.configuration.for_the_engine()
-        posted = PostedConfiguration(self._reach.configurations.take_revision() if reloads else before.revision, after)
+        posted = PostedConfiguration(self._parts.configurations.take_revision() if reloads else before.revision, after)
         wanted = settings.with_posted(bundle.model_id, mode, posted)
-        running = self._reach.scheduler.modes(bundle.model_id)
+        running = self._parts.scheduler.modes(bundle.model_id)
         concerned: set[Mode] = set()
         if restart or reloads:
             concerned = {mode} if mode else {main_mode(bundle), *running, *settings.modes(bundle.model_id)}
-        targets = [await asyncio.to_thread(self._reach.validator.target, bundle, each, wanted) for each in concerned]
+        targets = [await asyncio.to_thread(self._parts.validator.target, bundle, each, wanted) for each in concerned]
         with ExitStack() as leases:
             if restart:
-                late = [t for t in targets if t.key.mode in running and not self._reach.scheduler.has(t)]
+                late = [t for t in targets if t.key.mode in running and not self._parts.scheduler.has(t)]
                 await self._restart(late, leases)
-            await self._reach.configurations.keep(bundle.model_id, mode, before, posted)
+            await self._parts.configurations.keep(bundle.model_id, mode, before, posted)
             if restart:
                 for target in targets:
-                    self._reach.scheduler.retire(target)
+                    self._parts.scheduler.retire(target)
         if posted != before:
-            self._reach.retain(bundle.model_id)
+            self._parts.retain(bundle.model_id)
             reason = ", ".join(sorted(patch))
-            self._reach.scheduler.events.emit("configure", model=bundle.name, reason=reason, revision=posted.revision)
+            self._parts.scheduler.events.emit("configure", model=bundle.name, reason=reason, revision=posted.revision)
 
     def _patched(
         self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any]
@@ -126,20 +126,20 @@ class Configurator:
         """Returns the posted settings with the patch, whose runtime flags become fields where a field exists."""
         patch = with_raw_flags(patch)
         before = settings.posted_for(bundle.model_id, mode).configuration
-        tables = self._reach.validator.tables()
+        tables = self._parts.validator.tables()
         after = before.merged(patch, tables)
-        self._reach.validator.check_options(after)
+        self._parts.validator.check_options(after)
         wanted = settings.with_posted(bundle.model_id, mode, PostedConfiguration(0, after))
-        backend = self._reach.resolver.configured_backend(bundle, mode or main_mode(bundle), wanted)
+        backend = self._parts.resolver.configured_backend(bundle, mode or main_mode(bundle), wanted)
         return before.merged(folded(backend, patch), tables)
 
     async def _restart(self, targets: Collection[Target], leases: ExitStack) -> None:
         """Holds a runner for each of `targets`; if one does not start, none is kept and the old runners go on."""
         for target in targets:
             try:
-                leases.enter_context(await self._reach.scheduler.restart(target))
+                leases.enter_context(await self._parts.scheduler.restart(target))
             except ModelRunnerError as error:
                 for started in targets:
-                    self._reach.scheduler.discard(started)
+                    self._parts.scheduler.discard(started)
                 what = f"{target.name} did not start with the new configuration, and nothing was changed"
                 raise error.saying(f"{what}: {error.message}") from error

@@ -11,8 +11,8 @@ from modelrunner.config.locations import ConfigurationError
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import BackendNotFound, BadRequest, InvalidReference, ModelRunnerError
 from modelrunner.models.configurations import ModelSettings, Tables
-from modelrunner.models.reach import SettingsReach
 from modelrunner.models.resolve import main_mode
+from modelrunner.models.settingparts import SettingParts
 from modelrunner.models.validation import Validator
 from modelrunner.store import Store
 from modelrunner.types import Bundle
@@ -71,12 +71,12 @@ class Reloader:
         current: FileSettings,
         read: Callable[[], FileSettings],
         setters: Mapping[str, Setter],
-        reach: SettingsReach,
+        parts: SettingParts,
     ) -> None:
         self._current = current
         self._read = read
         self._setters = setters
-        self._reach = reach
+        self._parts = parts
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -102,8 +102,8 @@ class Reloader:
         async with self._lock:
             try:
                 new = await asyncio.to_thread(self._read)
-                wanted = self._reach.configurations.settings.with_tables(new.models)
-                await asyncio.to_thread(check_tables, new, self._reach.store, wanted, self._reach.validator)
+                wanted = self._parts.configurations.settings.with_tables(new.models)
+                await asyncio.to_thread(check_tables, new, self._parts.store, wanted, self._parts.validator)
             except ConfigurationError as error:
                 raise BadRequest(f"{error.message}; the running configuration stays as it is") from error
             settings, models = self._settings(new), await asyncio.to_thread(self._models, wanted)
@@ -121,40 +121,40 @@ class Reloader:
 
     def _models(self, wanted: ModelSettings) -> list[_ModelChange]:
         found = []
-        for model in self._reach.store.list():
-            before, after = self._reach.configurations.settings.of(model.id), wanted.of(model.id)
+        for model in self._parts.store.list():
+            before, after = self._parts.configurations.settings.of(model.id), wanted.of(model.id)
             if before != after:
                 reloads = before.for_the_engine() != after.for_the_engine()
                 effect = Effect.AT_ONCE
                 if reloads:
-                    effect = Effect.RUNNER_ENDS if self._reach.scheduler.modes(model.id) else Effect.NEXT_LOAD
+                    effect = Effect.RUNNER_ENDS if self._parts.scheduler.modes(model.id) else Effect.NEXT_LOAD
                 change = SettingChange(model.name, *_difference(before, after), effect, of_model=True)
                 found.append(_ModelChange(model.id, reloads, change))
         return found
 
     async def _apply(self, new: FileSettings, settings: list[SettingChange], models: list[_ModelChange]) -> None:
-        await self._reach.configurations.renew([model.model_id for model in models if model.reloads])
+        await self._parts.configurations.renew([model.model_id for model in models if model.reloads])
         for change in settings:
             setter = self._setters.get(change.name)
             if setter is not None and (work := setter(new.values)) is not None:
                 await work
-        await asyncio.to_thread(self._reach.store.look)  # a disk may have been mounted
+        await asyncio.to_thread(self._parts.store.look)  # a disk may have been mounted
         # What could not be put into force is reported again the next time.
         holds = {name: value for name, value in new.values.items() if name in self._setters}
         self._current = FileSettings({**self._current.values, **holds}, new.models, new.place)
-        self._reach.configurations.set_tables(new.models)
+        self._parts.configurations.set_tables(new.models)
         for model in models:
             if model.reloads:
                 await self._replace(model.model_id)
-            self._reach.scheduler.events.emit("configure", model=model.change.name, reason=model.change.effect)
-        for here in self._reach.store.list():
-            self._reach.retain(here.id)
+            self._parts.scheduler.events.emit("configure", model=model.change.name, reason=model.change.effect)
+        for here in self._parts.store.list():
+            self._parts.retain(here.id)
 
     async def _replace(self, model_id: str) -> None:
         """Drains the model's runners; requests that wait for one of them get another."""
-        for mode in self._reach.scheduler.modes(model_id):
-            await self._reach.resolver.prepare(None, model_id, mode)
-            self._reach.scheduler.retire(self._reach.resolver(None, model_id, mode))
+        for mode in self._parts.scheduler.modes(model_id):
+            await self._parts.resolver.prepare(None, model_id, mode)
+            self._parts.scheduler.retire(self._parts.resolver(None, model_id, mode))
 
 
 def check_tables(read: FileSettings, store: Store, wanted: ModelSettings, validator: Validator) -> None:

@@ -10,7 +10,7 @@ from modelrunner.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsReach:
+class SettingParts:
     store: Store
     scheduler: Scheduler
     configurations: Configurations
