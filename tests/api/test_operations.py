@@ -247,7 +247,7 @@ async def test_health_tells_a_start_and_a_queue_from_a_quiet_daemon(start_daemon
 
 
 async def test_an_origin_that_is_none_stops_the_start(start_daemon: StartDaemon) -> None:
-    with pytest.raises(ConfigurationError, match="'localhost:3000' is no origin"):
+    with pytest.raises(ConfigurationError, match="'localhost:3000' is not an origin"):
         await start_daemon(listen="", origins=("localhost:3000",))
 
 

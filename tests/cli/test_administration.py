@@ -9,7 +9,7 @@ from tests.cli.test_commands import RUNNER, STATUS
 from tests.cli.test_commands_screen import NOW
 
 ENTRY: dict[str, Any] = {
-    **dict.fromkeys(("family", "route", "error", "backend", "runner", "caller", "key"), ""),
+    **dict.fromkeys(("family", "route", "error", "backend", "runner", "caller", "key", "peer"), ""),
     **dict.fromkeys(("queued", "loading", "duration", "bytes_in", "bytes_out"), 0),
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), 0),
     "request_id": "q1",

@@ -44,7 +44,7 @@ SHOWN: dict[str, Any] = {
 }
 REQUEST: dict[str, Any] = {
     **dict.fromkeys(("request_id", "family", "route", "error", "model", "model_name", "backend"), "x"),
-    **dict.fromkeys(("runner", "caller", "key"), "x"),
+    **dict.fromkeys(("runner", "caller", "key", "peer"), "x"),
     **dict.fromkeys(("status", "queued", "loading", "duration", "bytes_in", "bytes_out"), 0),
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), 0),
     "time": "2026-11-22T00:00:00Z",
