@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.api.conftest import StartDaemon
+from tests.gateway.fakes import until
 from tests.opened import opened_in
 
 
@@ -11,6 +12,7 @@ async def test_a_list_reads_no_file_a_second_time(start_daemon: StartDaemon) -> 
     async with daemon.unix.get("/models") as answer:
         first = await answer.json()
     folder = daemon.settings.data_dir
+    await until((folder / "state" / "abilities.json").exists)  # a thread reads the models at the start, too
     with opened_in(folder) as opened:
 
         def of_models() -> list[str]:
