@@ -15,43 +15,55 @@ _KEY = re.compile(
     re.DOTALL,
 )
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
-_SECRET_NAME = re.compile(
-    r"(?:.*[-_])?(?:api[-_]?key|authorization|(?:access|bearer|refresh|auth)[-_]?token|secret|password|passwd)",
-    re.IGNORECASE,
+# Names of secrets: of members of JSON, and of variables and parameters (`NAME=text`).
+_NAMES = (
+    r"api[-_]?key|authorization|(?:api|access|auth|bearer|refresh|session|id)[-_]?token|secret|password|passwd|pwd"
+    r"|passphrase|(?:secret|private|access|secret[-_]?access)[-_]?key"
 )
+_SECRET_NAME = re.compile(rf"(?:.*[-_])?(?:{_NAMES})", re.IGNORECASE)
+_TOKEN_NAME = re.compile(r"(?:.*[-_])?token", re.IGNORECASE)
+_LONG_WORD = re.compile(r"[^\s\"\\]{16,}")  # a model's own token is rarely one
 _SECRET_MEMBER = re.compile(
-    r'("(?:[^"\\]*[-_])?(?:api[-_]?key|authorization|(?:access|bearer|refresh|auth)[-_]?token'
-    r'|secret|password|passwd)"\s*:\s*")((?:[^"\\]|\\.)+)',
+    rf'("(?:[^"\\]*[-_])?(?:{_NAMES})"\s*:\s*")((?:[^"\\]|\\.)+)'
+    rf'|("(?:[^"\\]*[-_])?token"\s*:\s*"){_LONG_WORD.pattern}',
     re.IGNORECASE,
 )
+_ASSIGNED = re.compile(rf"((?<![a-z])(?:{_NAMES}|token)=\\{{0,3}}[\"']?)[\w.~+/=%@:!$#*-]{{6,}}", re.IGNORECASE)
+_IN_URL = re.compile(r"(:\\?/\\?/[^\s:/@\"'\\]{0,200}:)[^\s@/\"'\\]{1,200}(?=@)")
+_LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)("?)')
+_CUT_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{0,3}$")
 _GONE = "[redacted]"
 
 
 def redacted(text: str) -> tuple[str, int]:
-    """Returns the text without API keys, passwords by their JSON names, the contents of `data:` URLs, and base64 of
-    512 characters and more; and how many were taken out. A JSON text stays one."""
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _in_text(text)
-    try:
-        changed, count = _in_value(value)
-    except RecursionError:
-        return _in_text(text)
-    return (msgspec.json.encode(changed).decode(), count) if count else (text, 0)
+    """Returns the text without API keys, passwords by the names of JSON members and of variables, the contents of
+    `data:` URLs, and base64 of 512 characters and more; and how many were taken out. A JSON text stays one. JSON in the
+    strings of JSON, such as the arguments of a call, is searched as well."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            changed, count = _in_value(msgspec.json.decode(text))
+            return (msgspec.json.encode(changed).decode(), count) if count else (text, 0)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            pass  # a part of JSON, or text that only begins like it
+    total = 0
+    if r"\"" in text:
+        text, total = _in_literals(text)
+    text, members = _SECRET_MEMBER.subn(lambda found: (found[1] or found[3]) + _GONE, text)
+    text, count = _in_plain(text)
+    return text, total + members + count
 
 
 def _in_value(value: Any) -> tuple[Any, int]:
     match value:
         case str():
-            return _in_string(value)
+            return redacted(value)
         case list():
             found = [_in_value(one) for one in value]
             return [one for one, _ in found], sum(count for _, count in found)
         case dict():
             made, total = {}, 0
             for name, one in value.items():
-                is_secret = isinstance(one, str) and bool(one) and _SECRET_NAME.fullmatch(name) is not None
+                is_secret = isinstance(one, str) and bool(one) and _is_secret(name, one, value)
                 inner, count = (_GONE, 1) if is_secret else _in_value(one)
                 made[name], total = inner, total + count
             return made, total
@@ -59,15 +71,42 @@ def _in_value(value: Any) -> tuple[Any, int]:
             return value, 0
 
 
-def _in_text(text: str) -> tuple[str, int]:
-    text, count = _SECRET_MEMBER.subn(lambda found: found[1] + _GONE, text)
-    text, more = _in_string(text)
-    return text, count + more
+def _is_secret(name: str, text: str, members: dict[str, Any]) -> bool:
+    if _SECRET_NAME.fullmatch(name) is not None:
+        return True
+    is_token = _TOKEN_NAME.fullmatch(name) is not None and "logprob" not in members
+    return is_token and _LONG_WORD.fullmatch(text) is not None
 
 
-def _in_string(text: str) -> tuple[str, int]:
+def _in_literals(text: str) -> tuple[str, int]:
+    """Searches the strings of a text with JSON that may be JSON themselves. The last one may be cut off."""
+    total = 0
+
+    def searched(found: re.Match[str]) -> str:
+        nonlocal total
+        changed, count = _in_literal(found[1]) if r"\"" in found[1] else ("", 0)
+        total += count
+        return f'"{changed}{found[2]}' if count else found[0]
+
+    return _LITERAL.sub(searched, text), total
+
+
+def _in_literal(raw: str) -> tuple[str, int]:
+    try:
+        value = msgspec.json.decode(f'"{_CUT_ESCAPE.sub("", raw)}"', type=str)
+        changed, count = redacted(value)
+        return msgspec.json.encode(changed).decode()[1:-1], count
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return raw, 0
+
+
+def _in_plain(text: str) -> tuple[str, int]:
     text, files = _FILE.subn(lambda found: f"{found[1]}[redacted {len(found[2])} characters]", text)
     text, blobs = _BASE64.subn(lambda found: f"[redacted {len(found[0])} characters]", text)
-    text, bearers = _BEARER.subn(lambda found: found[1] + _GONE, text)
+    total = files + blobs
+    for sign, named in (("", _BEARER), ("=", _ASSIGNED), ("@", _IN_URL)):
+        if sign in text:
+            text, count = named.subn(lambda found: found[1] + _GONE, text)
+            total += count
     text, keys = _KEY.subn(_GONE, text)
-    return text, files + blobs + bearers + keys
+    return text, total + keys

@@ -114,6 +114,20 @@ async def test_keys_files_and_size(start_daemon: StartDaemon) -> None:
     assert found["body"]["size"] > 2000
 
 
+async def test_passwords_in_the_arguments_of_a_call(daemon: Daemon) -> None:
+    daemon.backend.knobs = ("--round", json.dumps([["login", {"user": "kim", "password": "hunter22"}]]))
+    await recording(daemon)
+    given = {"name": "login", "arguments": json.dumps({"password": "hunter22"})}
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": given}]}
+    told = {"role": "tool", "tool_call_id": "1", "content": "DB_PASSWORD=hunter22 postgres://kim:hunter22@host"}
+    body = chat() | {"messages": [calls, told]}
+    assert await ask(daemon, "called", body=body) == 200
+    found = await recorded(daemon, "called")
+    assert "hunter22" not in found["body"]["text"] + found["answer"]["text"]
+    assert found["body"]["redacted"] == 3
+    assert json.loads(json.loads(found["body"]["text"])["messages"][0]["tool_calls"][0]["function"]["arguments"])
+
+
 async def test_memory_is_bounded(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0}, recording_memory="16KiB")
     await recording(daemon)
