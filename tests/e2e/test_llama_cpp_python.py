@@ -26,10 +26,14 @@ def daemon(make_daemon: StartDaemon) -> Daemon:
 
 
 def test_a_chat_plain_and_streamed(daemon: Daemon) -> None:
-    answer = daemon.chat(SMOLLM2, max_tokens=16)
+    """With an example before the question: without one, the rounding of the processor's kernels decides."""
+    example = [("user", "What is the capital of Italy?"), ("assistant", "The capital of Italy is Rome.")]
+    asked = [*example, ("user", "What is the capital of France?")]
+    messages = [{"role": role, "content": text} for role, text in asked]
+    answer = daemon.chat(SMOLLM2, max_tokens=16, messages=messages)
     assert (answer.status_code, "Paris" in answer.json()["choices"][0]["message"]["content"]) == (200, True)
     assert answer.json()["usage"]["completion_tokens"] > 3
-    streamed = daemon.chat(SMOLLM2, max_tokens=16, stream=True)
+    streamed = daemon.chat(SMOLLM2, max_tokens=16, messages=messages, stream=True)
     events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: ")]
     words = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
     assert ("Paris" in "".join(words), events[-1]) == (True, "[DONE]")
