@@ -94,15 +94,27 @@ def served_names(spec: RunSpec) -> tuple[str, ...]:
 def permissions(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) -> Permissions:
     """Returns the permissions that vLLM needs beyond its model. `compiled` is made where it is missing."""
     compiled.mkdir(parents=True, exist_ok=True)
-    ray = VllmOptions.of(spec.options).ray_address
+    options = VllmOptions.of(spec.options)
+    ray = options.ray_address
     return Permissions(
         reads=(engine.program.parent.parent, INSIDE),
-        writes=(scratch.folder, compiled, _SHARED_MEMORY),
+        writes=(
+            scratch.folder,
+            compiled,
+            _SHARED_MEMORY,
+            *((_ray_folder(spec) / "ray",) if options.executor == "ray" else ()),
+        ),
         network=f"it works with the Ray cluster at {ray}" if ray else "vLLM's processes speak with each other over TCP",
         affinity="vLLM has GNU's OpenMP bind threads to processors" if engine.kind is EngineKind.CPU else "",
         scheduling="ZeroMQ, by which vLLM's processes speak, sets the class of its threads, or gives up",
         processes="vLLM runs its engine, its workers and the compiler as processes of their own",
     )
+
+
+def _ray_folder(spec: RunSpec) -> Path:
+    """Returns the folder in which a Ray cluster of this machine has `ray/`, with its address, logs and sockets: as Ray
+    itself, RAY_TMPDIR or `/tmp` (ray/_common/utils.py, `get_default_system_temp_dir`)."""
+    return Path(spec.environment.get("RAY_TMPDIR") or os.environ.get("RAY_TMPDIR") or "/tmp")
 
 
 def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) -> dict[str, str]:
@@ -136,4 +148,5 @@ def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) 
         found["RAY_ADDRESS"] = options.ray_address
     if options.executor == "ray":
         found["RAY_USAGE_STATS_ENABLED"] = "0"
+        found["RAY_TMPDIR"] = str(_ray_folder(spec))  # otherwise Ray looks for the cluster in TMPDIR
     return scrubbed_environment() | found | dict(spec.environment)

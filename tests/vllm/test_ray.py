@@ -1,12 +1,15 @@
 """A Ray cluster of two nodes on this machine: the address and the sizes reach vLLM, which joins it. The CPU build then
 says that it runs nothing on Ray; a build for GPUs would place its workers."""
 
+import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -34,27 +37,32 @@ def nothing_left() -> None:
     """Ray's processes leave their sessions; the cluster below ends them by its folder and its address."""
 
 
+class Cluster(NamedTuple):
+    address: str
+    folder: str  # RAY_TMPDIR
+
+
 @pytest.fixture
-def cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address."""
-    folder = tmp_path_factory.mktemp("ray")
+def cluster(installed: Path) -> Iterator[Cluster]:
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets are below it, and their paths have 107 bytes
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     address = f"{own_address()}:{port}"
-    env = scrubbed_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
+    env = scrubbed_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
     python = str(installed / "bin/python")
     command = [python, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=1"]
     nodes = (
-        ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"],
+        ["--head", f"--port={port}", "--include-dashboard=false"],
         [f"--address={address}"],
     )
     try:
         for words in nodes:
             subprocess.run([*command, *words], env=env, check=True, timeout=HUNG, capture_output=True)
-        yield address
+        yield Cluster(address, folder)
     finally:
-        _end(str(folder), address)
+        _end(folder, address)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(*marks: str) -> None:
@@ -68,13 +76,14 @@ def _end(*marks: str) -> None:
 
 
 async def test_the_address_and_the_sizes_reach_vllm(
-    backend: VllmBackend, spec: RunSpec, cluster: str, tmp_path: Path
+    backend: VllmBackend, spec: RunSpec, cluster: Cluster, tmp_path: Path
 ) -> None:
-    options = {"executor": "ray", "ray-address": cluster, "pipeline-parallel-size": 2}
+    options = {"executor": "ray", "ray-address": cluster.address, "pipeline-parallel-size": 2}
+    spec = replace(spec, options=options, environment={"RAY_TMPDIR": cluster.folder})
     with pytest.raises(BackendExited, match="joins a Ray cluster, but runs nothing on it"):
-        async with running(backend, replace(spec, options=options), 300):
+        async with running(backend, spec, 300):
             pass
     log = (tmp_path / "engine.log").read_text("utf-8", "replace")
-    assert f"Connecting to existing Ray cluster at address: {cluster}" in log
+    assert f"Connecting to existing Ray cluster at address: {cluster.address}" in log
     assert "Connected to Ray cluster" in log
     assert "'distributed_executor_backend': 'ray', 'pipeline_parallel_size': 2" in log
