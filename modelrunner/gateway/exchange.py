@@ -13,7 +13,7 @@ from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.applieddefaults import filled
 from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.interfaces import Inference, Sink
-from modelrunner.gateway.observers import Observers, RequestRecord, record_of
+from modelrunner.gateway.observers import RequestRecord, record_of
 from modelrunner.gateway.passage import Passage
 from modelrunner.gateway.render import (
     ID_LINE,
@@ -112,17 +112,15 @@ class Exchange(Unasked):
 
     def record(self) -> RequestRecord:
         """What is known of the request so far."""
+        ask, lease, upstream, tokens = self.ask, self.lease, self._upstream, NONE
+        size, tail = self._received if upstream is None else upstream.received
+        if self._refusal is None:
+            if size:
+                tokens = tokens_of(tail, size, self._opening)
+            if not tokens.prompt and lease is not None and (tokens.answer or upstream is not None):
+                tokens = with_prompt(tokens, len(ask.body), lease.runner.spec.context_size)
         error = self._error.code if self._error is not None else ""
-        size, tail = self._upstream.received if self._upstream is not None else self._received
-        tokens = tokens_of(tail, size, self._opening) if size and self._refusal is None else NONE
-        if not tokens.prompt and self.lease is not None and (tokens.answer or self._works):
-            tokens = with_prompt(tokens, len(self.ask.body), self.lease.runner.spec.context_size)
-        return record_of(self.ask, self.lease, self._status, error, self._first_byte, size, tokens, self._trace)
-
-    @property
-    def _works(self) -> bool:
-        """True while the engine works on the request, and has not refused it."""
-        return self._upstream is not None and self._refusal is None
+        return record_of(ask, lease, self._status, error, self._first_byte, size, tokens, self._trace)
 
     def cancel(self) -> None:
         """The client is gone: the engine is told so, a place in the queue is given up."""
@@ -308,11 +306,4 @@ class Exchange(Unasked):
         pipeline.running.discard(self)
         pipeline.buffered -= len(self.ask.body)
         if self.is_told:
-            self._tell(pipeline.observers)
-
-    def _tell(self, observers: Observers) -> None:
-        record = self.record()
-        for allowance in self.ask.counted:
-            allowance.end(record.tokens.prompt + record.tokens.answer, len(self.ask.body))
-        if observers.active:
-            observers.tell(record)
+            pipeline.ended(self)

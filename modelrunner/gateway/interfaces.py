@@ -1,8 +1,10 @@
 """An admitted request, and the client's side of its answer."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from modelrunner.aliases import Alias
 from modelrunner.errors import ModelRunnerError
@@ -15,6 +17,20 @@ from modelrunner.types import Bundle, KeepAlive
 
 if TYPE_CHECKING:
     from modelrunner.gateway.observers import RequestRecord
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """What many requests have in common: the `family` of the API, the client's path `route` with `{backend}` or
+    `{runner}` for a name, the `caller` for the scheduler, and the name of the API `key`, "" without one. A request that
+    is refused before its body is read has neither caller nor key. `asked` makes one object of equal ones."""
+
+    family: str
+    route: str
+    caller: str = ""
+    key: str = ""
+
+
+asked = lru_cache(maxsize=4096)(Asked)
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +51,12 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     resumable: bool = False
     traceparent: str | None = None
     owner: str = ""
+    asked: Asked = Asked("", "")
+    """Set from the other fields."""
+
+    def __post_init__(self) -> None:
+        route = self.route
+        force_setattr(self, "asked", asked(route.dialect.name, route.pattern, self.caller, self.key_name))
 
     def check_model(self, bundle: Bundle) -> None:
         """Raises `Forbidden` if the API key may not use the model."""

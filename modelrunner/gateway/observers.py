@@ -3,13 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import lru_cache
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.interfaces import Asked, Inference
 from modelrunner.gateway.tokens import NONE, Tokens
 from modelrunner.gateway.tracecontext import Trace
 from modelrunner.types import Served
@@ -23,18 +22,6 @@ _EVERY = 0.05  # seconds between two rounds of telling
 _LONGEST = 640  # characters: no model has a longer name, and no route a longer path
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """What many requests have in common: the `family` of the API, the client's path `route` with `{backend}` or
-    `{runner}` for a name, the `caller` for the scheduler, and the name of the API `key`, "" without one. A request that
-    is refused before its body is read has neither caller nor key. `asked` makes one object of equal ones."""
-
-    family: str
-    route: str
-    caller: str = ""
-    key: str = ""
-
-
-asked = lru_cache(maxsize=4096)(Asked)
 _NOBODY = Served()
 
 
@@ -137,20 +124,21 @@ def record_of(
 ) -> RequestRecord:
     """Makes the record of an exchange. `lease` is the last lease of the exchange; `first_byte` is in seconds of
     `perf_counter`, 0 without one."""
-    terms, arrived, model, queued, loading = ask.terms, ask.arrived, ask.fields.model, 0.0, 0.0
-    route, caller = terms.route, terms.caller
-    if lease is None:
-        served = Served("", route.backend or "") if route.backend else _NOBODY
-    else:
+    terms, model, queued, loading = ask.terms, ask.fields.model, 0.0, 0.0
+    if lease is not None:
         served = lease.runner.served
         if lease.waited:  # else it shares its zeros with all others: a float for each is one more to free when cold
             queued, loading = lease.waited - lease.loaded, lease.loaded
+    else:
+        model, backend = shortened(model), terms.route.backend
+        served = Served("", backend) if backend else _NOBODY
+    arrived = ask.arrived
     return RequestRecord(
         ask.request_id,
-        asked(route.dialect.name, route.pattern, caller, caller if terms.key is not None else ""),  # the key's name
+        terms.asked,
         status,
         error,
-        model if len(model) <= _LONGEST else shortened(model),
+        model,
         served,
         queued,
         loading,

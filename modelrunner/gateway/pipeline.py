@@ -20,9 +20,9 @@ from modelrunner.gateway.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.heldback import HeldBack
-from modelrunner.gateway.interfaces import Detour, Inference, Recorder, Sink, Terms, UnderWay
+from modelrunner.gateway.interfaces import Asked, Detour, Inference, Recorder, Sink, Terms, UnderWay, asked
 from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
-from modelrunner.gateway.observers import Asked, Observers, RequestRecord, asked, shortened
+from modelrunner.gateway.observers import Observers, RequestRecord, shortened
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
 from modelrunner.gateway.response_store import ResponseStore
@@ -174,7 +174,7 @@ class Pipeline(Leasing):
             for allowance in counted:
                 allowance.go_on(len(body))
         elif terms.key is not None or self.addresses.active:
-            counted = self._counted(terms.key, peer, id(sink), len(body))
+            counted = self._counted(terms.key, peer, id(sink), len(body), arrived)
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias, "", peer)
         if self.recorder is not None:
             target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
@@ -199,14 +199,14 @@ class Pipeline(Leasing):
         self.running.add(exchange)
         return exchange
 
-    def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int) -> tuple[Allowance, ...]:
+    def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int, now: float) -> tuple[Allowance, ...]:
         """Counts a request of `size` bytes in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
         address = self.addresses.of(peer) if self.addresses.active else None
         if key is not None:
             if not key.may_always_ask:
                 key.check(_INFERENCE)
             if address is None:
-                key.allowance.begin(client, size)
+                key.allowance.begin(client, size, now)
                 return key.counted
         if address is None:
             return ()
@@ -247,7 +247,17 @@ class Pipeline(Leasing):
 
     def gone(self, request_id: str, terms: Terms, peer: str) -> None:
         """A client has left before it got its refusal."""
-        self._tell(asked(terms.route.dialect.name, terms.route.pattern, *_who(terms)), request_id, 499, "", peer)
+        self._tell(terms.asked, request_id, 499, "", peer)
+
+    def ended(self, work: UnderWay) -> None:
+        """Tells the allowances that count a request, and the observers, that it is over."""
+        record, ask = work.record(), work.ask
+        if ask.counted:
+            tokens, now = record.tokens.prompt + record.tokens.answer, ask.arrived + record.duration
+            for allowance in ask.counted:
+                allowance.end(tokens, len(ask.body), now)
+        if self.observers.active:
+            self.observers.tell(record)
 
     def _tell(self, of: Asked, request_id: str, status: int, error: str, peer: str) -> None:
         if self.observers.active:

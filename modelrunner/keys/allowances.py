@@ -1,10 +1,11 @@
 """What an API key, or the clients at one address, may use together."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
-from time import monotonic
+from time import perf_counter
 from typing import NamedTuple
 
 from modelrunner.errors import RateLimited
@@ -12,6 +13,7 @@ from modelrunner.keys.lastminute import BYTES_PER_TOKEN, RequestLimit, TokenLimi
 
 _BUSY_PAUSE = 1.0  # seconds, for Retry-After where as many requests are under way as may be
 _LONGEST_PROMPT = 8192  # tokens, as of the usual window: a body with pictures has far more bytes than tokens
+_LARGE_PROMPT = _LONGEST_PROMPT * BYTES_PER_TOKEN
 _FEW = 1024  # addresses that are kept without a look for those that are gone
 
 
@@ -27,7 +29,7 @@ class Allowance:
     """Counts requests against `rates`. `who` begins the messages, such as "the key kim". `clock` is in seconds. `size`
     is the bytes of a request's body, 0 for one that asks no model and so costs no tokens."""
 
-    def __init__(self, who: str, rates: Rates, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, who: str, rates: Rates, clock: Callable[[], float] = perf_counter) -> None:
         self._who = who
         self.clock = clock
         self.requests = RequestLimit(0, clock)
@@ -43,9 +45,12 @@ class Allowance:
     @rates.setter
     def rates(self, rates: Rates) -> None:
         """What was counted against a limit stays counted when the limit changes."""
-        self._rates = rates
-        self.requests.limit, self._tokens.limit = rates.requests_per_minute or 0, rates.tokens_per_minute or 0
-        if rates.tokens_per_minute is None:
+        requests, tokens, running = self._rates = rates
+        self.requests.limit, self._tokens.limit = requests or 0, tokens or 0
+        self._counts_requests, self._counts_tokens = requests is not None, tokens is not None
+        self._most_tokens = tokens if tokens is not None else sys.maxsize
+        self._most_running = running if running is not None else sys.maxsize
+        if tokens is None:
             self._expected = 0
 
     @property
@@ -53,18 +58,16 @@ class Allowance:
         """True if a new allowance would decide just the same."""
         return self.running == 0 and self.requests.is_idle and self._tokens.is_idle
 
-    def begin(self, client: int, size: int = 0) -> None:
-        """Counts a request in; `end` counts it out. `client` distinguishes connections. Raises `RateLimited`."""
-        most_requests, most_tokens, most_running = self._rates
-        if (most_running is not None and self.running >= most_running) or (
-            most_tokens is not None and self._tokens.spent + self._expected >= most_tokens
-        ):
+    def begin(self, client: int, size: int, now: float) -> None:
+        """Counts a request in; `end` counts it out. `client` distinguishes connections, `now` is the time by `clock`.
+        Raises `RateLimited`."""
+        if self.running >= self._most_running or self._tokens.spent + self._expected >= self._most_tokens:
             self.check(size)
-        if most_requests is not None and (wait := self.requests.admit(client)) is not None:
+        if self._counts_requests and (wait := self.requests.admit(client, now)) is not None:
             raise self.too_many(wait)
         self.running += 1
-        if most_tokens is not None:
-            self._expected += _prompt(size)
+        if self._counts_tokens:
+            self._expected += size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
 
     def check(self, size: int) -> None:
         """Raises `RateLimited` as `begin` does, but for the number of requests in a minute."""
@@ -92,26 +95,21 @@ class Allowance:
     def go_on(self, size: int) -> None:
         """Counts in a request that was let in elsewhere, or its rest; `end` counts it out."""
         self.running += 1
-        if self._rates.tokens_per_minute is not None:
-            self._expected += _prompt(size)
+        if self._counts_tokens:
+            self._expected += size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
 
-    def end(self, tokens: int, size: int = 0) -> None:
+    def end(self, tokens: int, size: int, now: float) -> None:
         """Counts a request out that cost so many tokens, those of its prompt included."""
         self.running -= 1
-        if self._rates.tokens_per_minute is not None:
-            self._expected -= _prompt(size)
+        if self._counts_tokens:
+            self._expected -= size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
             if self._expected < 0:  # it began before there was a limit
                 self._expected = 0
-            self._tokens.spend(tokens)
+            self._tokens.spend(tokens, now)
 
     def leave(self, client: int) -> None:
         """The connection `client` is closed: the slot that it was promised is for the next one that comes."""
         self.requests.leave(client)
-
-
-def _prompt(size: int) -> int:
-    tokens = size // BYTES_PER_TOKEN
-    return tokens if tokens < _LONGEST_PROMPT else _LONGEST_PROMPT  # `min` costs every request three times as much
 
 
 def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> None:
@@ -119,8 +117,8 @@ def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> No
     keep a slot for it. Raises `RateLimited`."""
     for allowance in allowances:
         allowance.check(size)
+    now = allowances[0].clock()
     limited = [allowance for allowance in allowances if allowance.rates.requests_per_minute is not None]
-    now = limited[0].clock() if limited else 0.0
     closed = [allowance for allowance in limited if not allowance.requests.is_open(client, now)]
     if closed:
         at, due = -math.inf, now
@@ -138,7 +136,7 @@ class AddressAllowances:
     """The allowance of each client address, all with the same `rates`; of IPv6, a /64 counts as one address, since a
     site hands out its own (RFC 4291, 2.5.4). Those that are idle are forgotten. `active` is True with a limit."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self._rates = Rates()
         self.active = False

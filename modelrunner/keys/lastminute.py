@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from operator import itemgetter
-from time import monotonic
+from time import perf_counter
 
 WINDOW = 60.0
 """Seconds."""
@@ -31,7 +31,7 @@ class RequestLimit:
     moment at which its client may come. No more than `limit` of these spans overlap anywhere, so each promise is kept,
     and one that lies far ahead leaves the time before it to others."""
 
-    def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float] = perf_counter) -> None:
         self.limit = limit
         self._clock = clock
         self._admitted: deque[float] = deque()
@@ -40,15 +40,15 @@ class RequestLimit:
         self._left = 0
         self._full = (0.0, 0.0)  # between these times no slot can be promised
 
-    def admit(self, client: int) -> float | None:
+    def admit(self, client: int, now: float) -> float | None:
         """Admits a request: returns None, or the seconds after which this client is to come again."""
-        now = self._clock()
         admitted = self._admitted
-        while admitted and admitted[0] <= now - WINDOW:
-            admitted.popleft()
-        if not self._promised and len(admitted) < self.limit:
-            admitted.append(now)
-            return None
+        if not self._promised:
+            while admitted and admitted[0] <= now - WINDOW:
+                admitted.popleft()
+            if len(admitted) < self.limit:
+                admitted.append(now)
+                return None
         if self.is_open(client, now):
             self.take(client, now)
             return None
@@ -140,11 +140,11 @@ class RequestLimit:
 
 
 class TokenLimit:
-    """No further request once the last 60 seconds cost `limit` tokens. They are known when a request ends. What is
-    spent within a hundredth of a second counts as spent at its end. `spent` is what counts, perhaps with some that is
-    older."""
+    """No further request once the last 60 seconds cost `limit` tokens. They are known when a request ends. Tokens that
+    are spent within a hundredth of a second count as spent at its end. `spent` is their sum, perhaps with older ones;
+    `now` is the time by `clock`, in seconds."""
 
-    def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float] = perf_counter) -> None:
         self.limit = limit
         self._clock = clock
         # When and how much, in two: a pair for each would be an object for the garbage collector.
@@ -153,19 +153,15 @@ class TokenLimit:
         self.spent = 0
         self._together_until = -math.inf
 
-    def spend(self, tokens: int) -> None:
-        if not tokens:
-            return
-        now = self._clock()
+    def spend(self, tokens: int, now: float) -> None:
         self.spent += tokens
         if now < self._together_until:
-            self._times[-1] = now
             self._amounts[-1] += tokens
-        else:
-            self._together_until = now + _TOGETHER
-            self._times.append(now)
-            self._amounts.append(tokens)
-            self._forget(now)
+            return
+        self._together_until = now + _TOGETHER
+        self._times.append(self._together_until)
+        self._amounts.append(tokens)
+        self._forget(now)
 
     @property
     def is_idle(self) -> bool:

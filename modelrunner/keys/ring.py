@@ -97,7 +97,7 @@ class KeyRing:
     one: beyond loopback, the last key stays. `clock` is monotonic, `wall` the time of day, both in seconds."""
 
     def __init__(
-        self, path: Path, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+        self, path: Path, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] = time.time
     ) -> None:
         """Raises `StorageFailed` for a damaged file: without it, keys that were revoked could not be told from others,
         and a daemon without keys would let everybody in."""

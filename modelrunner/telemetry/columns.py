@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from modelrunner.gateway.observers import Asked, RequestRecord
+from modelrunner.gateway.interfaces import Asked
+from modelrunner.gateway.observers import RequestRecord
 from modelrunner.types import Served
 
 _labels = attrgetter("asked", "served", "status", "error")

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from modelrunner.api import recordforms
-from modelrunner.gateway.observers import RequestRecord, asked
+from modelrunner.gateway.interfaces import asked
+from modelrunner.gateway.observers import RequestRecord
 from modelrunner.gateway.tokens import Tokens
 from modelrunner.telemetry.columns import Columns
 from modelrunner.telemetry.history import STEP, History, Latency

@@ -40,7 +40,7 @@ def test_no_window_and_no_moment_has_more(requests: int, at_once: int, steps: li
     for number, step in enumerate(steps):
         if step == "end":
             if running:
-                allowance.end(0)
+                allowance.end(0, 0, clock())
                 running -= 1
         elif isinstance(step, float):
             clock.advance(step)
@@ -87,7 +87,7 @@ def test_a_client_of_two_limits_that_obeys_is_admitted(
         else:
             for place in (address, key):
                 admitted[place].append(clock.now)
-                allowances[place].end(0)
+                allowances[place].end(0, 0, clock())
             heapq.heappush(coming, (clock.now + chance.choice((0.1, 5.0, 70.0)), number, False))
     for times, limit in zip(admitted, limits, strict=True):
         assert all(b - a >= WINDOW - 1e-6 for a, b in zip(times, times[limit:], strict=False))
@@ -109,29 +109,29 @@ def test_a_changed_limit_keeps_what_was_counted() -> None:
     assert [admits([allowance]) for _ in range(2)] == [True, True]
     allowance.rates = Rates(requests_per_minute=3, tokens_per_minute=100)
     assert [admits([allowance]) for _ in range(2)] == [True, False]
-    allowance.end(50)
+    allowance.end(50, 0, clock())
     allowance.rates = Rates(tokens_per_minute=50)
     with pytest.raises(RateLimited, match="50 tokens"):
-        allowance.begin(2, size=9)
-    allowance.begin(2)  # asks no model
+        allowance.begin(2, 9, clock())
+    allowance.begin(2, 0, clock())  # asks no model
 
 
 def test_what_requests_under_way_were_expected_to_cost_is_settled() -> None:
     clock = FakeClock(0.0)
     allowance = Allowance("it", Rates(tokens_per_minute=100), clock)
-    allowance.begin(1, size=4 * 60)
-    allowance.begin(2, size=4 * 60)
+    allowance.begin(1, 4 * 60, clock())
+    allowance.begin(2, 4 * 60, clock())
     with pytest.raises(RateLimited, match="those under way") as refused:
-        allowance.begin(3, size=9)
+        allowance.begin(3, 9, clock())
     assert refused.value.retry_after == 1
-    allowance.end(30, size=4 * 60)
-    allowance.begin(3, size=4 * 60)
+    allowance.end(30, 4 * 60, clock())
+    allowance.begin(3, 4 * 60, clock())
     for _ in range(2):
-        allowance.end(5, size=4 * 60)
+        allowance.end(5, 4 * 60, clock())
     assert [admits([allowance], client) for client in (4, 5)] == [True, True]
-    allowance.begin(6, size=1 << 30)
-    allowance.end(59, size=1 << 30)
-    allowance.begin(7, size=9)
+    allowance.begin(6, 1 << 30, clock())
+    allowance.end(59, 1 << 30, clock())
+    allowance.begin(7, 9, clock())
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:
@@ -158,7 +158,7 @@ def test_addresses_that_are_idle_are_forgotten() -> None:
         one = addresses.of(f"10.1.{number >> 8}.{number & 255}")
         assert one is not None
         assert admits([one])
-        one.end(9)
+        one.end(9, 0, clock())
         clock.advance(1)
     assert len(addresses) < 2000
     assert addresses.of("10.0.0.1") is busy  # it has a request under way

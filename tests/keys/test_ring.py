@@ -92,23 +92,23 @@ def test_limits(file: Path) -> None:
     ring = KeyRing(file, clock=clock)
     _, text = ring.create(ApiKey(name="kim", digest="", requests_per_minute=3, tokens_per_minute=10, concurrency=2))
     kim = ring.find(text).allowance
-    kim.begin(1)
-    kim.begin(2)
+    kim.begin(1, 0, clock())
+    kim.begin(2, 0, clock())
     with pytest.raises(RateLimited, match="at once"):
-        kim.begin(3)
-    kim.end(0)
-    kim.begin(3)
-    kim.end(0)
+        kim.begin(3, 0, clock())
+    kim.end(0, 0, clock())
+    kim.begin(3, 0, clock())
+    kim.end(0, 0, clock())
     with pytest.raises(RateLimited, match="3 requests a minute") as refused:
-        kim.begin(4)
+        kim.begin(4, 0, clock())
     assert refused.value.retry_after == pytest.approx(60)
     _, text = ring.rotate("kim")
     with pytest.raises(RateLimited):
-        ring.find(text).allowance.begin(5)
+        ring.find(text).allowance.begin(5, 0, clock())
     clock.advance(70)
-    kim.end(10)
+    kim.end(10, 0, clock())
     with pytest.raises(RateLimited, match="10 tokens a minute"):
-        kim.begin(1, size=9)
+        kim.begin(1, 9, clock())
 
 
 def test_changes_at_the_same_time_lose_none(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-from modelrunner.gateway.observers import RequestRecord, asked
+from modelrunner.gateway.interfaces import asked
+from modelrunner.gateway.observers import RequestRecord
 from modelrunner.gateway.tokens import NONE, Tokens
 from modelrunner.telemetry.columns import Columns
 from modelrunner.telemetry.usage import Grouping, Usage, UsageSum

@@ -163,7 +163,4 @@ class Relay:
             return
         self._pipeline.running.discard(self)
         self._pipeline.unbuffer(len(self.ask.body))
-        for allowance in self.ask.counted:
-            allowance.end(self.tokens.prompt + self.tokens.answer, len(self.ask.body))
-        if self._pipeline.observers.active:
-            self._pipeline.observers.tell(self.record())
+        self._pipeline.ended(self)
