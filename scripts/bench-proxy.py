@@ -5,6 +5,7 @@
 --tls for TLS to nginx and to a daemon, with the same certificate, compared with each other;
 --observed for a second daemon that counts requests and use, writes the access log, and has a key with limits;
 --litellm PROGRAM (of `pip install 'litellm[proxy]'` in an environment of its own) measures that too, with one worker.
+Each round of the closed loop starts every program anew, and every other round measures them in the opposite order.
 Needs gcc, nginx and wrk. Prints medians, and their ratio to nginx: the speed of a machine drifts, a ratio less.
 """
 
@@ -17,15 +18,14 @@ import shutil
 import socket
 import statistics
 import subprocess
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from proxybench.subjects import CHAT, HERE, Subject, running, subjects
+from proxybench.subjects import CHAT, HERE, Subject, running, started
 
 SHAPES = [
     ("1 connection, p50 in us", 1, False),
@@ -33,6 +33,10 @@ SHAPES = [
     ("16 connections, streams/s", 16, True),
 ]
 TARGETS = {SHAPES[0][0]: "<= 1.5", SHAPES[1][0]: ">= 0.6", SHAPES[2][0]: ">= 0.8"}
+COMPARED = (
+    ("observed", "modelrunner", "target: >= 0.9 of requests/s, at most 5 us"),
+    ("modelrunner", "before", "target: not worse than 3 %"),
+)
 LARGE = 30 << 20
 CHATS = 2000  # on one connection, after a GET or after another chat
 
@@ -71,35 +75,52 @@ def cpu_seconds(subject: Subject) -> float:
     return times.user + times.system
 
 
-def closed_loop(all_subjects: list[Subject], rounds: int, seconds: int) -> None:
-    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
-    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for _ in range(rounds):
+@dataclass
+class ClosedLoop:
+    """By shape and subject, for each round: microseconds for one connection, else answers per second; and the CPU time
+    of an answer in microseconds."""
+
+    subjects: list[Subject] = field(default_factory=list)
+    figures: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    spent: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def measure(self, found: list[Subject], seconds: int, *, backwards: bool) -> None:
+        """One round, with processes that nobody measured before: two of one kind differ by some per cent for their
+        whole life."""
+        self.subjects = found
         for shape, connections, stream in SHAPES:
-            for subject in all_subjects:
+            for subject in reversed(found) if backwards else found:
                 before = cpu_seconds(subject)
                 latency, rate = wrk(subject, connections, stream, seconds)
-                figures[shape, subject.name].append(latency if connections == 1 else rate)
-                spent[shape, subject.name].append((cpu_seconds(subject) - before) / (rate * seconds) * 1e6)
-    for shape, _, _ in SHAPES:
-        print(f"\n{shape} (target {TARGETS[shape]} of nginx)")
-        for subject in all_subjects:
-            mine, base = figures[shape, subject.name], figures[shape, subject.base]
-            ratio = statistics.median(a / b for a, b in zip(mine, base, strict=True))
-            cpu = f"; CPU {statistics.median(spent[shape, subject.name]):6.1f} us each" if subject.process else ""
-            print(f"  {subject.name:16} {statistics.median(mine):10,.0f}   {ratio:6.2f} of {subject.base}{cpu}")
-            if subject.name == "observed":
-                _compare_with_plain(figures, spent, shape)
+                self.figures[shape, subject.name].append(latency if connections == 1 else rate)
+                self.spent[shape, subject.name].append((cpu_seconds(subject) - before) / (rate * seconds) * 1e6)
+
+    def report(self) -> None:
+        for shape, _, _ in SHAPES:
+            print(f"\n{shape} (target {TARGETS[shape]} of nginx)")
+            for subject in self.subjects:
+                mine = self.figures[shape, subject.name]
+                ratio = _of(mine, self.figures[shape, subject.base])
+                cpu = (
+                    f"; CPU {statistics.median(self.spent[shape, subject.name]):6.1f} us each"
+                    if subject.process
+                    else ""
+                )
+                print(f"  {subject.name:16} {statistics.median(mine):10,.0f}   {ratio:6.2f} of {subject.base}{cpu}")
+            names = {subject.name for subject in self.subjects}
+            for one, other, targets in COMPARED:
+                if {one, other} <= names:
+                    self._compare((shape, one), (shape, other), targets)
+
+    def _compare(self, one: tuple[str, str], other: tuple[str, str], targets: str) -> None:
+        """Medians of the rounds."""
+        ratio, cpu = _of(self.figures[one], self.figures[other]), _of(self.spent[one], self.spent[other])
+        more = statistics.median(a - b for a, b in zip(self.spent[one], self.spent[other], strict=True))
+        print(f"  {one[1]} / {other[1]}: {ratio:.3f}; CPU each {cpu:.3f}, {more:+.1f} us ({targets})")
 
 
-def _compare_with_plain(
-    figures: Mapping[tuple[str, str], list[float]], spent: Mapping[tuple[str, str], list[float]], shape: str
-) -> None:
-    """What it costs that a daemon observes: medians of the rounds."""
-    one, other = (shape, "observed"), (shape, "modelrunner")
-    ratio = statistics.median(a / b for a, b in zip(figures[one], figures[other], strict=True))
-    more = statistics.median(a - b for a, b in zip(spent[one], spent[other], strict=True))
-    print(f"  {'':16} {ratio:17.2f} of modelrunner (requests/s: target >= 0.9); {more:+.1f} us CPU each (target <= 5)")
+def _of(mine: list[float], base: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(mine, base, strict=True))
 
 
 class Client:
@@ -266,23 +287,17 @@ def main() -> None:
         raise SystemExit(f"not here: {', '.join(missing)} (Debian: gcc, nginx-light, wrk)")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))
-    with (
-        tempfile.TemporaryDirectory() as name,
-        subjects(
-            Path(name), options.also, options.litellm, options.before, observed=options.observed, tls=options.tls
-        ) as found,
-    ):
-        closed_loop(found, options.rounds, options.seconds)
+    asked = (options.also, options.litellm, options.before)
+    loop = ClosedLoop()
+    for number in range(options.rounds):
+        with started(*asked, observed=options.observed, tls=options.tls) as (_, found):
+            loop.measure(found, options.seconds, backwards=number % 2 == 1)
+    loop.report()
+    with started(*asked, observed=options.observed, tls=options.tls) as (folder, found):
         after_a_get(found, options.rounds)
-        beside_a_large_body(found, Path(name), options.rounds)
+        beside_a_large_body(found, folder, options.rounds)
         for streams in filter(None, options.streams.split(",")):
-            open_loop(
-                open_loop_subjects(found),
-                Path(name),
-                int(streams),
-                options.rounds,
-                options.seconds,
-            )
+            open_loop(open_loop_subjects(found), folder, int(streams), options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -119,10 +120,22 @@ def modelrunner(
 
 
 @contextmanager
-def subjects(
+def started(
+    also: list[str], litellm_program: str | None, before: Path | None, *, observed: bool, tls: bool
+) -> Iterator[tuple[Path, list[Subject]]]:
+    """Starts all of them, and yields their folder, with the programs `engine` and `listen`, and them; they end with the
+    block. nginx's TLS has the certificate of ours."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        _started(Path(name), also, litellm_program, before, observed=observed, tls=tls) as found,
+    ):
+        yield Path(name), found
+
+
+@contextmanager
+def _started(
     folder: Path, also: list[str], litellm_program: str | None, before: Path | None, *, observed: bool, tls: bool
 ) -> Iterator[list[Subject]]:
-    """Starts all of them, in `folder`; they end with the block. nginx's TLS has the certificate of ours."""
     engine, block = folder / "engine", ""
     for program in ("engine", "listen"):
         subprocess.run(["gcc", "-O2", "-o", folder / program, HERE / f"{program}.c", "-lpthread"], check=True)
