@@ -62,8 +62,8 @@ class JsonBodies(Dialect):
         # What begins as `"model"` does is in most bodies there once: then it is that key, for which the decoder has
         # looked. The key may be written with escapes: \u0064 to \u006f are its letters. (`in` first takes the searched
         # bytes for an integer and fails, which costs more than the search.)
-        twice = not small or body.rfind(_BEGINNING, 0, body.rfind(_BEGINNING)) >= 0
-        if twice or (body.find(b"\\") >= 0 and body.find(b"\\u006") >= 0):
+        twice = body.rfind(_BEGINNING, 0, body.rfind(_BEGINNING)) >= 0 if small else _repeats(body)
+        if twice or (small and body.find(b"\\") >= 0 and body.find(b"\\u006") >= 0):
             self._check_names(body)
         return fields
 
@@ -137,6 +137,19 @@ def _joined(members: Mapping[str, msgspec.Raw]) -> bytes:
     for name, raw in members.items():
         pieces += (b",", msgspec.json.encode(name), b":", raw)
     return b"".join((b"{", *pieces[1:], b"}"))
+
+
+def _repeats(body: bytes) -> bool:
+    """True if a large body has the beginning of our names more than once, or one of their letters as an escape."""
+    found = 0
+    for piece in _slices(body, len(_BEGINNING)):
+        at = piece.rfind(_BEGINNING)
+        while at >= 0:
+            found += 1
+            at = piece.rfind(_BEGINNING, 0, at)
+        if found > 1 or (piece.find(b"\\") >= 0 and piece.find(b"\\u006") >= 0):
+            return True
+    return False
 
 
 def _slices(body: bytes, length: int) -> Iterable[bytes]:
