@@ -173,8 +173,14 @@ class Pipeline(Leasing):
             counted = goes_on.counted
             for allowance in counted:
                 allowance.go_on(len(body))
-        elif terms.key is not None or self.addresses.active:
-            counted = self._counted(terms.key, peer, id(sink), len(body), arrived)
+        else:
+            if (key := terms.key) is not None and not key.may_always_ask:
+                key.check(_INFERENCE)
+            if self.addresses.active:
+                counted = self._counted(key, peer, id(sink), len(body))
+            elif key is not None:
+                key.allowance.begin(id(sink), len(body), arrived)
+                counted = key.counted
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias, "", peer)
         if self.recorder is not None:
             target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
@@ -199,19 +205,12 @@ class Pipeline(Leasing):
         self.running.add(exchange)
         return exchange
 
-    def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int, now: float) -> tuple[Allowance, ...]:
-        """Counts a request of `size` bytes in. Raises `Unauthorized`, `Forbidden`, `RateLimited`."""
-        address = self.addresses.of(peer) if self.addresses.active else None
-        if key is not None:
-            if not key.may_always_ask:
-                key.check(_INFERENCE)
-            if address is None:
-                key.allowance.begin(client, size, now)
-                return key.counted
-        if address is None:
-            return ()
-        counted = (address,) if key is None else (address, key.allowance)
-        begin_all(counted, client, size)
+    def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int) -> tuple[Allowance, ...]:
+        """Counts a request of `size` bytes in where addresses have limits. Raises `RateLimited`."""
+        address = self.addresses.of(peer)  # None on the Unix socket
+        counted = (*(() if address is None else (address,)), *(() if key is None else key.counted))
+        if counted:
+            begin_all(counted, client, size)
         return counted
 
     def left(self, key: KeyHolder | None, peer: str, client: int) -> None:
@@ -252,10 +251,9 @@ class Pipeline(Leasing):
     def ended(self, work: UnderWay) -> None:
         """Tells the allowances that count a request, and the observers, that it is over."""
         record, ask = work.record(), work.ask
-        if ask.counted:
-            tokens, now = record.tokens.prompt + record.tokens.answer, ask.arrived + record.duration
-            for allowance in ask.counted:
-                allowance.end(tokens, len(ask.body), now)
+        for allowance in ask.counted:
+            tokens = record.tokens
+            allowance.end(tokens.prompt + tokens.answer, len(ask.body), ask.arrived + record.duration)
         if self.observers.active:
             self.observers.tell(record)
 

@@ -47,7 +47,7 @@ class _LlamaTimings(msgspec.Struct, frozen=True):
 
 
 class _Counted(msgspec.Struct, gc=False):
-    """The end of an event or a body of OpenAI's, from its `usage` on."""
+    """A body of OpenAI's, or the end of one of its events from `usage` on."""
 
     usage: _OpenAIUsage
     timings: _LlamaTimings = _LlamaTimings()
@@ -62,11 +62,16 @@ def tokens_of(tail: bytes, size: int, opening: bytes = b"") -> Tokens:
     when its client left, the tokens of the answer are estimated: engines send an event for each. `opening` has the
     first bytes of a stream of Anthropic's, which counts the prompt in its first event
     (https://docs.claude.com/en/docs/build-with-claude/streaming)."""
-    start = tail.rfind(b'"usage":{"')
-    if start >= 0:
+    if len(tail) == size and tail.startswith(b"{"):  # one piece of JSON, as short answers are
+        usual = tail
+    elif (start := tail.rfind(b'"usage":{"')) >= 0:
         end = tail.find(b"\n", start)
+        usual = b"{" + (tail[start:] if end < 0 else tail[start:end])
+    else:
+        usual = b""
+    if usual:
         try:
-            counted = _USUAL.decode(b"{" + (tail[start:] if end < 0 else tail[start:end]))
+            counted = _USUAL.decode(usual)
         except msgspec.DecodeError:
             pass  # another family's, or chunks that end in it
         else:
