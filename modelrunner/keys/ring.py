@@ -5,7 +5,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address
@@ -20,6 +20,7 @@ from modelrunner.types import RequestLimits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "mr-"
+_LONGEST = 36500 * 86400.0  # seconds until a key expires
 
 
 class Scope(StrEnum):
@@ -148,21 +149,50 @@ class KeyRing:
         """The seconds until the key expires."""
         return key.expires - self._wall() if key.expires is not None else math.inf
 
-    def create(self, key: ApiKey) -> tuple[ApiKey, str]:
-        """Keeps a new key, whose `digest`, `id` and `created` are set here; returns it with its text, which is
-        kept nowhere. Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
-        if key.models and Scope.ADMIN in key.scopes:
+    def create(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] = (Scope.INFERENCE,),
+        models: Iterable[str] = (),
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+        concurrency: int | None = None,
+        max_tokens: int | None = None,
+        max_seconds: float | None = None,
+        batch: bool = False,
+        age: float | None = None,
+    ) -> tuple[ApiKey, str]:
+        """Makes a key, and returns it with its text, which is kept nowhere. The limits are those of `ApiKey`; the key
+        expires after `age` seconds, never if that is None. Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
+        wanted, allowed = _scopes(scopes), tuple(models)
+        if allowed and Scope.ADMIN in wanted:
             raise BadRequest(
                 "a key with the scope admin makes keys of every model: leave its models out", param="models"
             )
-        if not _NAME.fullmatch(key.name):
-            raise BadRequest(f"{key.name!r} is no name of a key: letters, digits, dots and dashes, at most 64")
+        if age is not None and age > _LONGEST:
+            raise BadRequest("expires is an age of at most 36500d; leave it out for never", param="expires")
+        if not _NAME.fullmatch(name):
+            raise BadRequest(f"{name!r} is no name of a key: letters, digits, dots and dashes, at most 64")
         with self._changing:
-            if key.name in self._holders:
-                raise Conflict(
-                    f"there is a key {key.name} already: `modelrunner keys rotate {key.name}` gives it a new text"
+            if name in self._holders:
+                raise Conflict(f"there is a key {name} already: `modelrunner keys rotate {name}` gives it a new text")
+            return self._keep(
+                ApiKey(
+                    name=name,
+                    id=secrets.token_hex(8),
+                    digest="",
+                    scopes=wanted,
+                    models=allowed,
+                    requests_per_minute=requests_per_minute,
+                    tokens_per_minute=tokens_per_minute,
+                    concurrency=concurrency,
+                    max_tokens=max_tokens,
+                    max_seconds=max_seconds,
+                    batch=batch,
+                    expires=self._wall() + age if age is not None else None,
                 )
-            return self._keep(msgspec.structs.replace(key, id=secrets.token_hex(8)))
+            )
 
     def rotate(self, name: str) -> tuple[ApiKey, str]:
         """Gives a key a new text; the old one is refused from now on. Raises `KeyNotFound`, `OSError`."""
@@ -212,6 +242,15 @@ class KeyRing:
         self._by_digest = {holder.key.digest: holder for holder in holders.values()}
         for changed in self.watchers:
             changed()
+
+
+def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
+    """Raises `BadRequest` for a name that is no scope."""
+    known = list(Scope)
+    for name in names:
+        if name not in known:
+            raise BadRequest(f"{name!r} is no scope: the scopes are {', '.join(known)}", param="scopes")
+    return tuple(map(Scope, names))
 
 
 def _matching(patterns: Iterable[str]) -> re.Pattern[str]:

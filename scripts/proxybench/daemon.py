@@ -15,7 +15,7 @@ from modelrunner.backend import Backend, BackendContext, BackendState, BackendSt
 from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
 from modelrunner.daemon.app import serve
-from modelrunner.keys.ring import ApiKey, KeyRing
+from modelrunner.keys.ring import KeyRing
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import process
 from modelrunner.store import Store
@@ -83,8 +83,8 @@ def main(folder: Path, engine: str, port: str) -> None:
         store.create({"model.gguf": store.ingest(file)}, name)
     if observed:
         most = 1 << 40
-        key = ApiKey(name="bench", digest="", requests_per_minute=most, tokens_per_minute=most, concurrency=most)
-        _, text = KeyRing(settings.data_dir / "state" / "keys.json").create(key)
+        ring = KeyRing(settings.data_dir / "state" / "keys.json")
+        _, text = ring.create("bench", requests_per_minute=most, tokens_per_minute=most, concurrency=most)
         (folder / "key").write_text(text)
     BenchBackend.engine = engine
     backend = BenchBackend(BackendContext(engines=folder, cache=folder, logs=folder, settings={}))

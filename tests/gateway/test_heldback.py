@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelrunner.gateway.heldback import HeldBack
 from modelrunner.keys.allowances import AddressAllowances, Rates
-from modelrunner.keys.ring import ApiKey, KeyRing
+from modelrunner.keys.ring import KeyRing
 from tests.gateway.fakes import until
 from tests.gateway.harness import CHAT, Answer, Client, Proxy, proxy, request
 from tests.gateway.test_observers import Notes
@@ -156,7 +156,7 @@ async def test_one_key_waits_for_no_other_on_the_same_connection(folder: Path, k
     async with proxy(folder, kind) as served:
         time, notes = limited(served), Notes(served.pipeline.observers)
         served.pipeline.keys = ring = KeyRing(folder / "keys.json")
-        made = {name: ring.create(ApiKey(name=name, digest="", concurrency=0))[1] for name in ("kim", "lee")}
+        made = {name: ring.create(name, concurrency=0)[1] for name in ("kim", "lee")}
         asked = {name: request(Host=served.host(), X_API_Key=text) for name, text in made.items()}
         client = await served.connect(tcp=True)
         assert (await client.ask(asked["kim"])).status == 429

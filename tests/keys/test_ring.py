@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, RateLimited, StorageFailed, Unauthorized
-from modelrunner.keys.ring import ApiKey, KeyRing, Scope
+from modelrunner.keys.ring import KeyRing, Scope
 from tests.fakes import FakeClock
 
 
@@ -17,7 +17,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_key_survives_and_its_text_is_kept_nowhere(file: Path) -> None:
-    made, text = KeyRing(file).create(ApiKey(name="kim", digest="", models=("ai/*",)))
+    made, text = KeyRing(file).create("kim", models=("ai/*",))
     assert text not in file.read_text()
     again = KeyRing(file)
     assert again.find(text).key == made
@@ -28,7 +28,7 @@ def test_a_key_survives_and_its_text_is_kept_nowhere(file: Path) -> None:
 
 def test_a_rotated_or_revoked_key_is_refused(file: Path) -> None:
     ring = KeyRing(file)
-    _, old = ring.create(ApiKey(name="kim", digest=""))
+    _, old = ring.create("kim")
     _, new = ring.rotate("kim")
     with pytest.raises(Unauthorized):
         ring.find(old)
@@ -43,16 +43,16 @@ def test_a_rotated_or_revoked_key_is_refused(file: Path) -> None:
 
 def test_names(file: Path) -> None:
     ring = KeyRing(file)
-    ring.create(ApiKey(name="kim", digest=""))
+    ring.create("kim")
     with pytest.raises(Conflict):
-        ring.create(ApiKey(name="kim", digest=""))
+        ring.create("kim")
     for name in ("", "a b", "../x", "k" * 65):
         with pytest.raises(BadRequest):
-            ring.create(ApiKey(name=name, digest=""))
+            ring.create(name)
 
 
 def test_a_damaged_file_does_not_open_the_daemon(file: Path) -> None:
-    KeyRing(file).create(ApiKey(name="kim", digest=""))
+    KeyRing(file).create("kim")
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(StorageFailed, match="is damaged"):
         KeyRing(file)
@@ -62,7 +62,7 @@ def test_a_damaged_file_does_not_open_the_daemon(file: Path) -> None:
 def test_scopes_models_and_expiry(file: Path) -> None:
     wall = FakeClock(0.0)
     ring = KeyRing(file, wall=wall)
-    _, text = ring.create(ApiKey(name="kim", digest="", models=("ai/smol*", "hf.co/*"), expires=100.0))
+    _, text = ring.create("kim", models=("ai/smol*", "hf.co/*"), age=100.0)
     kim = ring.find(text)
     kim.check(Scope.INFERENCE)
     with pytest.raises(Forbidden):
@@ -78,7 +78,7 @@ def test_scopes_models_and_expiry(file: Path) -> None:
 
 def test_patterns_have_no_sign_but_the_star(file: Path) -> None:
     ring = KeyRing(file)
-    _, text = ring.create(ApiKey(name="kim", digest="", models=("a[bc]?:latest", "*/smol:*")))
+    _, text = ring.create("kim", models=("a[bc]?:latest", "*/smol:*"))
     kim = ring.find(text)
     for name in ("a[bc]?:latest", "x/y/smol:1"):
         kim.check_model(name)
@@ -90,7 +90,7 @@ def test_patterns_have_no_sign_but_the_star(file: Path) -> None:
 def test_limits(file: Path) -> None:
     clock = FakeClock(0.0)
     ring = KeyRing(file, clock=clock)
-    _, text = ring.create(ApiKey(name="kim", digest="", requests_per_minute=3, tokens_per_minute=10, concurrency=2))
+    _, text = ring.create("kim", requests_per_minute=3, tokens_per_minute=10, concurrency=2)
     kim = ring.find(text).allowance
     kim.begin(1, 0, clock())
     kim.begin(2, 0, clock())
@@ -114,11 +114,11 @@ def test_limits(file: Path) -> None:
 def test_changes_at_the_same_time_lose_none(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "keys.json")
     for number in range(8):
-        ring.create(ApiKey(name=f"old-{number}", digest=""))
+        ring.create(f"old-{number}")
     ring.listener = ip_address("0.0.0.0")
     names = [f"new-{number}" for number in range(8)]
     with ThreadPoolExecutor(16) as threads:
-        made = [threads.submit(ring.create, ApiKey(name=name, digest="")) for name in names]
+        made = [threads.submit(ring.create, name) for name in names]
         gone = [threads.submit(ring.revoke, f"old-{number}") for number in range(8)]
     for each in (*made, *gone):
         each.result()  # type: ignore[attr-defined]  # of two types of results
