@@ -14,10 +14,11 @@ import msgspec
 from modelrunner.api.streaming import ProgressLines
 from modelrunner.api.wireforms import modelfile
 from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import BadRequest, ModelRunnerError, NotImplementedHere
 from modelrunner.gateway.dialects.dialect import Dialect
 from modelrunner.modelfile import Modelfile, parse, render
 from modelrunner.models.abilities import Abilities
+from modelrunner.models.making import MakeOrder
 from modelrunner.models.recipes import Recipe
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import StoredModel
@@ -46,6 +47,9 @@ class OllamaModelRequest(msgspec.Struct, frozen=True):
 
     @property
     def reference(self) -> str:
+        """The model. Raises `BadRequest` if the request names none."""
+        if not (self.model or self.name):
+            raise BadRequest("model names no model", param="model")
         return self.model or self.name
 
 
@@ -68,31 +72,31 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
     quantize: str | None = None
     modelfile: str | None = None
 
-    def recipe(self) -> Recipe:
-        """Returns the recipe that the request asks for. Raises `BadRequest`."""
+    def order(self) -> MakeOrder:
+        """Returns the order of the model. Raises `BadRequest`, and `NotImplementedHere` for a Modelfile with files
+        of the client."""
         told = parse(self.modelfile) if self.modelfile else Modelfile("")
+        if told.adapters:
+            raise NotImplementedHere(
+                "the ADAPTER of a Modelfile is not followed here: send its file first, and name it in `adapters`",
+                param="modelfile",
+            )
         licences = [self.license] if isinstance(self.license, str) else list(self.license or ())
-        return Recipe(
+        recipe = Recipe(
             told.system if self.system is None else self.system,
             told.template if self.template is None else self.template,
             {**told.parameters, **(self.parameters or {})},
             [(message.role, message.content) for message in self.messages or ()] or told.messages,
             [*told.licences, *licences],
         )
-
-    @property
-    def base(self) -> str:
-        """Returns the name of the model that this one is made of."""
-        return self.from_ or (parse(self.modelfile).base if self.modelfile else "")
-
-    def unsupported(self) -> list[str]:
-        """Returns the names of the fields that this daemon cannot follow, or not together with the others."""
-        found = ["modelfile"] if self.modelfile and parse(self.modelfile).adapters else []
-        if self.adapters and (self.files or self.quantize):
-            found.append("adapters")
-        if self.quantize and self.files:
-            found.append("quantize")
-        return found
+        return MakeOrder(
+            self.reference,
+            self.from_ or told.base,
+            files=self.files or {},
+            adapters=self.adapters or {},
+            quantize=self.quantize or "",
+            recipe=recipe,
+        )
 
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):

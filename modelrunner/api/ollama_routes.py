@@ -18,11 +18,11 @@ from modelrunner.api.ollama_forms import (
 )
 from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import Work, body_pieces, stream_progress
-from modelrunner.errors import BadRequest, Forbidden, NotFound, NotImplementedHere
+from modelrunner.errors import BadRequest, Forbidden, NotFound
 from modelrunner.models.library import Library
+from modelrunner.models.making import Maker
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.publishing import Publisher
-from modelrunner.models.quantizing import Quantizer
 from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import Scheduler
 from modelrunner.wire import Progress
@@ -31,10 +31,10 @@ _PROGRESS = {"application/x-ndjson": dict, "application/json": dict}
 
 
 class OllamaRoutes:
-    def __init__(self, library: Library, scheduler: Scheduler, publisher: Publisher, quantizer: Quantizer) -> None:
+    def __init__(self, library: Library, scheduler: Scheduler, publisher: Publisher, maker: Maker) -> None:
         self._library = library
         self._reach = Reach(library)
-        self._quantizer = quantizer
+        self._maker = maker
         self._publisher = publisher
         self._scheduler = scheduler
 
@@ -86,7 +86,7 @@ class OllamaRoutes:
     @documented(OllamaShown, body=OllamaModelRequest, errors=(422,))
     async def show(self, request: web.Request) -> web.Response:
         """Shows a model."""
-        reference = _reference(await read_json(request, OllamaModelRequest))
+        reference = (await read_json(request, OllamaModelRequest)).reference
         self._reach.check(request, reference)
         model, name = self._library.named(reference)
         (abilities,) = await self._library.abilities([model])
@@ -97,7 +97,7 @@ class OllamaRoutes:
     async def pull(self, request: web.Request) -> web.StreamResponse:
         """Pulls a model."""
         wanted = await read_json(request, OllamaModelRequest)
-        order = PullOrder(_reference(wanted))
+        order = PullOrder(wanted.reference)
         if self._library.is_local(order) and not is_local(request):
             raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
         _refuse_insecure(wanted)
@@ -114,7 +114,7 @@ class OllamaRoutes:
         """Pushes a model to a registry."""
         wanted = await read_json(request, OllamaModelRequest)
         _refuse_insecure(wanted)
-        reference = _reference(wanted)
+        reference = wanted.reference
         self._reach.check(request, reference)
 
         async def push(report: ProgressReport) -> Progress:
@@ -135,7 +135,7 @@ class OllamaRoutes:
     @documented(body=OllamaModelRequest, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:
         """Removes a name of a model, and the model with its last name."""
-        reference = _reference(await read_json(request, OllamaModelRequest))
+        reference = (await read_json(request, OllamaModelRequest)).reference
         self._reach.check_removal(request, reference)
         await self._library.remove(reference)
         return web.Response()
@@ -144,31 +144,11 @@ class OllamaRoutes:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Makes a model of another one, or of files that were sent before."""
         wanted = await read_json(request, OllamaCreateRequest)
-        name, base = _reference(wanted), wanted.base
-        if unsupported := wanted.unsupported():
-            raise NotImplementedHere(
-                f"{', '.join(unsupported)} cannot be followed in this request: make a model of the files first, then "
-                "one of that with `from` and `adapters`, then one of that with `from` and `quantize`",
-                param=unsupported[0],
-            )
-        if wanted.files and base:
-            raise BadRequest("a model is made of files or of another model: leave `from` or `files` out", param="files")
-        if not base and not wanted.files:
-            raise BadRequest("from names no model", param="from")
-        recipe = wanted.recipe()
-        if wanted.files:
-            order = PullOrder.of_files(wanted.files, name, recipe)
-        else:
-            order = PullOrder(base, name, recipe=recipe, adapters=wanted.adapters or {})
-        if self._library.is_local(order) and not wanted.files:
-            raise Forbidden("a file of this machine is packaged with `modelrunner package`", param="from")
-        self._reach.check_order(request, order)
+        order = wanted.order()
+        self._reach.check_order(request, self._maker.pull_order(order))
 
         async def make(report: ProgressReport) -> Progress:
-            if wanted.quantize:
-                made = await self._quantizer.quantize(base, name, wanted.quantize, report, recipe=recipe)
-            else:
-                made = await self._library.make(order, report)
+            made = await self._maker.make(order, report)
             return Progress("success", f"{made} is here", model=made)
 
         return await _streamed(request, wanted, make, mode="create")
@@ -205,9 +185,3 @@ def _refuse_insecure(wanted: OllamaModelRequest) -> None:
             " into the table of the registry",
             param="insecure",
         )
-
-
-def _reference(wanted: OllamaModelRequest) -> str:
-    if not wanted.reference:
-        raise BadRequest("model names no model", param="model")
-    return wanted.reference

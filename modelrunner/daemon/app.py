@@ -54,6 +54,7 @@ from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.dryruns import DryRuns
+from modelrunner.models.making import Maker
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import confinement, peers
 from modelrunner.processes.processtree import sweep_orphans
@@ -295,7 +296,7 @@ class Daemon:
             ToolRoutes(self._toolbox if self._settings.mcp else None),
             BatchRoutes(self._batches, self._files, BatchIntake(self._batches, self._files, self._batch_worker.look)),
             KeyRoutes(parts.keys),
-            OllamaRoutes(parts.library, parts.scheduler, parts.publisher, parts.quantizer),
+            OllamaRoutes(parts.library, parts.scheduler, parts.publisher, Maker(parts.library, parts.quantizer)),
             ResidencyRoutes(parts.residency, parts.preloader),
             UiRoutes(),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox),

@@ -138,6 +138,25 @@ async def test_errors_are_typed(client: Made, tmp_path: Path) -> None:
     assert daemon.backend.runs == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "said"),
+    [
+        ({}, 400, "from names no model"),
+        ({"from": "smol", "files": {"x.gguf": "sha256:0"}}, 400, "leave `from` or `files` out"),
+        ({"from": "smol", "adapters": {"x.gguf": "sha256:0"}, "quantize": "q4_0"}, 501, "adapters cannot be"),
+        ({"files": {"x.gguf": "sha256:0"}, "adapters": {"y.gguf": "sha256:0"}}, 501, "adapters cannot be"),
+        ({"modelfile": "FROM smol\nADAPTER ./x.gguf"}, 501, "name it in `adapters`"),
+        ({"from": "file:///x.gguf"}, 403, "`modelrunner package`"),
+        ({"modelfile": "FROM file:///x.gguf"}, 403, "`modelrunner package`"),
+    ],
+)
+async def test_what_no_model_is_made_of(client: Made, asked: dict[str, Any], status: int, said: str) -> None:
+    daemon, _ = client
+    for sent in (daemon.tcp, daemon.unix):
+        async with sent.post("/api/create", json={"model": "made", **asked}) as answer:
+            assert (answer.status, said in await answer.text()) == (status, True)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_model_is_pushed_to_the_registry_of_its_name(client: Made, tmp_path: Path, stream: bool) -> None:
     _, made = client
