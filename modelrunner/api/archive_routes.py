@@ -5,12 +5,11 @@ import asyncio
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api.documented import PROGRESS, documented
+from modelrunner.api.documented import PROGRESS, check_local, documented
 from modelrunner.api.messages import decode_reference, query_flag
-from modelrunner.api.middleware import is_local
 from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import body_pieces, stream_progress
-from modelrunner.errors import Forbidden, UnsupportedMediaType
+from modelrunner.errors import UnsupportedMediaType
 from modelrunner.models.library import Library
 from modelrunner.progress import ProgressReport
 
@@ -46,15 +45,21 @@ class ArchiveRoutes:
         await response.write_eof()
         return response
 
-    @documented(PROGRESS, body=dict.fromkeys(_TYPES, bytes), query={"name": str, "trust": bool}, errors=(409, 422, 507))
+    @documented(
+        PROGRESS,
+        body=dict.fromkeys(_TYPES, bytes),
+        query={"name": str, "trust": bool},
+        errors=(409, 422, 507),
+        local={"trust": "a model's code can be trusted"},
+    )
     async def load(self, request: web.Request) -> web.StreamResponse:
         """Takes the models of a tar archive, as `GET /models/REF/export` sends it. `name` is another name for its one
-        model; `trust` takes models that carry code, over the Unix socket only."""
+        model; `trust` takes models that carry code."""
         if request.content_type not in _TYPES:  # which a web page sends only after a preflight
             raise UnsupportedMediaType(f"send the archive with Content-Type: {_TYPES[0]}")
         name, trust = request.query.get("name"), query_flag(request, "trust")
-        if trust and not is_local(request):
-            raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust")
+        if trust:
+            check_local(request, "trust")
         if name is None:  # the archive names its models itself
             self._reach.check_all(request)
         else:

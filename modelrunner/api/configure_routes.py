@@ -6,10 +6,9 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
-from modelrunner.api.documented import documented
+from modelrunner.api.documented import check_local, documented
 from modelrunner.api.messages import checked, json_response, read_json
-from modelrunner.api.middleware import is_local
-from modelrunner.errors import BadRequest, Forbidden
+from modelrunner.errors import BadRequest
 from modelrunner.models.configurator import Configurator
 from modelrunner.models.reload import Reloader
 from modelrunner.plugins.registry import BackendRegistry
@@ -33,15 +32,21 @@ class ConfigurationRoutes:
             ),
         ]
 
-    @documented(wire.Configuration, status=202, body=wire.ConfigureRequest, errors=(409, 412, 421, 422, 502, 504, 507))
+    @documented(
+        wire.Configuration,
+        status=202,
+        body=wire.ConfigureRequest,
+        errors=(409, 412, 421, 422, 502, 504, 507),
+        local={"lora": "files of this machine are named"},
+    )
     async def configure(self, request: web.Request) -> web.Response:
         """Changes how a model is run: every further field of the body is one of its configuration."""
         body = await read_json(request, dict[str, Any])
         wanted = checked(body, wire.ConfigureRequest)
         patch = {name: value for name, value in body.items() if name not in wire.ConfigureRequest.__struct_fields__}
         patch = _with_backend(patch, request.match_info.get("backend"))
-        if patch.get("lora") and not is_local(request):
-            raise Forbidden("files of this machine are named only over the Unix socket", param="lora")
+        if patch.get("lora"):
+            check_local(request, "lora")
         mode = None if wanted.mode is None else Mode.parse(wanted.mode)
         restart = wanted.apply == "restart"
         shown = await self._configurator.change(wanted.model, patch, mode, restart=restart)

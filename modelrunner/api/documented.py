@@ -10,6 +10,8 @@ from msgspec import Meta
 
 from modelrunner import wire
 from modelrunner.api.messages import check_query
+from modelrunner.api.middleware import is_local
+from modelrunner.errors import Forbidden
 from modelrunner.openapi import Operation
 
 _Answer = TypeVar("_Answer", bound=web.StreamResponse)
@@ -24,11 +26,14 @@ def documented(
     answer: Any = None, *, query: Mapping[str, Any] | None = None, **described: Any
 ) -> Callable[[_Handler[_Answer]], _Handler[_Answer]]:
     """Describes a handler of a family of routes. `answer`, `query` and the rest are the fields of `Operation`, whose
-    text is the docstring. With a `query`, the handler refuses a parameter that is not in it with a `BadRequest`."""
+    text is the docstring. With a `query`, the handler refuses a parameter that is not in it with a `BadRequest`. What
+    is `local` to every request is checked before the handler runs; a handler calls `check_local` for a field."""
 
     def wrap(handler: _Handler[_Answer]) -> _Handler[_Answer]:
         @wraps(handler)
         async def handle(self: Any, request: web.Request) -> _Answer:
+            if "" in described.get("local", ()):
+                check_local(request)
             if query is not None:
                 check_query(request, *query)
             return await handler(self, request)
@@ -37,3 +42,10 @@ def documented(
         return handle
 
     return wrap
+
+
+def check_local(request: web.Request, field: str = "") -> None:
+    """For a request that uses the `field`, which its handler declares as `local`. Raises `Forbidden` over TCP."""
+    if not is_local(request):
+        reason = request.match_info.handler.operation.local[field]  # type: ignore[attr-defined]
+        raise Forbidden(f"{reason} only over the Unix socket", param=field or None)

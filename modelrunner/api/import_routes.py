@@ -9,14 +9,14 @@ from aiohttp import web
 from modelrunner import wire
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
-from modelrunner.api.middleware import is_local
 from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import stream_progress
-from modelrunner.errors import Forbidden
 from modelrunner.models.foreign import ForeignStores
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.progress import ProgressReport
+
+_LOCAL = {"": "models of other programs are seen and taken"}
 
 
 class ImportRoutes:
@@ -32,20 +32,18 @@ class ImportRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/models/import", self.list), web.post("/models/import", self.take)]
 
-    @documented(list[wire.Importable], query={})
+    @documented(list[wire.Importable], query={}, local=_LOCAL)
     async def list(self, request: web.Request) -> web.Response:
-        """Lists the models that other programs keep on this machine. It is only served on the Unix socket."""
-        _require_local(request)
+        """Lists the models that other programs keep on this machine."""
         here = {name for model in self._library for name in model.tags}
         found = await asyncio.to_thread(lambda: self._foreign.find(self._folder()))
         return json_response(
             [wire.Importable(m.name, m.program, m.size, str(m.cost), str(m.file), m.name in here) for m in found]
         )
 
-    @documented(PROGRESS, body=wire.ImportRequest, errors=(409, 422, 507))
+    @documented(PROGRESS, body=wire.ImportRequest, errors=(409, 422, 507), local=_LOCAL)
     async def take(self, request: web.Request) -> web.StreamResponse:
-        """Takes over one of these models. It is only served on the Unix socket."""
-        _require_local(request)
+        """Takes over one of these models."""
         wanted = await read_json(request, wire.ImportRequest)
         model = await asyncio.to_thread(lambda: self._foreign.get(wanted.model, self._folder()))
         recipe = await asyncio.to_thread(model.recipe)
@@ -57,8 +55,3 @@ class ImportRoutes:
             return wire.Progress("success", f"{name} is here, by {model.cost} from {model.program}", model=name)
 
         return await stream_progress(request, take, mode="import")
-
-
-def _require_local(request: web.Request) -> None:
-    if not is_local(request):
-        raise Forbidden("models of other programs are seen and taken only over the Unix socket")

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api import wireforms
-from modelrunner.api.documented import PROGRESS, documented
+from modelrunner.api.documented import PROGRESS, check_local, documented
 from modelrunner.api.messages import (
     decode_reference,
     json_response,
@@ -16,10 +16,10 @@ from modelrunner.api.messages import (
     read_json,
     reference_in_path,
 )
-from modelrunner.api.middleware import check_scope, is_local
-from modelrunner.api.reach import Reach
+from modelrunner.api.middleware import check_scope
+from modelrunner.api.reach import FILE_IS_PACKAGED, Reach
 from modelrunner.api.streaming import stream_progress
-from modelrunner.errors import BadRequest, Forbidden, RouteNotFound
+from modelrunner.errors import BadRequest, RouteNotFound
 from modelrunner.keys.ring import Scope
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
@@ -90,7 +90,12 @@ class ModelRoutes:
         origins = [wire.Origin(each.name, each.source, each.version) for each in self._library.origins(model)]
         return json_response(msgspec.structs.replace(wireforms.model(model, abilities), origins=origins))
 
-    @documented(PROGRESS, body=wire.PullRequest, errors=(409, 422, 501, 502, 504, 507))
+    @documented(
+        PROGRESS,
+        body=wire.PullRequest,
+        errors=(409, 422, 501, 502, 504, 507),
+        local={"from": FILE_IS_PACKAGED, "trust-remote-code": "a model's code can be trusted"},
+    )
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Pulls a model, packages a file of this machine, or makes a model of another one."""
         wanted = await read_json(request, wire.PullRequest)
@@ -114,11 +119,9 @@ class ModelRoutes:
                 wanted.context_size,
             ),
         )
-        if self._library.is_local(order) and not is_local(request):
-            raise Forbidden("a file of this machine is packaged only over the Unix socket", param="from")
-        if order.trust and not is_local(request):
-            raise Forbidden("a model's code can be trusted only over the Unix socket", param="trust-remote-code")
-        self._reach.check_order(request, order)
+        if order.trust:
+            check_local(request, "trust-remote-code")
+        self._reach.check_order(request, order, "from")
 
         async def pull(report: ProgressReport) -> wire.Progress:
             name = (await self._library.pull(order, report)).name
@@ -182,14 +185,20 @@ class ModelRoutes:
         removed = await self._library.remove(reference, force=query_flag(request, "force"))
         return json_response(wireforms.removed(removed))
 
-    @documented(PROGRESS, query={}, body=wire.PushRequest, optional=True, errors=(409, 422, 501, 502, 504, 507))
+    @documented(
+        PROGRESS,
+        query={},
+        body=wire.PushRequest,
+        optional=True,
+        errors=(409, 422, 501, 502, 504, 507),
+        local={"sign": "a key of this machine signs"},
+    )
     async def push(self, request: web.Request) -> web.StreamResponse:
         """Pushes a model to a registry."""
         reference = self._before(request, "/push")
         wanted = await read_json(request, wire.PushRequest) if request.can_read_body else wire.PushRequest()
-
-        if wanted.sign is not None and not is_local(request):
-            raise Forbidden("a key of this machine signs only over the Unix socket", param="sign")
+        if wanted.sign is not None:
+            check_local(request, "sign")
         key = Path(wanted.sign) if wanted.sign is not None else None
 
         async def push(report: ProgressReport) -> wire.Progress:
@@ -220,15 +229,20 @@ class ModelRoutes:
         details = await self._library.details(model.id)
         return json_response(wireforms.details(name, model, details))
 
-    @documented(wire.Repackaged, body=wire.RepackageRequest, query={}, status=201, errors=(422, 502, 504, 507))
+    @documented(
+        wire.Repackaged,
+        body=wire.RepackageRequest,
+        query={},
+        status=201,
+        errors=(422, 502, 504, 507),
+        local={"ref": FILE_IS_PACKAGED},
+    )
     async def repackage(self, request: web.Request) -> web.Response:
         """Makes a model of another one, with another context size."""
         reference = self._before(request, "/repackage")
         wanted = await read_json(request, wire.RepackageRequest)
-        self._reach.check_names(request, wanted.target)
         order = PullOrder(reference, wanted.target, recipe=Recipe(context_size=wanted.context_size))
-        if self._library.is_local(order) and not is_local(request):
-            raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
+        self._reach.check_order(request, order, "ref")
         await self._library.make(order, lambda step: None)
         told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
         return json_response(told, status=201)

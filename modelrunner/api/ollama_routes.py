@@ -5,7 +5,6 @@ from aiohttp import web
 from modelrunner.api import ollama_forms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, read_json
-from modelrunner.api.middleware import is_local
 from modelrunner.api.ollama_forms import (
     OllamaCopyRequest,
     OllamaCreateRequest,
@@ -16,9 +15,9 @@ from modelrunner.api.ollama_forms import (
     OllamaShown,
     OllamaVersion,
 )
-from modelrunner.api.reach import Reach
+from modelrunner.api.reach import FILE_IS_PACKAGED, Reach
 from modelrunner.api.streaming import Work, body_pieces, stream_progress
-from modelrunner.errors import BadRequest, Forbidden, NotFound
+from modelrunner.errors import BadRequest, NotFound
 from modelrunner.models.library import Library
 from modelrunner.models.making import Maker
 from modelrunner.models.orders import PullOrder
@@ -93,15 +92,18 @@ class OllamaRoutes:
         details = await self._library.details(model.id)
         return json_response(ollama_forms.shown(name, model, abilities, details))
 
-    @documented(_PROGRESS, body=OllamaModelRequest, errors=(409, 422, 501, 502, 504, 507))
+    @documented(
+        _PROGRESS,
+        body=OllamaModelRequest,
+        errors=(409, 422, 501, 502, 504, 507),
+        local={"model": FILE_IS_PACKAGED},
+    )
     async def pull(self, request: web.Request) -> web.StreamResponse:
         """Pulls a model."""
         wanted = await read_json(request, OllamaModelRequest)
         order = PullOrder(wanted.reference)
-        if self._library.is_local(order) and not is_local(request):
-            raise Forbidden("a file of this machine is packaged only over the Unix socket", param="model")
         _refuse_insecure(wanted)
-        self._reach.check_order(request, order)
+        self._reach.check_order(request, order, "model")
 
         async def pull(report: ProgressReport) -> Progress:
             name = (await self._library.pull(order, report)).name

@@ -4,12 +4,16 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
+from modelrunner.api.documented import check_local
 from modelrunner.api.middleware import key_of
 from modelrunner.errors import Forbidden
 from modelrunner.keys.ring import KeyHolder
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.store import Reference, StoredModel
+
+FILE_IS_PACKAGED = "a file of this machine is packaged"
+"""Why the source in an order is `local`."""
 
 
 class Reach:
@@ -32,11 +36,15 @@ class Reach:
             for name in names:
                 key.check_model(Reference.parse(name).short)
 
-    def check_order(self, request: web.Request, order: PullOrder) -> None:
-        """As both of them, for the source of a pull and the name that it gives."""
+    def check_order(self, request: web.Request, order: PullOrder, field: str = "") -> None:
+        """As both of them, for the source of a pull and the name that it gives. A source that is a file of this machine
+        needs the Unix socket: `field` has the source in the request, and is declared `local`."""
+        is_file = self._library.is_local(order)
+        if is_file and not order.is_sent:
+            check_local(request, field)
         if _limited(request) is None:
             return
-        if not self._library.is_local(order):
+        if not is_file:
             self.check(request, order.source)
         self.check_names(request, order.name or self._library.pull_name(order.source))
 

@@ -157,7 +157,7 @@ class Library:
         except ModelRunnerError as error:
             events.emit("pull", model=order.name or order.source, reason=f"failed: {error}", downloaded=_span(received))
             raise
-        origin = "files that were sent" if order.is_uploaded else order.source
+        origin = "files that were sent" if order.is_sent else order.source
         events.emit("pull", model=pulled.name, reason=f"pulled from {origin}", downloaded=_span(received))
         if is_uploaded(text):
             await asyncio.to_thread(self._puller.uploads.drop, text)

@@ -8,7 +8,7 @@ from typing import Self
 from modelrunner.errors import BadRequest
 from modelrunner.models.recipes import Recipe
 from modelrunner.pull.file import stored_source, with_parts
-from modelrunner.pull.uploads import is_uploaded, uploaded_source
+from modelrunner.pull.uploads import uploaded_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class PullOrder:
     this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must have
     signed the model, which goes to `folder`, one of the store's. `adapters` are LoRA adapters that were sent before:
     the names and digests of their files. With a `recipe`, `adapters` or further files, a source that is no file is a
-    model that the new one is made of: it is pulled if it is not here."""
+    model that the new one is made of: it is pulled if it is not here. `is_sent` marks the
+    source of `of_files`."""
 
     source: str
     name: str | None = None
@@ -34,21 +35,17 @@ class PullOrder:
     folder: Path | None = None
     recipe: Recipe = field(default_factory=Recipe)
     adapters: Mapping[str, str] = field(default_factory=dict)
+    is_sent: bool = False
 
     @classmethod
     def of_files(cls, files: Mapping[str, str], name: str, recipe: Recipe) -> Self:
         """Makes the order of files that were sent before; `files` maps their names to their digests."""
-        return cls(uploaded_source(files), name, recipe=recipe)
+        return cls(uploaded_source(files), name, recipe=recipe, is_sent=True)
 
     @property
     def has_parts(self) -> bool:
         """Returns whether files of this machine become parts of the model."""
         return bool(self._parts)
-
-    @property
-    def is_uploaded(self) -> bool:
-        """True for files that were sent before."""
-        return is_uploaded(self.source)
 
     def text(self, base: str | None = None) -> str:
         """Returns the source, or the model `base` that is here, and the further files, as `Puller.pull` takes them.

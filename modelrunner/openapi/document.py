@@ -82,7 +82,12 @@ def _expanded(pattern: str) -> Iterable[tuple[str, list[dict[str, Any]]]]:
 
 def _entry(operation: Operation, error: type | None, schemas: "_Schemas") -> dict[str, Any]:
     text = " ".join(operation.text.split())
-    entry: dict[str, Any] = {"summary": text.partition(". ")[0].rstrip("."), "description": text}
+    summary = text.partition(". ")[0].rstrip(".")
+    for reason in dict.fromkeys(operation.local.values()):
+        text += f" {reason[0].upper()}{reason[1:]} only over the Unix socket."
+    entry: dict[str, Any] = {"summary": summary, "description": text}
+    if operation.local:
+        entry["x-unix-socket-only"] = "" in operation.local or sorted(operation.local)
     entry["parameters"] = [
         {"name": name, "in": "query", "required": False, "schema": schemas.of(kind)}
         for name, kind in operation.query.items()

@@ -14,7 +14,10 @@ class Operation:
     """`text` is a sentence or more, the first of which is the summary. `answer`, `body` and the values of `query` are
     types that msgspec makes a JSON Schema of; an answer of several media types, or a body that is not JSON, is a
     mapping of media types to them. None stands for an empty answer, and for no body. `errors` are the statuses beside
-    `ALWAYS`, all with the family's error; `also` other answers by their status. An `optional` body may be left out."""
+    `ALWAYS`, all with the family's error;
+    `also` other answers by their status. An `optional` body may be left out. `local` has the fields of a request that
+    are served over the Unix socket alone, "" for the whole request, each with a reason: a sentence that lacks its end,
+    "only over the Unix socket"."""
 
     text: str
     answer: Any
@@ -24,3 +27,4 @@ class Operation:
     query: Mapping[str, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
     also: Mapping[int, Any] = field(default_factory=dict)
+    local: Mapping[str, str] = field(default_factory=dict)

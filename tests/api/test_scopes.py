@@ -2,6 +2,8 @@
 test."""
 
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -135,6 +137,33 @@ TABLE = {
         GET /usage
     """,
 }
+LOCAL: dict[str, bool | list[str]] = {
+    "POST /api/pull": ["model"],
+    "POST /engines/_configure": ["lora"],
+    "POST /engines/{backend}/_configure": ["lora"],
+    "GET /models/import": True,
+    "POST /models/import": True,
+    "POST /models/create": ["from", "trust-remote-code"],
+    "POST /models/load": ["trust"],
+    "POST /models/{ref}/push": ["sign"],
+    "POST /models/{ref}/repackage": ["ref"],
+}
+"""The routes, or their fields, that only the Unix socket serves."""
+FILE = "file:///x.gguf"
+USES: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST /api/pull", "model", {"model": FILE}),
+    ("POST /engines/_configure", "lora", {"model": "smol", "lora": ["/x.gguf"]}),
+    ("POST /engines/{backend}/_configure", "lora", {"model": "smol", "lora": ["/x.gguf"]}),
+    ("GET /models/import", "", {}),
+    ("POST /models/import", "", {"model": "x"}),
+    ("POST /models/create", "from", {"from": FILE, "name": "x"}),
+    ("POST /models/create", "from", {"from": "smol", "name": "x", "mmproj": FILE}),
+    ("POST /models/create", "from", {"from": "uploaded:?a.gguf=x", "name": "x"}),
+    ("POST /models/create", "trust-remote-code", {"from": "smol", "trust-remote-code": True}),
+    ("POST /models/load", "trust", {}),
+    ("POST /models/{ref}/push", "sign", {"sign": "/x.pem"}),
+    ("POST /models/{ref}/repackage", "ref", {"target": "x", "context_size": 64}),
+]
 ENDS_THE_DAEMON = "POST /shutdown"
 
 
@@ -170,6 +199,36 @@ async def test_every_route_has_its_scope(start_daemon: StartDaemon) -> None:
         for method, operation in operations.items()
     }
     assert told == {**dict.fromkeys(routes(OPEN), ""), **dict(every_route())}
+
+
+async def test_what_only_the_unix_socket_serves_is_described_and_refused(
+    start_daemon: StartDaemon, subtests: pytest.Subtests
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    paths = (await document_of(daemon))["paths"]
+    told = {
+        f"{method.upper()} {path}": operation["x-unix-socket-only"]
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if "x-unix-socket-only" in operation
+    }
+    assert told == LOCAL
+    assert "can be trusted only over the Unix socket." in paths["/models/load"]["post"]["description"]
+    used: dict[str, set[str]] = {}
+    for route, field, body in USES:
+        used.setdefault(route, set()).add(field)
+        with subtests.test(route, field=field):
+            method, pattern = route.split()
+            path = pattern.replace("{backend}", "fake").replace("{ref}", quote(FILE, safe=""))
+            headers = {"Content-Type": "application/x-tar"} if field == "trust" else {}
+            sent = {"trust": "1"} if field == "trust" else {}
+            async with daemon.tcp.request(method, path, params=sent, json=body, headers=headers) as answer:
+                error = await answer.json()
+            error = error["error"] if isinstance(error["error"], dict) else {"message": error["error"], "param": field}
+            assert answer.status == 403, error
+            assert "only over the Unix socket" in error["message"]
+            assert error["param"] == (field or None)
+    assert {route: {""} if fields is True else set(fields) for route, fields in LOCAL.items()} == used  # type: ignore[arg-type]
 
 
 async def test_no_other_key_opens_it(start_daemon: StartDaemon, subtests: pytest.Subtests) -> None:
