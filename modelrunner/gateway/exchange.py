@@ -4,14 +4,14 @@ A warm request is callbacks only: `start` sends it to the engine, the engine's c
 A task exists only while something is waited for: a runner, or the reason why an engine went away.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.applieddefaults import filled
-from modelrunner.gateway.dialects.dialect import Translation
+from modelrunner.gateway.dialects.dialect import JSON, Translation
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.gateway.observers import RequestRecord, record_of
 from modelrunner.gateway.passage import Passage
@@ -20,17 +20,19 @@ from modelrunner.gateway.render import (
     WARM_TIMINGS,
     EngineRefusal,
     EngineRefused,
+    chunk,
     engine_headers,
     one_line_each,
     own_headers,
     server_timing,
 )
 from modelrunner.gateway.routes import check_endpoint
+from modelrunner.gateway.tokenlimit import with_most_tokens
 from modelrunner.gateway.tokens import NONE, tokens_of, with_prompt
 from modelrunner.gateway.toolchoice import chosen
 from modelrunner.gateway.tracecontext import begun
 from modelrunner.gateway.unreadfields import unread
-from modelrunner.gateway.waiting import SideWork, SignsOfLife, Unasked, fault
+from modelrunner.gateway.waiting import SideWork, SignsOfLife, fault
 from modelrunner.http.answers import Header
 from modelrunner.http.responsebodies import TAIL
 from modelrunner.scheduler import Lease
@@ -40,14 +42,14 @@ if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
 
 
-class Exchange(Unasked):
-    """Made by `Pipeline.exchange`. `cancel` when the client is gone; `pause` and `resume` when it takes no more.
-    `lease` is None while the request waits for a runner."""
+class Exchange:
+    """Made by `Pipeline.exchange` and `plain`. `cancel` when the client is gone; `pause` and `resume` when it takes no
+    more. `lease` is None while the request waits for a runner."""
 
     __slots__ = (
-        *("_asked_at", "_first_byte", "_id_line", "_ignored", "_opening", "_passage", "_passed"),
-        *("_received", "_refusal", "_retried", "_status", "_trace", "_translation", "_upstream"),
-        *("is_told", "lease", "on_data"),
+        *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_opening", "_over", "_passage"),
+        *("_passed", "_pipeline", "_received", "_refusal", "_responded", "_retried", "_side", "_sink", "_status"),
+        *("_trace", "_translation", "_upstream", "ask", "is_told", "lease", "on_data"),
     )
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
@@ -128,6 +130,40 @@ class Exchange(Unasked):
             self._status = 499
             self._close()
 
+    def stop(self, error: ModelRunnerError) -> None:
+        """Ends the request with an error, whatever it is doing."""
+        self._refuse(error)
+
+    # what it waits for
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self._beside().do(work)
+
+    def _beside(self) -> SideWork:
+        if self._side is None:
+            self._side = SideWork(self.ask.request_id, self._refuse)
+        return self._side
+
+    async def _wait(self) -> None:
+        lease = await self._pipeline.lease(self.ask)
+        if self._over:
+            lease.release()
+        else:
+            self._begin(lease)
+
+    async def _prepare(self) -> None:
+        ask = self.ask
+        if ask.alias is not None:
+            self.ask = ask = await self._pipeline.choose(ask, ask.alias)
+        prepared = await self._dialect.prepare(self._pipeline, ask) if ask.fields.prepares else ask
+        if self._over:
+            return
+        if isinstance(prepared, bytes):
+            self._answer_without_engine(prepared)
+        else:
+            self.ask = prepared
+            self.start()
+
     # asking the engine
 
     def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
@@ -161,6 +197,15 @@ class Exchange(Unasked):
             self._side.asked()
         headers = self._id_line if self._trace is None else self._id_line + self._trace.line
         self._upstream = runner.upstream.send(build_request("POST", path, body, headers), self, fresh=fresh)
+
+    def _limited(self, lease: Lease, path: str, body: bytes) -> bytes:
+        """The engine's body within the limits of the model and of the API key; their time begins with the first call.
+        Raises `BadRequest`."""
+        key = self.ask.terms.key
+        limits = lease.limits if key is None else lease.limits.least(key.limits)
+        if limits.seconds is not None:
+            self._beside().limit(limits.seconds)
+        return body if limits.tokens is None else with_most_tokens(path, body, limits.tokens)
 
     async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
         """For a request with fields that its engine may ignore."""
@@ -278,7 +323,40 @@ class Exchange(Unasked):
         """Ends an answer in its middle. `whole` is True if its last event is complete."""
         self._refuse(await self._pipeline.quarantine.blame(lease, self.ask, error), tell=whole)
 
+    # answers of our own
+
+    def _answer_without_engine(self, data: bytes) -> None:
+        self._respond(200, (JSON, *self._own_headers()), len(data), data)
+        self._finish()
+
+    def _say(self, data: bytes) -> None:
+        """Writes an event of our own to the client's stream."""
+        data = chunk(data) if self._sink.takes_chunks and data else data
+        if self._responded:
+            self._sink.write(data)
+        else:
+            self._respond(200, self._dialect.stream_headers, None, data)
+
+    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
+        """Ends the request with an error: as its status or, if the head of a stream is out, as an event."""
+        if self._over:
+            return
+        self._error = error
+        if self._responded:
+            if tell and self.ask.fields.stream:
+                self._say(self._dialect.error_event(error, self.ask.request_id))
+            self._close()
+            self._sink.cut()
+            return
+        headers, body = self._dialect.error(error, self.ask.request_id)
+        self._respond(error.status, headers, len(body), body)
+        self._finish()
+
     # the end
+
+    def _finish(self) -> None:
+        self._close()
+        self._sink.finish()
 
     def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         self._responded, self._status = True, status
@@ -294,6 +372,7 @@ class Exchange(Unasked):
         self._sink.respond(status, headers, self._id_line + timing, length, data)
 
     def _close(self) -> None:
+        """Gives back what the request held. Called once, by whatever ends it."""
         self._over = True
         if self._side is not None:
             self._side.stop()

@@ -193,6 +193,12 @@ class Pipeline(Leasing):
                 return work
         if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self.detours):
             return self._work(ask, sink, detours=True)
+        exchange = Exchange(self, ask, sink)  # as `plain`, whose call would cost every request
+        self.running.add(exchange)
+        return exchange
+
+    def plain(self, ask: Inference, sink: Sink) -> Exchange:
+        """Makes the exchange of a request that takes no detour, or that a detour asks for it."""
         exchange = Exchange(self, ask, sink)
         self.running.add(exchange)
         return exchange
@@ -201,9 +207,7 @@ class Pipeline(Leasing):
         for detour in self._detours(ask.terms, ask.fields) if detours else ():
             if (work := detour.take(ask, sink)) is not None:
                 return work
-        exchange = Exchange(self, ask, sink)
-        self.running.add(exchange)
-        return exchange
+        return self.plain(ask, sink)
 
     def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int) -> tuple[Allowance, ...]:
         """Counts a request of `size` bytes in where addresses have limits. Raises `RateLimited`."""
@@ -212,6 +216,14 @@ class Pipeline(Leasing):
         if counted:
             begin_all(counted, client, size)
         return counted
+
+    def ended(self, work: UnderWay) -> None:
+        """Tells the allowances that count a request, and the observers, of its end."""
+        record, ask = work.record(), work.ask
+        for allowance in ask.counted:
+            allowance.end(record.tokens.prompt + record.tokens.answer, len(ask.body))
+        if self.observers.active:
+            self.observers.tell(record)
 
     def left(self, key: KeyHolder | None, peer: str, client: int) -> None:
         """A connection is closed; `client` is the number that its requests had."""

@@ -104,8 +104,7 @@ class ResponseCache:
             ended()
 
         recording = Recording(self._memory // _SHARE, unheard=unheard, ended=ended)
-        recording.work = exchange = Exchange(self._pipeline, ask, recording)
-        self._pipeline.running.add(exchange)
+        recording.work = exchange = self._pipeline.plain(ask, recording)
         self._running[digest] = recording
         return Relay(self._pipeline, ask, sink, recording, headers=((_HEADER, b"miss"),), counted=False)
 

@@ -112,8 +112,7 @@ class Relay:
     def go_alone(self) -> None:
         """The source has no answer: the request goes on as any other."""
         self._pipeline.running.discard(self)
-        self._alone = Exchange(self._pipeline, self.ask, self._sink)
-        self._pipeline.running.add(self._alone)
+        self._alone = self._pipeline.plain(self.ask, self._sink)
         self._alone.start()
 
     # for the source

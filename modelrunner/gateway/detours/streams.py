@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from modelrunner.errors import BadRequest, NotFound
 from modelrunner.gateway.detours.relay import Relay
 from modelrunner.gateway.detours.sharedanswer import Recording
-from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
 
 if TYPE_CHECKING:
@@ -136,8 +135,7 @@ class ResumableStreams:
             unheard=lambda: self._forget_later(id),
             ended=lambda: self._forget_later(id),
         )
-        stream.work = exchange = Exchange(self._pipeline, ask, stream)
-        self._pipeline.running.add(exchange)
+        stream.work = self._pipeline.plain(ask, stream)
         self._streams[id] = stream
         place = f"/v1/streams/{id}".encode()
         return Relay(self._pipeline, ask, sink, stream, headers=((b"X-Modelrunner-Stream", place),), counted=False)
