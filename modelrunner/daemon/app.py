@@ -45,7 +45,7 @@ from modelrunner.daemon import instance, logs
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.handedover import handed_over
-from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_detours, set_recorder
+from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_detours
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway import protocol
 from modelrunner.gateway.access import Access, host_names
@@ -62,6 +62,7 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.telemetry.notifier import NoticeRules, Notifier
+from modelrunner.telemetry.recordings import Recordings
 from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.tools.toolbox import Toolbox
 
@@ -161,13 +162,23 @@ class Daemon:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
         parts.keys.watchers.append(access.renew)
-        self._pipeline = Pipeline(parts.on_demand, parts.scheduler, access, limits, parts.keys)
-        self._pipeline.addresses.set_rates(address_rates(dict(settings)))
         self._responses = ResponseStore(
             settings.data_dir / "state" / "responses.sqlite", limit=settings.responses_limit, age=settings.responses_age
         )
+        self._recordings = Recordings(parts.resolver.is_recorded, settings.recording_memory, settings.recording_limit)
+        self._traces = tracing.traces(os.environ)
+        self._pipeline = Pipeline(
+            parts.on_demand,
+            parts.scheduler,
+            access,
+            limits,
+            parts.keys,
+            responses=self._responses,
+            recorder=self._recordings if settings.recording_memory else None,
+            tracing=self._traces is not None,
+        )
+        self._pipeline.addresses.set_rates(address_rates(dict(settings)))
         set_aliases(self._pipeline, parts.aliases, settings.aliases)
-        self._pipeline.responses = self._responses
         self._toolbox = Toolbox(
             settings.mcp, settings.runtime_folder(), settings.data_dir / "logs", settings.tools_time
         )
@@ -180,13 +191,11 @@ class Daemon:
         )
         if settings.telemetry:
             observers.add(self._telemetry)
-        self._recordings = set_recorder(settings, self._pipeline, parts.resolver)
         self._access_log = AccessLog(settings.data_dir / "logs" / "access.log", observers)
         self._access_log.use(settings.access_log)
-        if traces := tracing.traces(os.environ):
-            observers.add(traces)
-            self._pipeline.tracing, self._telemetry.exposition.traces = True, traces
-        self._traces = traces
+        if self._traces is not None:
+            observers.add(self._traces)
+            self._telemetry.exposition.traces = self._traces
         self._reloader = make_reloader(settings, parts, self._pipeline, self._access_log, port)
         self.lifecycle.on_reload = self._reloader.in_background
         self._runner = web.AppRunner(

@@ -19,6 +19,7 @@ from modelrunner.gateway.detours.cache import ResponseCache
 from modelrunner.gateway.detours.gathering import EmbeddingGatherer
 from modelrunner.gateway.detours.streams import ResumableStreams
 from modelrunner.gateway.detours.toolloop import ToolLoops
+from modelrunner.gateway.interfaces import Detour
 from modelrunner.gateway.pipeline import Pipeline
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
@@ -61,7 +62,6 @@ from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
-from modelrunner.telemetry.recordings import Recordings
 from modelrunner.tools.toolbox import Toolbox
 
 
@@ -236,35 +236,27 @@ def file_settings(settings: Settings) -> FileSettings:
 def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]) -> None:
     """Sets the aliases. Without aliases, no request looks for one."""
     aliases.set(names)
-    pipeline.aliases = aliases if names else None
+    pipeline.use_aliases(aliases if names else None)
 
 
 def set_detours(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> ResumableStreams:
     """Gives the pipeline the detours that the settings ask for."""
     streams = ResumableStreams(pipeline, settings.streams_memory, settings.streams_age)
-    if settings.streams_memory:
-        pipeline.streams = (streams,)
+    detours: list[Detour] = []
     if settings.response_cache:
-        pipeline.detours += (ResponseCache(pipeline, settings.response_cache, settings.response_cache_age),)
+        detours.append(ResponseCache(pipeline, settings.response_cache, settings.response_cache_age))
     if settings.embedding_window:
-        pipeline.detours += (EmbeddingGatherer(pipeline, settings.embedding_window, settings.embedding_batch),)
+        detours.append(EmbeddingGatherer(pipeline, settings.embedding_window, settings.embedding_batch))
+    tools = None
     if settings.mcp and settings.tools_rounds:
-        pipeline.tools = ToolLoops(pipeline, toolbox, settings.tools_rounds, settings.tools_loop_time)
+        tools = ToolLoops(pipeline, toolbox, settings.tools_rounds, settings.tools_loop_time)
+    pipeline.use_detours(*detours, streams=streams if settings.streams_memory else None, tools=tools)
     return streams
 
 
 def address_rates(values: Mapping[str, Any]) -> Rates:
     """Returns the limits of each client address, from the settings by name."""
     return Rates(*(values[f"address_{name}"] for name in Rates._fields))
-
-
-def set_recorder(settings: Settings, pipeline: Pipeline, resolver: Resolver) -> Recordings:
-    """Makes the recordings of bodies, and gives them to the pipeline where they may have memory."""
-    memory, limit = settings.recording_memory, settings.recording_limit
-    recordings = Recordings(resolver.is_recorded, memory, limit)
-    if memory:
-        pipeline.recorder = recordings
-    return recordings
 
 
 def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_log: AccessLog, port: int) -> Reloader:

@@ -53,34 +53,52 @@ no data. No path with `..` or an escape, which the router could take for another
 
 
 class Pipeline(Leasing):
-    """`keys` are the API keys, None where there can be none; `addresses` are what the clients' addresses may use.
-    `running` are the requests under way, `buffered` the bytes of their bodies. `observers` are told of every request;
-    with `tracing`, each request gets a trace. Each of `detours` is asked for a request before it gets an exchange, each
-    of `streams` before them for one that asks to be resumable; `tools` takes chats whose calls of tools the daemon
-    makes, `recorder` keeps bodies. `responses` keeps those of the Responses API, `aliases` are the names that stand for
-    models. These four may be None."""
+    """Requests on their way. `keys` are the API keys; without them, everybody owns the daemon. `responses` keeps the
+    responses of OpenAI's API, `recorder` keeps bodies; with `tracing`, each request gets a trace. `running` are the
+    requests under way, `buffered` the bytes of their bodies; both change when an exchange or a `Relay` begins and ends.
+    `observers` are told of every request, `addresses` limits those of each client's address."""
 
     def __init__(
-        self, resolve: Resolve, scheduler: Scheduler, access: Access, limits: Limits, keys: KeyRing | None = None
+        self,
+        resolve: Resolve,
+        scheduler: Scheduler,
+        access: Access,
+        limits: Limits,
+        keys: KeyRing | None = None,
+        *,
+        responses: ResponseStore | None = None,
+        recorder: Recorder | None = None,
+        tracing: bool = False,
     ) -> None:
         self.resolve = resolve
         self.scheduler = scheduler
         self.access = access
         self.limits = limits
         self.aliases: AliasChooser | None = None
-        self.responses: ResponseStore | None = None
+        self.responses = responses
         self.keys = keys
         self.addresses = AddressAllowances()
         self.held_back = HeldBack()
         self.observers = Observers()
-        self.tracing = False
+        self.tracing = tracing
         self.quarantine = Quarantine()
         self.running: set[UnderWay] = set()
-        self.streams: tuple[Detour, ...] = ()
-        self.detours: tuple[Detour, ...] = ()
-        self.tools: Detour | None = None
-        self.recorder: Recorder | None = None
         self.buffered = 0
+        self._detours: tuple[Detour, ...] = ()
+        self._streams: tuple[Detour, ...] = ()
+        self._tools: Detour | None = None
+        self._recorder = recorder
+
+    def use_detours(self, *detours: Detour, streams: Detour | None = None, tools: Detour | None = None) -> None:
+        """Sets the detours: each is asked for a request before the request gets an exchange. `streams` is asked first
+        for requests that ask to be resumable; `tools` takes the chats whose tools the daemon calls."""
+        self._detours = detours
+        self._streams = () if streams is None else (streams,)
+        self._tools = tools
+
+    def use_aliases(self, aliases: AliasChooser | None) -> None:
+        """Sets the names that stand for models. With None, no request looks for one."""
+        self.aliases = aliases
 
     # admission, in this order
 
@@ -182,16 +200,16 @@ class Pipeline(Leasing):
                 key.allowance.begin(id(sink), len(body), arrived)
                 counted = key.counted
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias, "", peer)
-        if self.recorder is not None:
+        if self._recorder is not None:
             target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
             if target is None or target.recording:
-                tap = self.recorder.tap(ask, sink)
+                tap = self._recorder.tap(ask, sink)
                 tap.work = self._work(ask, tap, detours=goes_on is None)
                 return tap
         for detour in detours:
             if (work := detour.take(ask, sink)) is not None:
                 return work
-        if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self.detours):
+        if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self._detours):
             return self._work(ask, sink, detours=True)
         exchange = Exchange(self, ask, sink)  # as `plain`, whose call would cost every request
         self.running.add(exchange)
@@ -204,7 +222,7 @@ class Pipeline(Leasing):
         return exchange
 
     def _work(self, ask: Inference, sink: Sink, *, detours: bool) -> UnderWay:
-        for detour in self._detours(ask.terms, ask.fields) if detours else ():
+        for detour in self._detours_of(ask) if detours else ():
             if (work := detour.take(ask, sink)) is not None:
                 return work
         return self.plain(ask, sink)
@@ -231,16 +249,16 @@ class Pipeline(Leasing):
         if key is not None:
             key.allowance.leave(client)
 
-    def _detours(self, terms: Terms, fields: Fields) -> tuple[Detour, ...]:
-        if fields.modelrunner_tools is not None:
-            assert self.tools is not None
-            return (self.tools,)
-        return (*self.streams, *self.detours) if terms.resumable else self.detours
+    def _detours_of(self, ask: Inference) -> tuple[Detour, ...]:
+        if ask.fields.modelrunner_tools is not None:
+            assert self._tools is not None
+            return (self._tools,)
+        return (*self._streams, *self._detours) if ask.terms.resumable else self._detours
 
     def _check_tools(self, terms: Terms) -> None:
         if terms.route.path != _CHAT:
             raise BadRequest("`modelrunner_tools` is a field of chats alone", param="modelrunner_tools")
-        if self.tools is None:
+        if self._tools is None:
             raise BadRequest(
                 "tools are off here: their owner adds a server as [mcp.NAME] to config.toml, and leaves tools_rounds "
                 "above 0",

@@ -53,7 +53,7 @@ class Clock:
 
 def cached(served: Proxy, *, memory: int = 1 << 20, clock: Clock | None = None) -> ResponseCache:
     cache = ResponseCache(served.pipeline, memory, 60.0, clock or Clock())
-    served.pipeline.detours = (cache,)
+    served.pipeline.use_detours(cache)
     return cache
 
 
@@ -277,8 +277,8 @@ class Aliases:
 async def test_an_alias_that_means_another_model_now(folder: Path) -> None:
     async with proxy(folder, "fast", engine := Engine()) as served:
         cached(served)
-        served.pipeline.aliases = Aliases("m")
+        served.pipeline.use_aliases(Aliases("m"))
         assert [told(await served.ask(ask(model="alias"))) for _ in range(2)] == ["miss", "hit"]
-        served.pipeline.aliases = Aliases("other")
+        served.pipeline.use_aliases(Aliases("other"))
         assert told(await served.ask(ask(model="alias"))) == "miss"
         assert engine.calls == 2

@@ -21,7 +21,7 @@ def asked(name: str) -> bytes:
 
 def kept(served: Proxy, memory: int) -> ResumableStreams:
     made = ResumableStreams(served.pipeline, memory, 1e6)
-    served.pipeline.streams = (made,)
+    served.pipeline.use_detours(streams=made)
     return made
 
 
