@@ -33,7 +33,6 @@ from modelrunner.scheduler.state import (
     Grant,
     Group,
     Line,
-    Move,
     Phase,
     Policy,
     Refuse,
@@ -160,7 +159,7 @@ class Simulation:
                         self._change(key, phase=Phase.DRAINING, drain=reason)
                     else:
                         self._change(key, phase=Phase.STOPPING)
-                        self._later(self._model(key).stop, lambda key=key: self._change(key, phase=Phase.ENDED))
+                        self._later(self._model(key).stop, partial(self._ended, key))
                 case Forget(key):
                     del self.runners[key]
                 case WakeAt(at):
@@ -169,9 +168,6 @@ class Simulation:
                     raise error
                 case Sleep() | Wake():
                     raise AssertionError("no simulated engine sleeps")
-                case Move(key, requests):
-                    other = self.waiting.setdefault(key._replace(batch=not key.batch), SimulatedQueue())
-                    other.update({id: self.waiting[key].pop(id) for id in requests})
                 case _:
                     assert_never(action)
         self._look()
@@ -190,6 +186,19 @@ class Simulation:
         slot = Slot(key, Phase.STARTING, memory, last_used=self.now, parallel=self.rules.capacity(model.parallel))
         runner = self.runners[key] = SimulatedRunner(slot, lambda: self.now)
         self._later(model.load, lambda: self._ready(runner, model))
+        if key.batch:
+            shared = key._replace(batch=False)
+            self._move(shared, key, [id for id, (request, _) in self.waiting[shared].items() if request.batch])
+
+    def _ended(self, key: RunnerKey) -> None:
+        self._change(key, phase=Phase.ENDED)
+        if key.batch and key in self.waiting:
+            self._move(key, key._replace(batch=False), list(self.waiting[key]))
+
+    def _move(self, key: RunnerKey, other: RunnerKey, requests: list[int]) -> None:
+        """Makes these requests wait for the model's other runner."""
+        queue = self.waiting.setdefault(other, SimulatedQueue())
+        queue.update({id: self.waiting[key].pop(id) for id in requests})
 
     def _ready(self, runner: SimulatedRunner, model: Model) -> None:
         if runner.slot.phase is Phase.STARTING:

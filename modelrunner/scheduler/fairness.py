@@ -1,10 +1,11 @@
-"""Decides which requests a runner serves next, and which model gets memory next. Pure."""
+"""Decides which requests a runner serves next, which model gets memory next, and which batches get a runner of their
+own. Pure."""
 
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from modelrunner.scheduler.state import Group, Line, Request, Slot
+from modelrunner.scheduler.state import Group, Line, Phase, Request, Slot
 from modelrunner.types import RunnerKey
 
 KEPT_FREE = 60.0
@@ -23,6 +24,15 @@ def batch_places(slot: Slot, now: float) -> int:
     if slot.parallel < 2 or not has_clients(slot, now):
         return slot.free
     return max(0, min(slot.free, slot.parallel - 1 - (slot.leases - slot.interactive)))
+
+
+def batches_part(group: Group, slot: Slot | None, now: float) -> bool:
+    """True if the group's batches are to get a runner of their own, which can stand still while the clients' runner
+    `slot` computes: they would fill that. It must be ready, run as it is configured (a smaller variant shows that
+    memory is scarce), and have had a client lately."""
+    if slot is None or slot.phase is not Phase.READY or slot.variant or not has_clients(slot, now):
+        return False
+    return sum([request.batch for request in group.waiting]) >= slot.parallel
 
 
 class Turns:

@@ -11,8 +11,8 @@
 5. A runner's memory counts until its process is gone.
 6. A pinned runner is never evicted; a request that only its memory could serve is refused. A pinned model that is
    waited for counts as pinned already.
-7. Batches beside clients of the same model get a runner of their own (`parting`) if it fits without eviction. Requests
-   that wait for such a runner when it is gone wait for the clients' runner again.
+7. Batches beside clients of the same model get a runner of their own if it fits without eviction. Their requests wait
+   for it until it is gone, then for the clients' runner again.
 """
 
 import math
@@ -25,14 +25,12 @@ from modelrunner.errors import BackendUnavailable
 from modelrunner.scheduler import failures
 from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, raised, subtract
 from modelrunner.scheduler.eviction import Eviction
-from modelrunner.scheduler.fairness import KEPT_FREE, Turns, batch_places
-from modelrunner.scheduler.parting import lines_to_part, rejoined
+from modelrunner.scheduler.fairness import KEPT_FREE, Turns, batch_places, batches_part
 from modelrunner.scheduler.state import (
     Action,
     Forget,
     Grant,
     Group,
-    Move,
     Phase,
     Reason,
     Refuse,
@@ -74,8 +72,7 @@ class Plan:
         self._wake = math.inf
 
     def make(self) -> list[Action]:
-        waiting, rejoining = rejoined(self.state.groups, self.live)
-        self._actions += rejoining
+        waiting = {group.key: group for group in self.state.groups}
         failed = self._forget_ended(waiting)
         self._drain_unwanted()
         groups = [group for key, group in waiting.items() if group.waiting and key not in failed]
@@ -261,9 +258,9 @@ class Plan:
     def _part_batches(self) -> None:
         for group in self._waiting:
             own = group.key._replace(batch=True)
-            lines = lines_to_part(group, self.live.get(group.key), self.now) if self._may_start(own) else ()
-            if lines and group.needs and self.memory.start(own, group.needs[0]):
-                self._actions += [Move(group.key, lines), Start(own, group.needs[0])]
+            part = self._may_start(own) and batches_part(group, self.live.get(group.key), self.now)
+            if part and group.needs and self.memory.start(own, group.needs[0]):
+                self._actions.append(Start(own, group.needs[0]))
 
     @cached_property
     def _eviction(self) -> Eviction:

@@ -25,7 +25,6 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Line,
-    Move,
     Phase,
     Policy,
     Reason,
@@ -194,8 +193,6 @@ class Reconciler:
                 self._grant(self.slots[key], requests)
             case Start(key, memory, variant):
                 self._start(key, memory, variant)
-            case Move(key, requests):
-                self.move(key, replace(self.queues[key].target, key=key._replace(batch=not key.batch)), requests)
             case Sleep(key):
                 self._sleeping.sleep(self.slots[key])
             case Wake(key):
@@ -252,7 +249,8 @@ class Reconciler:
             self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason, code=reason.code)
 
     def _start(self, key: RunnerKey, memory: RequiredMemory, number: int) -> None:
-        target, variant = self.queues[key].target, self.queues[key].variants[number]
+        queue = self.queues[key._replace(batch=False)]
+        target, variant = replace(queue.target, key=key), queue.variants[number]
         try:
             runner = self._make_runner(key, variant.spec)
         except (ModelRunnerError, OSError) as error:
@@ -269,12 +267,14 @@ class Reconciler:
         nobody: Callable[[], str | None] = lambda: None  # noqa: E731
         owner = nobody if key.batch else partial(self.queues.owner, key, self._unasked)
         slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
+        if key.batch:
+            lines = [id for id, ticket in queue.tickets.items() if ticket.request.batch]
+            self.move(queue.target.key, target, lines)
 
     def _not_made(self, key: RunnerKey, error: ModelRunnerError | OSError) -> None:
-        """Refuses the requests that wait for the key; requests of batches go back to the clients' runner."""
+        """Refuses the requests that wait for the key; those of batches go on waiting for the clients' runner."""
         if key.batch:
             self._remember(key, Failure(1, self.time() + _PAUSE, error))
-            self.changed()
         else:
             self.refuse(key, error)
 
@@ -286,6 +286,9 @@ class Reconciler:
             code, why = code_of(slot.error), str(slot.error)
             self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=why, code=code)
         slot.become(Phase.ENDED, self.time())
+        key = slot.target.key
+        if key.batch and key in self.queues:  # its requests wait for the clients' runner again
+            self.move(key, replace(self.queues[key].target, key=key._replace(batch=False)))
         self.changed()  # before those that wait for its end go on: they see it forgotten
         slot.gone.set()
 

@@ -175,20 +175,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Starts a runner for `key` in that variant. Its `memory` counts from now."""
+    """Starts a runner for `key` in that variant. Its `memory` counts from now. If it is a runner of batches, the
+    requests of batches that wait for the clients' runner wait for this one from now on, until it is gone."""
 
     key: RunnerKey
     memory: RequiredMemory
     variant: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """These requests, which wait for `key`, wait for the model's other runner from now on: for that of batches, which
-    the next action starts, or for the clients' runner again, since that of batches is gone."""
-
-    key: RunnerKey
-    requests: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,4 +232,4 @@ class WakeAt:
     time: float
 
 
-Action = Grant | Start | Move | Sleep | Wake | Stop | Forget | Refuse | WakeAt
+Action = Grant | Start | Sleep | Wake | Stop | Forget | Refuse | WakeAt

@@ -19,7 +19,6 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Group,
-    Move,
     Phase,
     Policy,
     Reason,
@@ -158,10 +157,10 @@ class PlanMachine(RuleBasedStateMachine):
     def a_runner_dies(self, data: st.DataObject, starved: bool) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STARTING, Phase.READY, Phase.SLEEPING, Phase.DRAINING)))
         error = OutOfMemory(-9) if starved else EngineFailed("died")
-        self.slots[where] = self.slots[where]._replace(phase=Phase.ENDED, error=error)
+        here = {id for id, w in self.waiting.items() if w.where == where}
+        self.end(where, error)
         self.fell.add(where)
         failed_start = not self.slots[where].was_ready
-        here = {id for id, w in self.waiting.items() if w.where == where}
         actions = self.reconcile()
         started = [a for a in actions if isinstance(a, Start) and a.key == where]
         if failed_start and where.batch:
@@ -186,7 +185,7 @@ class PlanMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_process_is_gone(self, data: st.DataObject) -> None:
         where = data.draw(st.sampled_from(self.phased(Phase.STOPPING)))
-        self.slots[where] = self.slots[where]._replace(phase=Phase.ENDED)
+        self.end(where)
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.READY, Phase.SLEEPING))
@@ -212,6 +211,12 @@ class PlanMachine(RuleBasedStateMachine):
         assert not self.waiting
 
     # The simulator
+
+    def end(self, where: RunnerKey, error: EngineFailed | None = None) -> None:
+        self.slots[where] = self.slots[where]._replace(phase=Phase.ENDED, error=error)
+        if where.batch:  # its requests wait for the clients' runner again
+            for waiting in self.waiting.values():
+                waiting.apart &= waiting.where != where
 
     def phased(self, *phases: Phase) -> list[RunnerKey]:
         return sorted((k for k, s in self.slots.items() if s.phase in phases), key=str)
@@ -290,16 +295,13 @@ class PlanMachine(RuleBasedStateMachine):
                     parallel=CAPACITY,
                     variant=variant,
                 )
-            case Move(where, requests):
                 if where.batch:
-                    assert where not in self.slots or self.slots[where].phase is Phase.ENDED
-                    assert set(requests) == {id for id, w in self.waiting.items() if w.where == where}
-                else:
-                    assert self.slots[where].phase is Phase.READY
-                    assert where._replace(batch=True) not in self.slots
-                    assert all(self.waiting[id].batch and self.waiting[id].where == where for id in requests)
-                for id in requests:
-                    self.waiting[id].apart = not where.batch
+                    shared = where._replace(batch=False)
+                    assert self.slots[shared].phase is Phase.READY
+                    lines = [w for w in self.waiting.values() if w.where == shared and w.batch]
+                    assert len(lines) >= CAPACITY
+                    for line in lines:
+                        line.apart = True
             case Sleep(where):
                 tired = self.slots[where]
                 assert tired.phase is Phase.READY
