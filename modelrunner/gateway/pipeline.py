@@ -235,14 +235,6 @@ class Pipeline(Leasing):
             begin_all(counted, client, size)
         return counted
 
-    def ended(self, work: UnderWay) -> None:
-        """Tells the allowances that count a request, and the observers, of its end."""
-        record, ask = work.record(), work.ask
-        for allowance in ask.counted:
-            allowance.end(record.tokens.prompt + record.tokens.answer, len(ask.body))
-        if self.observers.active:
-            self.observers.tell(record)
-
     def left(self, key: KeyHolder | None, peer: str, client: int) -> None:
         """A connection is closed; `client` is the number that its requests had."""
         self.addresses.leave(peer, client)
