@@ -42,7 +42,6 @@ from modelrunner.scheduler.state import (
     Start,
     State,
     Stop,
-    Wake,
     WakeAt,
 )
 from modelrunner.types import RequiredMemory, RunnerKey
@@ -166,7 +165,7 @@ class Simulation:
                     self._later(at - self.now + 1e-9, lambda: None)
                 case Refuse(_, _, error):
                     raise error
-                case Sleep() | Wake():
+                case Sleep():
                     raise AssertionError("no simulated engine sleeps")
                 case _:
                     assert_never(action)

@@ -37,6 +37,7 @@ class Allocation:
 
     def __init__(self, budget: RequiredMemory, slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()) -> None:
         live = [slot for slot in slots if slot.phase is not Phase.ENDED]
+        self._present = {slot.key: slot for slot in live}
         self._devices = max([len(memory.vram) for memory in (budget, *memories, *[slot.memory for slot in live])])
         self._files: dict[str, int] = {}  # bytes of each model's files that a runner counts for
         self._counted: dict[RunnerKey, int] = {}  # of those of its model, what older runners count for
@@ -55,22 +56,26 @@ class Allocation:
         """The memory that the runner counts for."""
         return self._vector(slot.memory, self._counted.get(slot.key, 0))
 
+    def total(self, key: RunnerKey, memory: RequiredMemory) -> Vector:
+        """The memory that a runner of the key counts for as it starts with `memory`. One that falls asleep or is woken
+        counts for the larger of both figures."""
+        if (present := self._present.get(key)) is None:
+            return self._vector(memory, self._files.get(key.model_id, 0))
+        return self.size(present._replace(memory=present.memory.most(memory)))
+
     def need(self, key: RunnerKey, memory: RequiredMemory) -> Vector:
-        """The memory that a new runner of the key would count for."""
-        return self._vector(memory, self._files.get(key.model_id, 0))
+        """The part of `total` that does not count yet."""
+        total, present = self.total(key, memory), self._present.get(key)
+        return total if present is None else subtract(total, self.size(present))
 
     def start(self, key: RunnerKey, memory: RequiredMemory) -> bool:
-        """Takes the memory of a new runner, as `take` does."""
-        taken = self.take(self.need(key, memory))
-        if taken and memory.shared:
-            self._map(key, memory)
-        return taken
-
-    def take(self, need: Vector) -> bool:
-        """Takes `need` and returns True if it is free and not reserved; otherwise returns False."""
+        """Takes the `need` of a runner and returns True if it is free and not reserved; otherwise returns False."""
+        need = self.need(key, memory)
         if not (covers(self.free, need) and covers(self.left, need)):
             return False
         self.free, self.left = subtract(self.free, need), subtract(self.left, need)
+        if memory.shared:
+            self._map(key, memory)
         return True
 
     def release(self, slot: Slot) -> None:
@@ -78,7 +83,7 @@ class Allocation:
         self.left = add(self.left, self.size(slot))
 
     def reserve(self, need: Vector) -> None:
-        self.left = subtract(self.left, tuple([max(0, n) for n in need]))
+        self.left = subtract(self.left, need)
 
     def shortage(self, need: Vector) -> Vector:
         """The part of `need` that is missing even once leaving runners are gone."""

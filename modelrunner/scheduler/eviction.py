@@ -15,7 +15,8 @@ runner goes before all.
 """
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modelrunner.scheduler.allocation import Allocation, Vector, add, subtract
@@ -42,26 +43,21 @@ class _Victim(NamedTuple):
     latest: float
 
 
+@dataclass
 class Eviction:
-    """The candidates for eviction within one plan. `waited_for` are the keys that requests wait for, `urgent` those of
-    them with a request that does not yield to interactive ones. `crowded` is true if a crowd is among the requests."""
+    """The candidates for eviction within one plan: `slots` but for those that are `gone`. `waited_for` are the keys
+    that requests wait for, `urgent` those of them with a request that does not yield to interactive ones. `crowded` is
+    true if a crowd is among the requests."""
 
-    def __init__(
-        self,
-        slots: Iterable[Slot],
-        waited_for: Container[RunnerKey],
-        urgent: Container[RunnerKey],
-        memory: Allocation,
-        policy: Policy,
-        now: float,
-        *,
-        crowded: bool,
-    ) -> None:
-        self.waited_for, self.urgent, self.policy, self.now = waited_for, urgent, policy, now
-        self._rest = policy.crowd_rest if crowded else 0.0
-        self._slots = sorted([slot for slot in slots if not slot.pinned], key=self.rank)
-        self._memory = memory
-        self._candidates: dict[bool, list[_Victim]] = {}  # for urgent groups, and for others
+    slots: Collection[Slot]
+    waited_for: Container[RunnerKey]
+    urgent: Container[RunnerKey]
+    memory: Allocation
+    policy: Policy
+    now: float
+    crowded: bool
+    gone: set[RunnerKey] = field(default_factory=set)
+    _candidates: dict[bool, list[_Victim]] = field(default_factory=dict)  # for urgent groups, and for others
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
         """Runners with a lower rank go first."""
@@ -78,7 +74,8 @@ class Eviction:
             case Phase.STARTING:
                 return at_once if slot.key not in self.waited_for or (urgent and not interactive) else None
             case Phase.READY if not slot.leases:
-                return -math.inf, slot.last_used + max(self._rest, self.policy.spare * load)
+                rest = self.policy.crowd_rest if self.crowded else 0.0
+                return -math.inf, slot.last_used + max(rest, self.policy.spare * load)
             case Phase.READY if urgent is interactive:
                 return slot.ready_at, math.inf
             case Phase.READY if urgent:
@@ -86,17 +83,19 @@ class Eviction:
         return None
 
     def take(self, shortage: Vector, group: Group) -> tuple[list[Slot], float]:
-        """Returns the runners that go for `group`, which lacks `shortage`; they are candidates no longer. If the
+        """Returns the runners that go for `group`, which lacks `shortage`; they are gone. If the
         runners that may go now do not suffice, returns none, and the time at which another one may go (infinity for
         never)."""
-        policy, began, load = self.policy, group.since, _load_time(group.load_seconds, group.needs[0])
+        policy, load = self.policy, _load_time(group.load_seconds, group.needs[0])
         patience, loads = policy.patience, policy.loads
         if group.is_crowd:
             patience, loads = policy.crowd_patience, policy.crowd_loads
         chosen: list[_Victim] = []
-        missing, again = shortage, math.inf
+        missing, began, again = shortage, group.since, math.inf
         for candidate in self._those_for(group.key in self.urgent):
-            _, size, own, earliest, latest = candidate
+            slot, size, own, earliest, latest = candidate
+            if slot.key in self.gone:
+                continue
             if latest > self.now:
                 price = load + own
                 wait = loads * price
@@ -116,20 +115,14 @@ class Eviction:
             if max(without := add(missing, candidate.size)) <= 0:
                 chosen.remove(candidate)
                 missing = without
-        self.remove({candidate.slot.key for candidate in chosen})
+        self.gone.update([candidate.slot.key for candidate in chosen])
         return [candidate.slot for candidate in chosen], math.inf
 
     def _those_for(self, urgent: bool) -> list[_Victim]:
         if urgent not in self._candidates:
             found = self._candidates[urgent] = []
-            for slot in self._slots:
+            for slot in sorted([slot for slot in self.slots if not slot.pinned], key=self.rank):
                 load = _load_time(slot.load_seconds, slot.memory)
                 if spared := self.spared(slot, load, urgent):
-                    found.append(_Victim(slot, self._memory.size(slot), load, *spared))
+                    found.append(_Victim(slot, self.memory.size(slot), load, *spared))
         return self._candidates[urgent]
-
-    def remove(self, keys: Container[RunnerKey]) -> None:
-        """Removes these runners from the candidates."""
-        self._slots = [slot for slot in self._slots if slot.key not in keys]
-        for candidates in self._candidates.values():
-            candidates[:] = [candidate for candidate in candidates if candidate.slot.key not in keys]

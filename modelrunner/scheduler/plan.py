@@ -18,7 +18,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import takewhile
 
 from modelrunner.errors import BackendUnavailable
@@ -39,10 +39,9 @@ from modelrunner.scheduler.state import (
     Start,
     State,
     Stop,
-    Wake,
     WakeAt,
 )
-from modelrunner.types import RequiredMemory, RunnerKey
+from modelrunner.types import RunnerKey
 
 _STAYING = (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
@@ -138,10 +137,20 @@ class Plan:
                 tired, expires = slot.last_used + slot.keep_alive, slot.last_used + 2 * slot.keep_alive
                 if self.now < tired:
                     self._wake_at(tired)
-                elif self.now < expires and (slot.phase is Phase.SLEEPING or self._turn(slot, Phase.SLEEPING)):
+                elif self.now < expires and (slot.phase is Phase.SLEEPING or self._falls_asleep(slot)):
                     self._wake_at(expires)
                 else:
                     self._stop(slot, Reason.IDLE)
+
+    def _falls_asleep(self, slot: Slot) -> bool:
+        """Puts a runner to sleep, if it can sleep and there is room for the larger of both figures. A runner whose
+        engine still works does not sleep."""
+        asleep = self.state.asleep.get(slot.key)
+        if asleep is None or slot.abandoned or not self.memory.start(slot.key, asleep):
+            return False
+        self.live[slot.key] = slot._replace(phase=Phase.SLEEPING, memory=slot.memory.most(asleep))
+        self._actions.append(Sleep(slot.key))
+        return True
 
     # Rule 3
 
@@ -187,46 +196,45 @@ class Plan:
     def _admit_in_line(self, groups: Sequence[Group]) -> None:
         """Finds runners for the groups that want one, and can have one. A load counts as a turn of its callers."""
         chosen = self._choose([group for group in groups if not self._is_resting(group)])
+        slots, waited_for = tuple(self.live.values()), {group.key for group in self._waiting}
+        crowded = any(group.is_crowd for group in self.state.groups)
+        self._eviction = self.eviction(slots, waited_for, self._urgent, self.memory, self.policy, self.now, crowded)
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
         line = [group for group in self._waiting if group.key in chosen or group.key in loads]
         for group in self._turns.in_line(line, self._urgent):
             if self._wants_a_runner(group):  # its sleeping runner may have been evicted
-                self._admit(group, *chosen[group.key])
+                self._admit(group, chosen[group.key])
 
-    def _admit(self, group: Group, number: int, memory: RequiredMemory) -> None:
-        if (sleeper := self.live.get(group.key)) is not None:
-            need = subtract(self._awake(sleeper), self.memory.size(sleeper))
-            self._eviction.remove({group.key})
-        else:
-            need = self.memory.need(group.key, memory)
+    def _admit(self, group: Group, start: Start) -> None:
+        need = self.memory.need(start.key, start.memory)
+        self._eviction.gone.add(group.key)  # a runner that is to be woken makes no room for itself
         if any(shortage := self.memory.shortage(need)):
             victims, again = self._eviction.take(shortage, group)
             for slot in victims:
                 self._stop(slot, Reason.ROOM, group.name)
             self._wake_at(again)
-        if sleeper is not None:
-            begun = self._turn(sleeper, Phase.STARTING)
-        elif begun := self.memory.start(group.key, memory):
-            self._actions.append(Start(group.key, memory, number))
-        if not begun:
+        if self.memory.start(start.key, start.memory):
+            self._actions.append(start)
+        else:
             self.memory.reserve(need)
 
     # Rules 4 and 6
 
-    def _choose(self, groups: Sequence[Group]) -> dict[RunnerKey, tuple[int, RequiredMemory]]:
-        """Returns by key the number and the memory of the variant to start. Refuses the groups without a variant that
-        can ever fit. Two parts of the budget cannot be evicted: the memory of pinned runners, and the memory of older
+    def _choose(self, groups: Sequence[Group]) -> dict[RunnerKey, Start]:
+        """Returns by key the variant to start. Refuses the groups without a variant that can ever fit. Two parts of the
+        budget cannot be evicted: the memory of pinned runners, which may be woken at any time, and the memory of older
         groups that will be pinned. So no start of this plan changes the choice of another group."""
-        chosen: dict[RunnerKey, tuple[int, RequiredMemory]] = {}
+        chosen: dict[RunnerKey, Start] = {}
         pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase in _STAYING] if groups else []
         evictable = reduce(subtract, map(self._awake, pinned), self.memory.budget)
         for group in sorted(groups, key=lambda g: (not g.pinned, g.since, g.waiting[0].id)):
             most, sleeper = evictable, self.live.get(group.key)
             if sleeper is not None and sleeper.pinned:
                 most = add(most, self._awake(sleeper))
-            for number, memory, need in self._variants(group, most):
+            for start in self._starts(group, most):
+                need = self.memory.total(start.key, start.memory)
                 if covers(most, need):
-                    chosen[group.key] = number, memory
+                    chosen[group.key] = start
                     break
             else:
                 too_large = not covers(self.memory.budget, need)
@@ -236,22 +244,20 @@ class Plan:
                 evictable = subtract(evictable, need)
         return chosen
 
-    def _variants(self, group: Group, most: Vector) -> list[tuple[int, RequiredMemory, Vector]]:
-        """Returns number, memory and need of the variants that may be tried, the preferred one first. After memory ran
-        out, more than the estimate counts, if eviction could give it. A sleeping runner has only the variant that it
-        runs."""
+    def _starts(self, group: Group, most: Vector) -> list[Start]:
+        """Returns the variants that may be tried, the preferred one first. After memory ran out, more than the estimate
+        counts, if eviction could give it. A sleeping runner has only the variant that it runs."""
         if (sleeper := self.live.get(group.key)) is not None:
-            return [(sleeper.variant, sleeper.memory, self._awake(sleeper))]
+            return [Start(group.key, self.state.asleep.get(group.key, sleeper.memory), sleeper.variant)]
         failure, variants = self._failures.get(group.key), list(enumerate(group.needs))
         if failure is not None and failure.floor is not None:
             floor = min(failure.floor, len(variants) - 1)
             variants = [(number, raised(memory, most)) for number, memory in variants[floor:]]
-        return [(number, memory, self.memory.need(group.key, memory)) for number, memory in variants]
+        return [Start(group.key, memory, number) for number, memory in variants]
 
     def _awake(self, slot: Slot) -> Vector:
-        """The memory to reserve for a sleeping runner, which may be woken at any time."""
         other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
-        return self.memory.size(slot if other is None else slot._replace(memory=slot.memory.most(other)))
+        return self.memory.total(slot.key, other or slot.memory)
 
     # Rule 7
 
@@ -261,26 +267,6 @@ class Plan:
             part = self._may_start(own) and batches_part(group, self.live.get(group.key), self.now)
             if part and group.needs and self.memory.start(own, group.needs[0]):
                 self._actions.append(Start(own, group.needs[0]))
-
-    @cached_property
-    def _eviction(self) -> Eviction:
-        waited_for = {group.key for group in self._waiting}
-        crowded = any(group.is_crowd for group in self.state.groups)
-        slots = self.live.values()
-        return self.eviction(slots, waited_for, self._urgent, self.memory, self.policy, self.now, crowded=crowded)
-
-    def _turn(self, slot: Slot, phase: Phase) -> bool:
-        """Puts a runner to sleep, or wakes it, if it can sleep and there is room for the larger of both figures. A
-        runner whose engine still works does not sleep."""
-        other = self.state.asleep.get(slot.key)
-        if other is None or slot.abandoned:
-            return False
-        turned = slot._replace(phase=phase, memory=slot.memory.most(other))
-        if not self.memory.take(subtract(self.memory.size(turned), self.memory.size(slot))):
-            return False
-        self.live[slot.key] = turned
-        self._actions.append(Wake(slot.key, other) if phase is Phase.STARTING else Sleep(slot.key))
-        return True
 
     def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         """Stops the runner after its last lease, at once if it has none."""

@@ -34,7 +34,6 @@ from modelrunner.scheduler.state import (
     Start,
     State,
     Stop,
-    Wake,
     WakeAt,
 )
 from modelrunner.scheduler.target import Target
@@ -191,12 +190,12 @@ class Reconciler:
         match action:
             case Grant(key, requests):
                 self._grant(self.slots[key], requests)
+            case Start(key) if key in self.slots:
+                self._sleeping.wake(self.slots[key])
             case Start(key, memory, variant):
                 self._start(key, memory, variant)
             case Sleep(key):
                 self._sleeping.sleep(self.slots[key])
-            case Wake(key):
-                self._sleeping.wake(self.slots[key])
             case Stop(key, reason, room_for):
                 self._note_turn(key)
                 slot = self.slots[key]

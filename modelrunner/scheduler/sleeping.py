@@ -1,5 +1,5 @@
-"""Carries out a plan's `Sleep` and `Wake`, and knows the memory of runners that can sleep, asleep and awake. Only
-vLLM's engines sleep."""
+"""Carries out a plan's orders to sleep and to wake, and knows the memory of runners that can sleep, asleep and awake.
+Only vLLM's engines sleep."""
 
 import asyncio
 import logging

@@ -175,8 +175,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Starts a runner for `key` in that variant. Its `memory` counts from now. If it is a runner of batches, the
-    requests of batches that wait for the clients' runner wait for this one from now on, until it is gone."""
+    """Starts a runner for `key` in that variant, or wakes the one that sleeps. Its `memory` counts from now; until a
+    sleeping one is awake, the larger figure does. Requests of batches that wait for the clients' runner wait for a new
+    runner of batches from now on, until it is gone."""
 
     key: RunnerKey
     memory: RequiredMemory
@@ -188,14 +189,6 @@ class Sleep:
     """The runner gives back the memory that it can give without ending. Until it sleeps, the larger figure counts."""
 
     key: RunnerKey
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """The runner is woken, and will count for `memory` again. Until it is awake, the larger figure counts."""
-
-    key: RunnerKey
-    memory: RequiredMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +225,4 @@ class WakeAt:
     time: float
 
 
-Action = Grant | Start | Sleep | Wake | Stop | Forget | Refuse | WakeAt
+Action = Grant | Start | Sleep | Stop | Forget | Refuse | WakeAt

@@ -20,7 +20,6 @@ from modelrunner.scheduler.state import (
     Start,
     State,
     Stop,
-    Wake,
 )
 from modelrunner.types import RequiredMemory, RunnerKey
 
@@ -107,7 +106,7 @@ class Outlook:
     the victims and the leaving runners have ended; `start` is None while loads that others wait for hold the memory. Or
     it would refuse the request with `error`; `pinned` is True if pins are the only reason."""
 
-    start: Start | Wake | None = None
+    start: Start | None = None
     at_once: bool = False
     victims: tuple[RunnerKey, ...] = ()
     error: BaseException | None = None
@@ -150,7 +149,7 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
         fits, reason = Fitting.NOW, f"{name} is loaded"
     elif look.error is not None:
         fits, reason = Fitting.NEVER, str(look.error)
-    elif isinstance(look.start, Start) and look.start.variant:
+    elif look.start is not None and look.start.variant and (slot is None or slot.phase is not Phase.SLEEPING):
         fits, reason = Fitting.SPLIT, f"{name} fits in a smaller way than the one that was asked for"
     elif look.at_once:
         fits, reason = Fitting.NOW, f"{name} fits into what is free"
@@ -236,7 +235,7 @@ def _leaving(state: State) -> tuple[RunnerKey, ...]:
     return tuple([slot.key for slot in state.slots if slot.phase in _LEAVING])
 
 
-def figures(state: State, group: Group, start: Start | Wake | None) -> Figures:
+def figures(state: State, group: Group, start: Start | None) -> Figures:
     """The memory that `start` needs (by default the preferred variant), the free memory, and the budget."""
     memory = Allocation(state.budget, state.slots, group.needs)
     need = start.memory if start else next(iter(group.needs), None)
@@ -261,8 +260,8 @@ def _slot(state: State, key: RunnerKey) -> Slot | None:
     return next((s for s in state.slots if s.key == key and s.phase is not Phase.ENDED), None)
 
 
-def _start(actions: Iterable[Action], key: RunnerKey) -> Start | Wake | None:
-    return next((a for a in actions if isinstance(a, Start | Wake) and a.key == key), None)
+def _start(actions: Iterable[Action], key: RunnerKey) -> Start | None:
+    return next((a for a in actions if isinstance(a, Start) and a.key == key), None)
 
 
 def _refusal(actions: Iterable[Action], key: RunnerKey) -> BaseException | None:

@@ -29,7 +29,6 @@ from modelrunner.scheduler.state import (
     Start,
     State,
     Stop,
-    Wake,
     WakeAt,
 )
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -278,8 +277,12 @@ class PlanMachine(RuleBasedStateMachine):
                     leases=held.leases + len(requests), interactive=interactive, last_used=self.now
                 )
                 assert self.slots[where].leases <= CAPACITY
+            case Start(where, memory, variant) if (slept := self.slots.get(where)) is not None:
+                assert slept.phase is Phase.SLEEPING, "two runners of one key"
+                assert where.model_id not in self.paused
+                assert (memory, variant) == (self.awake[where], slept.variant)
+                self.slots[where] = slept._replace(phase=Phase.STARTING, memory=slept.memory.most(memory))
             case Start(where, memory, variant):
-                assert where not in self.slots, "two runners of one key"
                 assert where.model_id not in self.paused
                 need = NEEDS[NAMES[where]][variant]
                 assert need.fits(memory)
@@ -310,12 +313,6 @@ class PlanMachine(RuleBasedStateMachine):
                 self.awake[where] = tired.memory
                 memory = tired.memory.most(ASLEEP[NAMES[where]])
                 self.slots[where] = tired._replace(phase=Phase.SLEEPING, memory=memory)
-            case Wake(where, memory):
-                slept = self.slots[where]
-                assert slept.phase is Phase.SLEEPING
-                assert where.model_id not in self.paused
-                assert memory == self.awake[where]
-                self.slots[where] = slept._replace(phase=Phase.STARTING, memory=slept.memory.most(memory))
             case Stop(where, reason, room_for):
                 stopped = self.slots[where]
                 assert stopped.phase not in (Phase.STOPPING, Phase.ENDED)

@@ -6,7 +6,7 @@ import pytest
 
 from modelrunner.errors import EngineFailed, Unavailable
 from modelrunner.scheduler import Scheduler
-from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slot, Start, Stop, Wake, WakeAt
+from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slot, Start, Stop, WakeAt
 from modelrunner.types import RequiredMemory
 from tests.scheduler import states
 from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
@@ -63,7 +63,7 @@ def test_a_pinned_one_stays_as_it_is() -> None:
 
 
 def test_a_request_wakes_it_in_room_for_the_difference() -> None:
-    woken = [Wake(key("a"), RequiredMemory(1, (5,)))]
+    woken = [Start(key("a"), RequiredMemory(1, (5,)))]
     assert decide(sleeper(), group("a", 1, vram=(5,)), budget=2, vram=(5,)) == woken
     assert decide(sleeper(pinned=True), group("a", 1, vram=(5,)), budget=2, vram=(5,)) == woken
 
