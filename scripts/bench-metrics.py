@@ -35,7 +35,8 @@ async def client(session: aiohttp.ClientSession, model: str, until: float, count
 
 async def measure(folder: Path, port: int, socket: Path, seconds: float, clients: int) -> bool:
     counts = Counter[tuple[str, str]]()
-    requests, scrapes = "sum by (model, status) (modelrunner_requests_total)", "sum(count_over_time(up[1h]))"
+    requests = 'sum by (model, status) (modelrunner_requests_total{family!="control"})'
+    scrapes = "sum(count_over_time(up[1h]))"
     connector = aiohttp.UnixConnector(str(socket), limit=0)
     async with (
         aiohttp.ClientSession("http://localhost", connector=connector) as session,

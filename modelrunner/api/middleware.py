@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = web.RequestKey("request_id", str)
 _HANDED_OVER: web.RequestKey[HandoverTransport | None] = web.RequestKey("handed_over")
 _STARTED = web.RequestKey("started", bool)
+_ERROR = web.RequestKey("error", ModelRunnerError)
 
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
@@ -93,8 +94,14 @@ def is_admin(request: web.BaseRequest) -> bool:
 def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:
     """Renders an error in the shape of the path's family."""
     request_id = request_id_of(request)
+    request[_ERROR] = error
     headers, body = dialect_of(request.path).error(error, request_id)
     return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
+
+
+def error_of(request: web.BaseRequest) -> ModelRunnerError | None:
+    """The error that the request was answered with, None without one."""
+    return request.get(_ERROR)
 
 
 def _text(headers: Iterable[Header]) -> dict[str, str]:
@@ -130,8 +137,8 @@ def _leads_to(resource: web.AbstractResource, path: str) -> bool:
 
 
 def envelope(is_ending: Callable[[], bool]) -> Middleware:
-    """Makes the outermost middleware. While the daemon ends, reading requests are answered, and all others are
-    refused."""
+    """Makes the middleware that checks the key and renders errors. While the daemon ends, reading requests are
+    answered, and all others are refused."""
 
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -26,7 +26,7 @@ class ResidencyRoutes:
             web.post("/engines/resume", self.resume),
         ]
 
-    @documented(PROGRESS, body=wire.ModelName, errors=(412, 421, 422, 429, 502, 504, 507))
+    @documented(PROGRESS, body=wire.ModelName, errors=(412, 421, 422, 502, 504, 507))
     async def preload(self, request: web.Request) -> web.StreamResponse:
         """Loads a model, and ends when it is ready."""
         wanted = await read_json(request, wire.ModelName)

@@ -19,6 +19,7 @@ from modelrunner.api.archive_routes import ArchiveRoutes
 from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.board import Board
 from modelrunner.api.configure_routes import ConfigurationRoutes
+from modelrunner.api.counting import ControlRequests
 from modelrunner.api.diagnostic_routes import DiagnosticRoutes
 from modelrunner.api.document_routes import DocumentRoutes
 from modelrunner.api.engine_routes import EngineRoutes
@@ -286,7 +287,8 @@ class Daemon:
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
-        middlewares = [envelope(lifecycle.stop.is_set), KeyedRequests(parts.keys).follow]
+        control = ControlRequests(pipeline.addresses, pipeline.observers)
+        middlewares = [control.tell, envelope(lifecycle.stop.is_set), KeyedRequests(parts.keys).follow, control.limit]
         app = web.Application(middlewares=middlewares, client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (

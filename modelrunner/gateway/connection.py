@@ -242,9 +242,11 @@ class ClientConnection(Answers):
             self._ask(admitted.terms, pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def _refuse_body(self, error: ModelRunnerError, admitted: AdmittedHead) -> None:
-        if isinstance(self._work, HandoverTransport) and self._work.began:
-            self.abort()
-            return
+        if isinstance(self._work, HandoverTransport):
+            if self._work.began:
+                self.abort()
+                return
+            self._work.refused = True
         self._leave()
         self._refuse(error, admitted.request_id or new_request_id(), admitted.line.path)
 

@@ -13,6 +13,7 @@ class ClientSide(Protocol):
 
     keep_alive: bool
     """True if the connection takes another request after this one."""
+    peer: str
 
     def write(self, data: bytes) -> None: ...
 
@@ -30,7 +31,8 @@ class ClientSide(Protocol):
 
 class HandoverTransport(asyncio.Transport):
     """`admitted` is the request's head, `local` True for a request on the Unix socket. `answered` is set once the whole
-    answer was written; without it, `close` cuts the client's connection."""
+    answer was written; without it, `close` cuts the client's connection. `peer` is the client's address, `client` the
+    number of its connection; `refused` is set where the gateway refuses the rest of the request."""
 
     def __init__(self, client: ClientSide, admitted: AdmittedHead, protocol: asyncio.Protocol, *, local: bool) -> None:
         super().__init__()
@@ -38,6 +40,8 @@ class HandoverTransport(asyncio.Transport):
         self.local = local
         self.answered = False
         self.began = False
+        self.refused = False
+        self.peer, self.client = client.peer, id(client)
         self._client = client
         self._protocol = protocol
         self._whole = False

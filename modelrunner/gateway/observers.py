@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CONTROL = "control"
+"""The family of requests that ask no model."""
 _EVERY = 0.05  # seconds between two rounds of telling
 _LONGEST = 640  # characters: no model has a longer name, and no route a longer path
 

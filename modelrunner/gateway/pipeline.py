@@ -22,11 +22,11 @@ from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.heldback import HeldBack
 from modelrunner.gateway.interfaces import Asked, Detour, Inference, Recorder, Sink, Terms, UnderWay, asked
 from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
-from modelrunner.gateway.observers import Observers, RequestRecord, shortened
+from modelrunner.gateway.observers import CONTROL, Observers, RequestRecord, shortened
 from modelrunner.gateway.quarantine import Quarantine
 from modelrunner.gateway.render import harmless_id
 from modelrunner.gateway.response_store import ResponseStore
-from modelrunner.gateway.routes import Route, dialect_of
+from modelrunner.gateway.routes import Route, dialect_of, match
 from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
 from modelrunner.keys.allowances import AddressAllowances, Allowance, begin_all
@@ -263,7 +263,8 @@ class Pipeline(Leasing):
         """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's
         family. `terms` are those of its head, if that was admitted; `peer` is the client's address."""
         dialect = dialect_of(path)
-        self._tell(asked(dialect.name, shortened(path), *_who(terms)), request_id, error.status, error.code, peer)
+        family = dialect.name if terms is not None or match(path) is not None else CONTROL
+        self._tell(asked(family, shortened(path), *_who(terms)), request_id, error.status, error.code, peer)
         return dialect.error(error, request_id)
 
     def gone(self, request_id: str, terms: Terms, peer: str) -> None:

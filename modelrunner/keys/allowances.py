@@ -113,10 +113,19 @@ class Allowance:
 
 
 def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> None:
-    """Counts a request in at all of them, or at none. A client that came too early is told a time at which all of them
-    keep a slot for it. Raises `RateLimited`."""
+    """Counts a request in at all of them, or at none. Raises `RateLimited`."""
     for allowance in allowances:
         allowance.check(size)
+    count(allowances, client)
+    for allowance in allowances:
+        allowance.go_on(size)
+
+
+def count(allowances: Sequence[Allowance], client: int) -> None:
+    """Counts a request against the requests a minute of all of them, or of none, and against nothing else: it needs no
+    end. A client that came too early is told a time at which all of them keep a slot for it. Raises `RateLimited`."""
+    if not allowances:
+        return
     now = allowances[0].clock()
     limited = [allowance for allowance in allowances if allowance.rates.requests_per_minute is not None]
     closed = [allowance for allowance in limited if not allowance.requests.is_open(client, now)]
@@ -128,8 +137,6 @@ def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> No
         raise closed[0].too_many(at - now)
     for allowance in limited:
         allowance.requests.take(client, now)
-    for allowance in allowances:
-        allowance.go_on(size)
 
 
 class AddressAllowances:

@@ -6,7 +6,7 @@ from modelrunner.gateway.dialects.dialect import Dialect
 from modelrunner.gateway.routes import all_routes
 from modelrunner.openapi.operation import Operation
 
-_ERRORS = (411, 412, 421, 422, 429, 501, 502, 504, 507)
+_ERRORS = (411, 412, 421, 422, 501, 502, 504, 507)
 
 
 def inference_operations() -> Iterator[tuple[Dialect, str, str, str, Operation]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ALWAYS = (400, 401, 403, 404, 413, 415, 500, 503)
+ALWAYS = (400, 401, 403, 404, 413, 415, 429, 500, 503)
 """The statuses that the checks before every route can answer with, and that of a disk that refuses (`StorageFailed`) or
 of a fault of ours."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from modelrunner.errors import RequestCancelled, RequestNotFound
 from modelrunner.gateway.interfaces import UnderWay
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.observers import CONTROL, RequestRecord
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.columns import columns
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
@@ -42,11 +42,15 @@ class Telemetry:
         self._flush = flush
 
     def finished(self, records: Sequence[RequestRecord]) -> None:
+        of_models = records
         for alike in columns(records):
             self._counters.add(alike)
+            if alike.asked.family == CONTROL:
+                of_models = [record for record in records if record.asked.family != CONTROL]
+                continue
             self._usage.add(alike)
             self._history.take(alike)
-        self._recent.extend(records)
+        self._recent.extend(of_models)
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the counts for Prometheus and their content type, as `Exposition.render`."""

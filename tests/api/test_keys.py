@@ -219,7 +219,7 @@ async def test_limits_of_an_address(start_daemon: StartDaemon, tmp_path: Path) -
         assert answer.status == 200
     key = await make_key(daemon)
     assert (await call(daemon, "POST", "/v1/chat/completions", key, CHAT))[0] == 429
-    assert (await call(daemon, "GET", "/v1/models", key))[0] == 200
+    assert (await call(daemon, "GET", "/v1/models", key))[0] == 429
 
 
 async def test_usage_by_key(start_daemon: StartDaemon) -> None:

@@ -136,7 +136,7 @@ async def test_refusals_before_the_exchange_are_told(folder: Path) -> None:
             ("openai", CHAT, 400, "bad_request"),
             ("anthropic", "/v1/messages", 403, "forbidden"),
             ("openai", "/v1/completions", 411, "length_required"),
-            ("openai", "", 400, "bad_request"),
+            ("control", "", 400, "bad_request"),
         ]
 
 
