@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from modelrunner.gateway.detours.gathering import EmbeddingGatherer, split
 from tests.gateway.fakes import Call, until
 from tests.gateway.harness import Answer, Proxy, proxy, request
+from tests.gateway.test_observers import Notes
 
 PATH = "/v1/embeddings"
 
@@ -164,6 +165,7 @@ async def test_clients_that_leave(folder: Path, kind: str) -> None:
     engine.gate = asyncio.Event()
     async with proxy(folder, kind, engine) as served:
         served.pipeline.use_detours(EmbeddingGatherer(served.pipeline, 1000.0, 3))
+        notes = Notes(served.pipeline.observers)
         clients = [await served.connect() for _ in range(4)]
         await clients[0].send(ask("gone"))
         await until(lambda: len(served.pipeline.running) == 1)
@@ -187,6 +189,8 @@ async def test_clients_that_leave(folder: Path, kind: str) -> None:
         for client in clients:
             await client.leave()
         await until(lambda: engine.left == 1)  # nobody is left
+        left = [one for one in notes.records if one.status == 499]
+        assert [one.tokens.prompt for one in left] == [0, *(one.bytes_in // 4 for one in left[1:])]  # the first unasked
 
 
 async def test_a_large_batch_goes_before_the_window_closes(folder: Path) -> None:

@@ -18,7 +18,7 @@ from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.interfaces import Inference, Sink
 from modelrunner.gateway.render import new_request_id
-from modelrunner.gateway.tokens import Tokens
+from modelrunner.gateway.tokens import NONE, Tokens, with_prompt
 from modelrunner.http.answers import Header
 
 if TYPE_CHECKING:
@@ -149,7 +149,10 @@ class _Gathering:
     def resume(self, relay: Relay) -> None: ...
 
     def leave(self, relay: Relay) -> None:
-        """The others go on; without others, so does nothing."""
+        """The others go on; without others, so does nothing. What the engine was given of it costs the client."""
+        if self._exchange is not None and (lease := self._exchange.lease) is not None:
+            relay.lease = lease
+            relay.tokens = with_prompt(NONE, len(relay.ask.body), lease.runner.spec.context_size)
         self.texts.pop(relay, None)
         self._asked = [None if one is relay else one for one in self._asked]
         if self._exchange is not None and not self.texts:
