@@ -12,7 +12,7 @@ class Permissions:
     with one, the engine may open connections, start processes, bind threads to processors by their IDs, or give threads
     the normal scheduling class by their IDs; "" forbids it.
     `private` are folders that stay closed, beside the home folder, where one of `reads` or the program's encloses
-    them."""
+    them; `private_port` is a TCP port that stays closed also with `network`."""
 
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
@@ -22,6 +22,7 @@ class Permissions:
     affinity: str = ""
     scheduling: str = ""
     private: tuple[Path, ...] = ()
+    private_port: int | None = None
 
     def __or__(self, other: "Permissions") -> "Permissions":
         return Permissions(
@@ -33,6 +34,7 @@ class Permissions:
             self.affinity or other.affinity,
             self.scheduling or other.scheduling,
             self.private + other.private,
+            other.private_port if self.private_port is None else self.private_port,
         )
 
 

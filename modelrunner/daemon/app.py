@@ -112,7 +112,7 @@ async def serve(
             unix = instance.UnixListener(path, ready_made)
             addresses = Addresses(path, instance.address(tcp, tls=certificate is not None), settings.data_dir)
             doorway = sockets.enter_context(closing(Doorway(unix, addresses, settings.socket_path, announce)))
-            parts = await asyncio.to_thread(build, settings, registry, keys)
+            parts = await asyncio.to_thread(build, settings, registry, keys, tcp.getsockname()[1] if tcp else None)
             server = Daemon(settings, parts, doorway, tcp, certificate)
             with server.lifecycle.on_signals(last=last):
                 await server.start()

@@ -100,8 +100,14 @@ class Parts:
     keys: KeyRing
 
 
-def build(settings: Settings, registry: BackendRegistry | None = None, keys: KeyRing | None = None) -> Parts:
-    """Opens the store and finds the backends; starts nothing. Raises `ConfigurationError`, `StorageFailed`."""
+def build(
+    settings: Settings,
+    registry: BackendRegistry | None = None,
+    keys: KeyRing | None = None,
+    port: int | None = None,
+) -> Parts:
+    """Opens the store and finds the backends; starts nothing. `port` is that of the TCP listener, None without one.
+    Raises `ConfigurationError`, `StorageFailed`."""
     data = settings.data_dir
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
@@ -114,7 +120,7 @@ def build(settings: Settings, registry: BackendRegistry | None = None, keys: Key
     configurations = Configurations(
         state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
     )
-    permissions = Permissions(private=(data,)) if settings.sandbox == "on" else None
+    permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
     resolver = Resolver(
         store,
         registry,

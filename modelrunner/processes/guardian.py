@@ -154,12 +154,12 @@ def confine(
     capabilities: list[int] | None,
     ruleset: bytes,
     rules: list[tuple[bytes, int]],
-    ports: list[tuple[int, int]],
+    ports: list[tuple[int, int, int]],
     system_calls: bytes,
 ) -> None:
     """Applies the decisions of confinement.py: resource `limits`; the `capabilities` that root keeps, None for another
-    user; the `ruleset`, a `struct landlock_ruleset_attr`, with the rights on paths (`rules`) and on `ports`; and
-    `system_calls`, an array of `struct sock_filter`."""
+    user; the `ruleset`, a `struct landlock_ruleset_attr`, with the rights on paths (`rules`) and on `ports`, from one
+    to another; and `system_calls`, an array of `struct sock_filter`."""
     for number, most in limits:
         hard = resource.getrlimit(number)[1]
         most = most if hard == resource.RLIM_INFINITY else min(hard, most)
@@ -183,7 +183,7 @@ class FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def landlock(ruleset: bytes, rules: list[tuple[bytes, int]], ports: list[tuple[int, int]]) -> None:
+def landlock(ruleset: bytes, rules: list[tuple[bytes, int]], ports: list[tuple[int, int, int]]) -> None:
     made = system_call(LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
     for path, rights in rules:
         try:
@@ -195,9 +195,12 @@ def landlock(ruleset: bytes, rules: list[tuple[bytes, int]], ports: list[tuple[i
         rule = rights.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
         system_call(LANDLOCK_ADD_RULE, made, RULE_PATH_BENEATH, rule, 0)
         os.close(place)
-    for rights, port in ports:
-        rule = rights.to_bytes(8, sys.byteorder) + port.to_bytes(8, sys.byteorder)
-        system_call(LANDLOCK_ADD_RULE, made, RULE_NET_PORT, rule, 0)
+    add = ctypes.CDLL(None, use_errno=True).syscall  # for most of the ports, where one is closed
+    for rights, first, last in ports:
+        granted = rights.to_bytes(8, sys.byteorder)
+        for port in range(first, last + 1):
+            if add(LANDLOCK_ADD_RULE, made, RULE_NET_PORT, granted + port.to_bytes(8, sys.byteorder), 0) < 0:
+                raise OSError(ctypes.get_errno(), "a rule on a port was refused")
     system_call(LANDLOCK_RESTRICT_SELF, made, 0)
     os.close(made)
 

@@ -2,7 +2,7 @@
 owner, and an engine with the permission `network` can connect to it.
 
 A TCP connection tells nothing of its process: the kernel says which socket it is, but a socket can be held by several
-processes, or by none while one sends it to another."""
+processes, or by none while one sends it to another. So the sandbox closes the daemon's port (confinement.py)."""
 
 import os
 import socket

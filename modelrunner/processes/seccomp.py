@@ -20,6 +20,7 @@ _PR_GET_SECCOMP = 21
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _TYPE_MASK, _STREAM, _DATAGRAM = 0xF, 1, 2
+_MULTIPATH, _TCP, _UPPER_LAYER = 262, 6, 31  # IPPROTO_MPTCP, IPPROTO_TCP, TCP_ULP (of SMC): TCP, but not for Landlock
 _FAST_OPEN = 0x20000000  # MSG_FASTOPEN: connects without connect(2)
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _NORMAL = 0  # SCHED_OTHER, without SCHED_RESET_ON_FORK
@@ -47,8 +48,8 @@ _ABIS = {
         0xC000003E,
         _COMMON
         | {"ioctl": 16, "shmget": 29, "shmat": 30, "shmctl": 31, "socket": 41, "connect": 42, "sendto": 44}
-        | {"sendmsg": 46, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "semget": 64, "semop": 65}
-        | {"semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "fcntl": 72, "chmod": 90}
+        | {"sendmsg": 46, "socketpair": 53, "setsockopt": 54, "clone": 56, "fork": 57, "vfork": 58, "semget": 64}
+        | {"semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "fcntl": 72, "chmod": 90}
         | {"fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "setpriority": 141}
         | {"sched_setparam": 142, "sched_setscheduler": 144, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190}
         | {"getxattr": 191, "lgetxattr": 192, "listxattr": 194, "llistxattr": 195, "removexattr": 197}
@@ -68,8 +69,8 @@ _ABIS = {
         | {"sched_setaffinity": 122, "setpriority": 140, "mq_open": 180, "mq_unlink": 181, "msgget": 186}
         | {"msgctl": 187, "msgrcv": 188, "msgsnd": 189, "semget": 190, "semctl": 191, "semtimedop": 192}
         | {"semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196, "socket": 198, "socketpair": 199}
-        | {"connect": 203, "sendto": 206, "sendmsg": 211, "add_key": 217, "request_key": 218, "keyctl": 219}
-        | {"clone": 220, "prlimit64": 261, "fanotify_init": 262, "setns": 268, "sendmmsg": 269}
+        | {"connect": 203, "sendto": 206, "setsockopt": 208, "sendmsg": 211, "add_key": 217, "request_key": 218}
+        | {"keyctl": 219, "clone": 220, "prlimit64": 261, "fanotify_init": 262, "setns": 268, "sendmmsg": 269}
         | {"sched_setattr": 274},
     ),
 }
@@ -115,20 +116,26 @@ def program(*, listens_on_tcp: bool, network: bool, processes: bool, affinity: b
 
 
 def _network_rules(listens_on_tcp: bool, network: bool) -> dict[str, list[bytes]]:
-    if network:
-        return {"socket": _family(_UNIX, _INET, _INET6, _NETLINK)}
+    fast_open = {
+        name: [_argument(flags), _step(_ANY_BIT, _FAST_OPEN, 0, 1), _refuse(errno.EACCES), _allow()]
+        for name, flags in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3))
+    }
+    if network:  # but not by ways on which Landlock does not see a port that it closes
+        plain = [_argument(2), _step(_EQUAL, _MULTIPATH, 0, 1), _refuse(errno.EPROTONOSUPPORT)]
+        layer = [_argument(2), _step(_EQUAL, _UPPER_LAYER, 0, 1), _refuse(errno.ENOPROTOOPT), _allow()]
+        return fast_open | {
+            "socket": [*plain, *_family(_UNIX, _INET, _INET6, _NETLINK)],
+            "setsockopt": [_argument(1), _step(_EQUAL, _TCP, 1, 0), _allow(), *layer],
+        }
     families = (_UNIX, _INET, _INET6) if listens_on_tcp else (_UNIX,)
     stream = [_argument(1), _mask(_TYPE_MASK), _step(_EQUAL, _STREAM, 1, 0), _refuse(errno.EACCES)]
-    rules = {
+    return fast_open | {
         "socket": [*stream, *_family(*families)],
         "socketpair": [
             *(_argument(1), _mask(_TYPE_MASK), _step(_EQUAL, _DATAGRAM, 0, 1), _refuse(errno.EACCES), _allow())
         ],
         "connect": [_refuse(errno.EACCES)],
     }
-    for name, flags in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
-        rules[name] = [_argument(flags), _step(_ANY_BIT, _FAST_OPEN, 0, 1), _refuse(errno.EACCES), _allow()]
-    return rules
 
 
 def _process_rules(processes: bool) -> dict[str, list[bytes]]:

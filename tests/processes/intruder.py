@@ -88,6 +88,29 @@ def connect_fast_open(o: argparse.Namespace) -> object:
 
 
 @attempt
+def connect_multipath(o: argparse.Namespace) -> None:
+    socket.socket(proto=262).connect(("127.0.0.1", o.listener))  # IPPROTO_MPTCP
+
+
+@attempt
+def add_upper_layer(o: argparse.Namespace) -> bool:
+    """SMC in place of TCP, where the kernel has it."""
+    with socket.socket() as connection:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, 31, b"smc")  # TCP_ULP
+        except FileNotFoundError:
+            return False
+        return True
+
+
+@attempt
+def listen_beside_daemon(o: argparse.Namespace) -> None:
+    """Where a client may look for it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.2", o.listener))
+
+
+@attempt
 def send_udp(o: argparse.Namespace) -> object:
     return socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 9))
 

@@ -24,6 +24,7 @@ from tests.processes.intruder import ATTEMPTS
 BY_MACHINE = {  # what they need without a sandbox, some kernels, settings of theirs or file systems do not have
     *("gain_privileges", "read_keyring", "use_io_uring", "mount", "connect_fast_open", "trace_daemon"),
     *("move_memory_of_daemon", "compare_with_daemon", "take_file_of_daemon", "change_mode_by_new_call"),
+    *("connect_multipath", "add_upper_layer"),
     *("change_flags_of_model", "set_attribute", "set_attribute_of_model", "remove_attribute", "read_attribute"),
     *("list_attributes", "share_queue"),
 }
@@ -121,10 +122,33 @@ async def test_a_permission_opens_what_it_names_and_is_reported(ground, daemon, 
     asks = Permissions(network="cluster", processes="workers", affinity="node", scheduling="class")
     observer = await ground.tried(daemon, listener, asks=asks)
     got = {line.split(" ")[0] for line in observer.lines if " got: " in line}
-    opened = {"connect_tcp", "connect_unix", "send_udp", "send_unix", "listen_elsewhere", "fork", "spawn"}
-    assert got - {"connect_fast_open"} == opened | {"bind_daemon", "reset_class_of_daemon"}
+    opened = {"connect_tcp", "connect_unix", "send_udp", "send_unix", "listen_elsewhere", "listen_beside_daemon"}
+    assert got == opened | {"fork", "spawn", "bind_daemon", "reset_class_of_daemon"}
     assert observer.sandbox.state == "partial"
     assert [gap.rpartition(": ")[2] for gap in observer.sandbox.gaps] == ["cluster", "node", "class", "workers"]
+
+
+async def test_a_private_port_stays_closed_to_an_engine_that_may_connect_elsewhere(ground, daemon, listener) -> None:
+    tries = ("connect_tcp", "connect_fast_open", "connect_multipath", "add_upper_layer", "listen_beside_daemon")
+    asks = Permissions(network="cluster", private_port=listener)
+    observer = await ground.tried(daemon, listener, *tries, "listen_elsewhere", asks=asks)
+    found = [line.split(":")[0] for line in observer.lines[: len(tries) + 1]]
+    assert found == [*(f"{name} held" for name in tries), "listen_elsewhere got"]
+    assert observer.sandbox.gaps == ("connections: cluster",)
+    (ground.own / "own.sock").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        asks = Permissions(network="cluster", private_port=listener)
+        observer = await ground.tried(daemon, other.getsockname()[1], "connect_tcp", asks=asks)
+    assert observer.lines[0].startswith("connect_tcp got")
+
+
+@pytest.mark.parametrize(("abi", "filters"), [(3, True), (7, False)])
+def test_a_private_port_that_the_kernel_cannot_close_is_a_gap(monkeypatch, abi: int, filters: bool) -> None:
+    monkeypatch.setattr(confinement, "landlock_abi", lambda: abi)
+    monkeypatch.setattr(seccomp, "supported", lambda: filters)
+    asks = Permissions(network="cluster", private_port=12434)
+    gap = "connections, also to the daemon's TCP port while there is no API key: cluster"
+    assert gap in confinement.confined("/bin/true", {}, asks).sandbox.gaps
 
 
 async def test_a_variable_that_binds_threads_is_a_permission_and_is_reported(ground, daemon, listener) -> None:
@@ -187,10 +211,11 @@ def test_a_gap_of_the_kernel_is_said(monkeypatch, abi: int, filters: bool, told:
 @pytest.mark.parametrize("abi", range(1, 8))
 async def test_the_rules_of_every_version_are_accepted(ground, monkeypatch, abi: int) -> None:
     monkeypatch.setattr(confinement, "landlock_abi", lambda: abi)
-    options = ProcessOptions(ground.log, permissions=Permissions(writes=(ground.own,), port=os.getpid()))
-    with pytest.raises(BackendExited) as ended:
-        await process.run(["/bin/true"], env={}, options=options)
-    assert ended.value.returncode == 0
+    for asks in (Permissions(port=os.getpid()), Permissions(network="cluster", private_port=12434)):
+        options = ProcessOptions(ground.log, permissions=Permissions(writes=(ground.own,)) | asks)
+        with pytest.raises(BackendExited) as ended:
+            await process.run(["/bin/true"], env={}, options=options)
+        assert ended.value.returncode == 0
 
 
 @pytest.mark.parametrize("by_script", [False, True])
