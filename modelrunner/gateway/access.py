@@ -13,8 +13,7 @@ class Access:
     """`hosts` are the allowed values of a Host header on TCP, port included ("localhost:12434"). `origins` are the
     allowed origins: exact ("https://chat.example", "null"), with any port ("http://localhost:*"), with any name
     ("https://*.example", "chrome-extension://*"), all of a scheme ("app://"), or "*" for all but "null". At the end of
-    a host or an origin, `:*` means any port or none. `generation` grows when they change, or the
-    API keys do."""
+    a host or an origin, `:*` means any port or none. `generation` grows with each change of hosts, origins or keys."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
         self.generation = 0
@@ -42,7 +41,7 @@ class Access:
             return None
         if not self._allows(origin.lower(), host, local):
             raise Forbidden(
-                f"pages from {origin[:200]!r} may not ask here; allow them with origins = [{_quoted(origin)}]"
+                f"web pages from {origin[:200]!r} are not allowed; allow them with origins = [{_quoted(origin)}]"
             )
         return origin
 
@@ -59,8 +58,7 @@ class Access:
 
 
 def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Compiles an expression that matches, in lower case, whatever one of the patterns matches; without patterns,
-    nothing."""
+    """Compiles an expression that matches, in lower case, every text that one of the patterns matches."""
     return re.compile("|".join(map(_expression, patterns)) or r"(?!)")
 
 
@@ -68,7 +66,7 @@ def _expression(pattern: str) -> str:
     if pattern == "*":
         return r".*://.*"  # not "null", which stands for local files and sandboxed frames of any page
     name, port = (pattern[:-2], r"(?::[0-9]+)?") if pattern.endswith(":*") else (pattern, "")
-    # A Host has no scheme: with a star, a page of any name that was rebound to loopback would be allowed.
+    # A Host has no scheme: a star in it would allow pages of any name that was rebound to loopback.
     return re.escape(name.lower()).replace(r"\*", r"[^/:]*" if "://" in name else r"\*") + port
 
 

@@ -1,5 +1,5 @@
-"""Admission: the decision about a request's head, for every route. Checked heads are cached, since a client usually
-sends the same head again with another Content-Length."""
+"""Admission: the check of a request's head, for every route. Checked heads are cached, since a client usually sends the
+same head again with another Content-Length."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,8 +21,8 @@ _NAMES = names_of(HEADERS)
 class AdmittedHead:
     """The head of an admitted request, and the API key that it was admitted with. `terms` is None for a request that is
     not inference, which aiohttp answers. `length` is the Content-Length in bytes, -1 for none; a cached head may stand
-    for other lengths. `origin` is the allowed web page that sends the request, if any, and `cors` the answer's fields
-    for it. `request_id` is the client's own. `generation` is that of the access rules."""
+    for other lengths. `origin` is the origin of an allowed web page, None without one, and `cors` has the answer's
+    fields for it. `request_id` is the client's own. `generation` is that of the access rules."""
 
     line: RequestLine
     terms: Terms | None

@@ -1,5 +1,5 @@
-"""Fills in what a request leaves out and its model carries. It works on the engine's body: so it is the same for every
-API family."""
+"""Fills in a model's defaults where a request has no value. It changes the engine's body, so all API families share
+it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _SAMPLED = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 _ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 _CHATS = ("/v1/chat/completions", "/apply-template", *_ANTHROPIC)
 _ANTHROPIC_NAMES = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop": "stop_sequences"}
-# Other names of an option: who gives one of them has given the option.
+# The names of an option: a request with one of them has set the option.
 _SAME = {
     "max_tokens": ("max_tokens", "max_completion_tokens", "n_predict"),
     "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
@@ -27,7 +27,8 @@ class _Role(msgspec.Struct):
 
 
 def filled(path: str, body: bytes, defaults: ModelDefaults) -> bytes:
-    """The body for the engine's endpoint `path`. A body that an engine would refuse is left as it is."""
+    """Returns `body`, which is for the engine's endpoint `path`, with the defaults. A body that an engine would refuse
+    is not changed."""
     try:
         members = MEMBERS.decode(body)
         given = {name for name, raw in members.items() if bytes(raw) != _NULL}
@@ -44,7 +45,8 @@ def filled(path: str, body: bytes, defaults: ModelDefaults) -> bytes:
 def _conversation(
     members: Mapping[str, msgspec.Raw], given: set[str], defaults: ModelDefaults, *, anthropic: bool
 ) -> dict[str, Any]:
-    """The system prompt comes first, where the request has none; the model's messages stand before the request's."""
+    """Returns the changed members: the model's system prompt comes first if the request has none, and the model's
+    messages come before the request's."""
     messages = msgspec.json.decode(members.get("messages", b"[]"), type=list[msgspec.Raw])
     roles = [msgspec.json.decode(message, type=_Role).role for message in messages]
     has_system = "system" in given if anthropic else any(role in ("system", "developer") for role in roles)

@@ -115,7 +115,7 @@ class ClientConnection(Answers):
             self._transport.close()
 
     def _leave(self) -> None:
-        """Drops the client's work and everything that it sent ahead: the client is gone, or is given up."""
+        """Drops the client's work and the requests that it sent ahead: the client is gone, or too slow."""
         self._data = b""
         self._drop_body()
         work, self._work = self._work, None
@@ -135,7 +135,7 @@ class ClientConnection(Answers):
         self._regulate()
 
     def _regulate(self) -> None:
-        """Pauses and resumes reading: enough was read ahead, or aiohttp has paused the body."""
+        """Pauses reading while enough was read ahead or aiohttp has paused the body; resumes it after that."""
         early = len(self._data) > max(self._limits.pipelined, self._limits.head)
         reading = not early and not self._held
         if reading != self._reading and not self._transport.is_closing():
@@ -177,7 +177,7 @@ class ClientConnection(Answers):
             self._deadline = min(self._deadline, self._loop.time() + self._limits.header_timeout)
 
     def _read_head(self, data: bytes, end: int, length: int) -> None:
-        """`length` is that of the body if the head was admitted before, else -1."""
+        """`length` is that of the body in bytes if the head was admitted before, else -1."""
         self._deadline = _NEVER
         self.keep_alive = False
         try:
@@ -253,7 +253,7 @@ class ClientConnection(Answers):
     # the work
 
     def _ask(self, terms: Terms, body: bytes, found: Fields | Exception | None = None) -> None:
-        """`found` are the fields of a large body, or the fault in it, once it is decoded."""
+        """`found` has the fields of a large body that was decoded, or the error of its decoding."""
         if len(body) > LARGE and found is None:
             unbuffer = self._pipeline.unbuffer
             self._work = Decoding(terms.route.dialect, body, lambda found: self._ask(terms, body, found), unbuffer)
@@ -271,7 +271,8 @@ class ClientConnection(Answers):
             exchange.start()
 
     def _turn_down(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
-        """Refuses one request. The next one is known to follow, unless too many such clients wait already."""
+        """Refuses one request, after a delay for an impatient client. The connection stays open, unless too many such
+        clients wait already."""
         held_back = self._pipeline.held_back
         if isinstance(error, RateLimited) and (delay := self._patience.delay(error, terms.key_name)):
             if not (held_back.is_full or self._listener.draining):
@@ -286,7 +287,7 @@ class ClientConnection(Answers):
         self._say_no(error, ask_id, terms)
 
     def _say_no(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
-        self._work = None  # it is over: a client that leaves while this is written got its answer
+        self._work = None  # the work is over: a client that leaves during this write got its answer
         headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern, terms, self.peer)
         self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
         self.finish()
@@ -300,7 +301,7 @@ class ClientConnection(Answers):
 
     def finish(self) -> None:
         self._work = None
-        if self._body is not None:  # the answer came before the end of the body, whose rest is no next request
+        if self._body is not None:  # the answer came before the end of the body, whose rest is not a request
             self._linger()
         elif not self.keep_alive or (self._half_closed and not self._data):
             self._deadline = self._loop.time() + self._limits.write_stall

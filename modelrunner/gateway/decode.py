@@ -11,8 +11,8 @@ LARGE = 512 << 10
 
 
 class Decoding:
-    """A large body while a thread decodes it for its dialect. At the end it calls `done` with the fields or the error;
-    if `cancel` came first, it calls `given_up` with the size of the body."""
+    """The decoding of a large body, which is the `Work` of its connection. At its end it calls `done` with the fields
+    or the error; `cancel` calls `given_up` with the size of the body in bytes instead."""
 
     def __init__(
         self,

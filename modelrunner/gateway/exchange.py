@@ -1,7 +1,7 @@
-"""One inference request from its decision to its last byte, whichever lane it came on.
+"""One inference request from its admission to its last byte.
 
-A warm request is callbacks only: `start` sends it to the engine, the engine's connection calls back, the sink writes.
-A task exists only while something is waited for: a runner, or the reason why an engine went away.
+A warm request is callbacks only: `start` sends it to the engine, the engine's connection calls back, the sink writes. A
+task exists only while the request waits: for a runner, or for the reason of an engine's end.
 """
 
 from collections.abc import Callable, Coroutine
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """Made by `Pipeline.exchange` and `plain`. `cancel` when the client is gone; `pause` and `resume` when it takes no
-    more. `lease` is None while the request waits for a runner."""
+    """Made by `Pipeline.exchange` and `plain`. `is_told` is True if allowances or observers hear of its end. `lease` is
+    None while the request waits for a runner."""
 
     __slots__ = (
         *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_opening", "_over", "_passage"),
@@ -63,9 +63,9 @@ class Exchange:
         self._side: SideWork | None = None
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
         self._translation: Translation | None = None
-        self._passage: Passage | None = None  # None where the answer goes to the sink just as it comes
+        self._passage: Passage | None = None  # None while the answer goes to the sink unchanged
         self._error: ModelRunnerError | None = None
-        self._ignored: tuple[str, ...] = ()  # fields of the request that the engine does nothing with
+        self._ignored: tuple[str, ...] = ()  # fields of the request that the engine ignores
         self._responded = False  # the client has its head
         self._passed = False  # the engine's answer began to go to the client
         self._retried = self._over = False
@@ -113,7 +113,7 @@ class Exchange:
             self._upstream.resume()
 
     def record(self) -> RequestRecord:
-        """What is known of the request so far."""
+        """Returns the record of the request so far."""
         ask, lease, upstream, tokens = self.ask, self.lease, self._upstream, NONE
         size, tail = self._received if upstream is None else upstream.received
         if self._refusal is None:
@@ -125,7 +125,7 @@ class Exchange:
         return record_of(ask, lease, self._status, error, self._first_byte, size, tokens, self._trace)
 
     def cancel(self) -> None:
-        """The client is gone: the engine is told so, a place in the queue is given up."""
+        """Called when the client is gone. Ends the engine's work, or leaves the queue."""
         if not self._over:
             self._status = 499
             self._close()
@@ -134,7 +134,7 @@ class Exchange:
         """Ends the request with an error, whatever it is doing."""
         self._refuse(error)
 
-    # what it waits for
+    # waiting
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         self._beside().do(work)
@@ -199,7 +199,7 @@ class Exchange:
         self._upstream = runner.upstream.send(build_request("POST", path, body, headers), self, fresh=fresh)
 
     def _limited(self, lease: Lease, path: str, body: bytes) -> bytes:
-        """The engine's body within the limits of the model and of the API key; their time begins with the first call.
+        """Returns the engine's body within the limits of the model and of the API key, and begins their time limit.
         Raises `BadRequest`."""
         key = self.ask.terms.key
         limits = lease.limits if key is None else lease.limits.least(key.limits)
@@ -208,7 +208,7 @@ class Exchange:
         return body if limits.tokens is None else with_most_tokens(path, body, limits.tokens)
 
     async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
-        """For a request with fields that its engine may ignore."""
+        """Checks a request with fields that its engine may ignore, and asks the engine."""
         self._ignored += await lease.runner.check_request(path, self.ask.fields.watched())
         if not self._over:
             self._begin(lease, fresh=fresh, checked=True)
@@ -244,7 +244,7 @@ class Exchange:
             self._answer_anew(headers, length, data)
 
     def _answer_anew(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
-        """Begins an answer that is translated or framed anew."""
+        """Begins an answer that is translated, or gets new chunks."""
         assert self.lease is not None
         translation = self._translation
         if translation is not None and translation.whole:
@@ -253,7 +253,7 @@ class Exchange:
             return
         self._passed = True
         framing = self._sink.takes_chunks and (translation is not None or (self._responded and length is not None))
-        if not self._responded:  # else the client got its head while the request waited
+        if not self._responded:  # else the client got the head while it waited
             headers = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
             if translation is not None:
                 headers, length = self._translated_headers(translation), None
@@ -309,7 +309,8 @@ class Exchange:
     # when things go wrong
 
     async def _recover(self, error: OSError | EngineProtocolError, lease: Lease, *, untouched: bool) -> None:
-        """Nothing of an answer went out. An engine that died before its first byte is asked once more, anew."""
+        """Handles a failure before the client got any byte. If the engine died before its first byte, the request is
+        retried once with a new runner."""
         again = untouched and not self._retried and self.ask.terms.route.runner is None
         self._retried = True
         self._beside().end_turn = await self._pipeline.quarantine.second_try(lease, self.ask, error, allowed=again)

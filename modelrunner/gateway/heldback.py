@@ -1,5 +1,5 @@
-"""Refusals that are held back: a client over its limit that asks again before the time it was told waits for its next
-refusal. Without that, each refusal is answered with the next request, and a crowd of such clients slows all others."""
+"""Delayed refusals: a client over its limit that asks again before the time in its Retry-After waits for the next
+refusal. Without the delay it would ask again at once, and a crowd of such clients would slow all others."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +18,8 @@ def _later(seconds: float, then: Callable[[], None]) -> asyncio.Handle:
 
 
 class HeldBack:
-    """The refusals that wait, at most `most` of them. `clock` is in seconds; `later` sets a timer; `spread` gives
-    numbers from 0 to 1, so that clients that came together do not all come again together."""
+    """The delayed refusals, at most `most` of them. `clock` is in seconds; `later` sets a timer; `spread` returns
+    random numbers from 0 to 1, so that clients that came together do not return together."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HeldBack:
         return self._count >= self._most
 
     def hold(self, seconds: float, then: Callable[[], None], gone: Callable[[], None]) -> "Held":
-        """Calls `then` in so many seconds, or `gone` where the client leaves before."""
+        """Calls `then` after so many seconds, or `gone` if the client leaves before."""
         self._count += 1
         return Held(self, seconds, then, gone)
 
@@ -49,18 +49,20 @@ class HeldBack:
 
 
 class Patience:
-    """What each API key on one connection was told: when to come again. A client that obeys is never held back, nor is
-    one key for another. The first refusal of one that does not obey waits up to `_FIRST`, and half of it at least; each
-    further one twice as long as the one before, none longer than `_LONGEST`."""
+    """The Retry-After times that the API keys on one connection got. A client that keeps to them is never delayed, nor
+    is one key for another. The first refusal of a key that asks too early is delayed by a half to the whole of
+    `_FIRST`, each further one by twice as much as the one before, up to `_LONGEST`."""
 
     __slots__ = ("_all", "_told")
 
     def __init__(self, held_back: HeldBack) -> None:
         self._all = held_back
-        self._told: dict[str, tuple[float, float]] = {}  # by the key's name: the last delay, the time it was told
+        self._told: dict[
+            str, tuple[float, float]
+        ] = {}  # by the key's name: the last delay, the time of its Retry-After
 
     def delay(self, error: RateLimited, key: str) -> float:
-        """Returns the seconds to hold this refusal of the key back, at most until the time that it names."""
+        """Returns the delay of this refusal in seconds, which ends at its Retry-After at the latest."""
         now, wait = self._all.clock(), error.retry_after or 0.0
         delay, until = self._told.get(key, (0.0, 0.0))
         delay = min(max(2 * delay, _FIRST), _LONGEST) if now < until else 0.0
@@ -69,7 +71,7 @@ class Patience:
 
 
 class Held:
-    """One refusal that waits; the work of its connection meanwhile."""
+    """One delayed refusal, which is the `Work` of its connection."""
 
     __slots__ = ("_all", "_gone", "_then", "_timer")
 
@@ -78,7 +80,7 @@ class Held:
         self._timer = held_back.later(seconds, self._go_on)
 
     def pause(self) -> None:
-        """It writes nothing yet."""
+        """Does nothing: no byte is written yet."""
 
     resume = pause
 
@@ -88,7 +90,7 @@ class Held:
         self._gone()
 
     def release(self) -> None:
-        """Lets it wait no longer."""
+        """Ends the delay now."""
         self._timer.cancel()
         self._go_on()
 

@@ -35,10 +35,11 @@ asked = lru_cache(maxsize=4096)(Asked)
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """The head of an admitted inference request. It says nothing about the body, so requests with the same head share
-    it. `request_id` is the client's own, `origin` the web page that sends the request, if any; `caller` and `batch` are
-    for the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon, and where
-    others have counted the request. A `resumable` stream may go on in another connection. `traceparent` is the client's
-    header. `owner` is the owner of what the request stores: an `ApiKey.owner`, "" for the owner of the daemon."""
+    it. `request_id` is the client's own, `origin` that of a web page, None without one; `caller` and `batch` are for
+    the scheduler's order. `key` is the API key that the client sent; None for the owner of the daemon, and for a
+    request that was counted before. A `resumable` stream can continue on another connection. `traceparent` is the
+    client's header. `owner` is the owner of what the request stores: an `ApiKey.owner`, "" for the owner of the
+    daemon."""
 
     route: Route
     origin: str | None
@@ -70,10 +71,10 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 
 class Inference(msgspec.Struct, frozen=True, gc=False):
-    """A request that was found good. `body` is the client's. `arrived` is in seconds of `perf_counter`; a request that
+    """An admitted request. `body` is the client's. `arrived` is in seconds of `perf_counter`; a request that
     `only_loads` is answered as soon as its model is loaded. `counted` are the allowances that count it until it ends.
-    `alias` is what the client's `model` means, until a model is chosen; `chosen` is then its name. `peer` is the
-    client's address, "" on the Unix socket."""
+    `alias` is set until a model is chosen for the alias that the client wrote; `chosen` is the name of that model.
+    `peer` is the client's address, "" on the Unix socket."""
 
     terms: Terms
     fields: Fields
@@ -116,33 +117,33 @@ class UnderWay(Protocol):
     def start(self) -> None: ...
 
     def pause(self) -> None:
-        """The client takes no more for now. Safe to call again."""
+        """Called when the client reads no more for now. Safe to call again."""
 
     def resume(self) -> None: ...
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """Called when the client is gone."""
 
     def stop(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, whatever it is doing."""
 
     def record(self) -> "RequestRecord":
-        """What is known of the request so far."""
+        """Returns the record of the request so far."""
 
 
 class RecordingTap(Sink, UnderWay, Protocol):
-    """What stands between a request, its `work`, and the client."""
+    """Stands between the `work` on a request and the client, and records both bodies."""
 
     work: UnderWay
 
 
 class Recorder(Protocol):
     def tap(self, ask: Inference, sink: Sink) -> RecordingTap:
-        """Stands between a request, to a model that is recorded or not known yet, and its client. Raises nothing."""
+        """Returns a tap for a request to a model that is recorded, or not known yet. Raises nothing."""
 
 
 class Detour(Protocol):
     """Another way to an answer than an exchange of the request's own."""
 
     def take(self, ask: Inference, sink: Sink) -> UnderWay | None:
-        """None for a request that goes the usual way. Raises nothing."""
+        """Returns the work on a request; None for a request that gets an exchange. Raises nothing."""

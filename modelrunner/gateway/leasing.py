@@ -1,4 +1,4 @@
-"""What exchanges need of the pipeline: the model that a request means, and a lease on a runner of it."""
+"""The half of the pipeline that exchanges use: it resolves the model of a request, and leases a runner."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -15,8 +15,8 @@ from modelrunner.types import Mode
 
 
 class Resolve(Protocol):
-    """Resolves (backend or None, model as the client wrote it, mode) to the scheduler's target. `stage` is what
-    requests wait for that are not resolved yet."""
+    """Resolves (backend or None, model as the client wrote it, mode) to the scheduler's target. `stage` describes the
+    work that requests wait for until their model is resolved."""
 
     stage: str
 
@@ -25,7 +25,7 @@ class Resolve(Protocol):
         """The targets that are resolved and still valid."""
 
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
-        """Reads in a thread what a call would read from disk."""
+        """Reads, in a thread, the files that a call needs. Raises as a call."""
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
 
@@ -36,9 +36,11 @@ class Resolve(Protocol):
 class AliasChooser(Protocol):
     """The names that stand for models here."""
 
-    def find(self, family: str, name: str) -> Alias | None: ...
+    def find(self, family: str, name: str) -> Alias | None:
+        """Returns the alias with this name; `family` is the name of the request's API family."""
 
-    async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str: ...
+    async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str:
+        """Returns the name of the model that answers now. Raises `ModelRunnerError`."""
 
 
 class Leasing:
@@ -63,7 +65,7 @@ class Leasing:
         return await self.scheduler.acquire(target, ask.keep_alive, terms.caller, terms.batch, terms.owner)
 
     async def choose(self, ask: Inference, alias: Alias) -> Inference:
-        """The request with a model in the place of the alias that the client wrote."""
+        """Returns the request with a model in place of the client's alias. Raises as `AliasChooser.choose`."""
         route = ask.terms.route
         assert self.aliases is not None
         name = await self.aliases.choose(alias, route.backend, route.mode)
@@ -95,6 +97,6 @@ class Leasing:
         return None
 
     def progress(self, ask: Inference) -> LoadProgress:
-        """Tells what a request waits for."""
+        """Returns the progress of the load, or of the other work, that a request waits for."""
         target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
         return LoadProgress(self.resolve.stage) if target is None else self.scheduler.diagnostics.progress(target)

@@ -1,4 +1,4 @@
-"""The way of an answer that does not go to the client just as it comes: it is translated, or framed anew."""
+"""Passes on answers that are translated, or get new chunks, on their way to the client."""
 
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.dialects.dialect import Translation
@@ -7,7 +7,7 @@ from modelrunner.gateway.render import chunk
 
 
 class Passage:
-    """The way from the engine to `sink`. With `framing`, the answer's chunks are made here."""
+    """Passes an engine's body to `sink`, through the `translation` if there is one. With `framing`, it makes chunks."""
 
     def __init__(self, sink: Sink, translation: Translation | None, *, framing: bool) -> None:
         self._sink = sink

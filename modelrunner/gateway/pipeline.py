@@ -48,8 +48,8 @@ _LONGEST_CALLER = 64
 _INFERENCE = Scope.INFERENCE  # to look it up in its class costs every request
 _CHAT = "/v1/chat/completions"
 IS_OPEN = re.compile(r"/|/health|/ready|/openapi\.json|/(docs|ui(/[a-z0-9][a-z0-9.-]*)?)").fullmatch
-"""Matches a path that needs no key: what watches the daemon has none, and the document and the files of the pages hold
-no data. No path with `..` or an escape, which the router could take for another route."""
+"""Matches a path that needs no API key: monitors have none, and the document and the files of the page hold no data. It
+matches no path with `..` or an escape, which the router could resolve to another route."""
 
 
 class Pipeline(Leasing):
@@ -112,14 +112,14 @@ class Pipeline(Leasing):
         `ExpectationFailed`, `UnsupportedMediaType`."""
         origin = self.origin(header, authority, local=local)
         if (header("expect") or "100-continue").lower() != "100-continue":
-            raise ExpectationFailed("only 100-continue can be expected here")
+            raise ExpectationFailed("the only supported expectation is 100-continue")
         if header("content-encoding") not in (None, "identity"):
-            raise UnsupportedMediaType("compressed bodies are not taken: send the JSON as it is")
+            raise UnsupportedMediaType("compressed bodies are not supported: send the JSON uncompressed")
         return origin
 
     def key(self, header: GetHeader, path: str, *, local: bool) -> KeyHolder | None:
-        """Returns the API key of the request, None for the owner of the daemon: without keys that is everybody, else
-        whoever reaches the Unix socket. Raises `Unauthorized`."""
+        """Returns the API key of the request; None for the owner of the daemon, which is every client while there are
+        no keys, and a client of the Unix socket without a key. Raises `Unauthorized`."""
         if not self.keys or IS_OPEN(path):
             return None
         text = _key_text(header)
@@ -156,11 +156,11 @@ class Pipeline(Leasing):
         if whole > self.limits.body:
             raise PayloadTooLarge(f"the body has {whole} bytes; body_limit allows {self.limits.body}")
         if self.buffered + size > self.limits.total_body:
-            raise Unavailable("too much is being sent at this moment; try again")
+            raise Unavailable("the requests under way have too many bytes together; try again later")
         self.buffered += size
 
     def unbuffer(self, size: int) -> None:
-        """Takes back the count of a body that gets no exchange."""
+        """Subtracts the bytes of a body that gets no exchange."""
         self.buffered -= size
 
     def exchange(
@@ -175,10 +175,10 @@ class Pipeline(Leasing):
         goes_on: Inference | None = None,
         detours: tuple[Detour, ...] = (),
     ) -> UnderWay:
-        """Makes an exchange, or what takes its place, which the caller starts. `fields` are those of the body, if it
-        was decoded already. The body counts as buffered until the exchange is over. `peer` is the client's address.
-        One that `goes_on` with a request was counted with it. `detours` are asked before the others. Raises
-        `BadRequest`, `RateLimited`, and what its API key refuses."""
+        """Makes an exchange, or the work of a detour, which the caller starts. `fields` are those of a body that is
+        decoded already. The body counts as buffered until the work ends. `peer` is the client's address. `goes_on` is
+        the request that this one continues, and was counted with. `detours` are asked before those of the pipeline.
+        Raises `BadRequest`, `RateLimited`; `Unauthorized` and `Forbidden` for the API key."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         if fields.modelrunner_tools is not None:
@@ -228,7 +228,8 @@ class Pipeline(Leasing):
         return self.plain(ask, sink)
 
     def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int) -> tuple[Allowance, ...]:
-        """Counts a request of `size` bytes in where addresses have limits. Raises `RateLimited`."""
+        """Counts a request of `size` bytes where addresses have limits, and returns the allowances that count it. Raises
+        `RateLimited`."""
         address = self.addresses.of(peer)  # None on the Unix socket
         counted = (*(() if address is None else (address,)), *(() if key is None else key.counted))
         if counted:
@@ -236,7 +237,7 @@ class Pipeline(Leasing):
         return counted
 
     def left(self, key: KeyHolder | None, peer: str, client: int) -> None:
-        """A connection is closed; `client` is the number that its requests had."""
+        """Forgets a closed connection. `client` is the number that its requests were counted with."""
         self.addresses.leave(peer, client)
         if key is not None:
             key.allowance.leave(client)
@@ -249,11 +250,10 @@ class Pipeline(Leasing):
 
     def _check_tools(self, terms: Terms) -> None:
         if terms.route.path != _CHAT:
-            raise BadRequest("`modelrunner_tools` is a field of chats alone", param="modelrunner_tools")
+            raise BadRequest("`modelrunner_tools` is for chat completions only", param="modelrunner_tools")
         if self._tools is None:
             raise BadRequest(
-                "tools are off here: their owner adds a server as [mcp.NAME] to config.toml, and leaves tools_rounds "
-                "above 0",
+                "tools are off here: add a server as [mcp.NAME] to config.toml, and keep tools_rounds above 0",
                 param="modelrunner_tools",
             )
 
@@ -268,7 +268,7 @@ class Pipeline(Leasing):
         return dialect.error(error, request_id)
 
     def gone(self, request_id: str, terms: Terms, peer: str) -> None:
-        """A client has left before it got its refusal."""
+        """Records a client that left before its delayed refusal."""
         self._tell(terms.asked, request_id, 499, "", peer)
 
     def ended(self, work: UnderWay) -> None:
@@ -286,7 +286,7 @@ class Pipeline(Leasing):
 
 
 def _who(terms: Terms | None) -> tuple[str, str]:
-    """The caller and the name of the API key, as far as they are known."""
+    """Returns the caller and the name of the API key, as far as they are known."""
     return (terms.caller, terms.key_name) if terms is not None else ("", "")
 
 

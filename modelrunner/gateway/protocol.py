@@ -14,8 +14,8 @@ from modelrunner.http.tls import ContextOf, TlsConnection
 
 class FastLane:
     """The protocol factory of a listening socket. `fallback` makes an aiohttp protocol for one request that is not
-    inference; `local` is True for the Unix socket; `is_engine` is that of `Listener`. With `tls`, clients speak TLS, in
-    its newest context."""
+    inference; `local` is True for the Unix socket; `is_engine` is that of `Listener`. `tls` returns the current TLS
+    context; it is None for a socket without TLS."""
 
     def __init__(
         self,

@@ -32,8 +32,8 @@ class Quarantine:
         deaths = len(self._deaths.get(_suspect(key, ask), ()))
         if deaths >= _TOO_MANY:
             raise EngineFailed(
-                f"this request was being answered when the engine died, {deaths} times, and is not tried again: "
-                "change the request, or the model's configuration"
+                f"the engine died {deaths} times while it answered this request, which is not tried again: change the "
+                "request, or the model's configuration"
             )
 
     async def blame(self, lease: Lease, ask: Inference, error: OSError | EngineProtocolError) -> ModelRunnerError:
@@ -50,7 +50,7 @@ class Quarantine:
         self, lease: Lease, ask: Inference, error: OSError | EngineProtocolError, *, allowed: bool
     ) -> Callable[[], None]:
         """Ends the lease of a broken exchange, and waits for the request's turn to be asked again. Returns a function
-        that ends the turn. Raises what `blame` says unless the engine died and a second try is `allowed`."""
+        that ends the turn. Raises the error of `blame` unless the engine died and a second try is `allowed`."""
         failure = await self.blame(lease, ask, error)
         lease.release()
         if not allowed or lease.runner.failure is None:

@@ -51,10 +51,10 @@ _BEGINNINGS = map((secrets.token_hex(6) + "{:08x}").format, itertools.count())
 new_request_id: Callable[[], str] = itertools.chain.from_iterable(
     map(beginning.__add__, _LAST_DIGITS) for beginning in _BEGINNINGS
 ).__next__
-"""Twelve random digits for the process, then ten that count. This is an iterator's method, and formats 256 at once,
-since every request calls it."""
+"""Returns twelve random digits of the process, then ten that count. This is an iterator's method, and formats 256 IDs
+at once, since every request calls it."""
 ID_LINE = b"X-Request-ID: %b\r\n"
-"""In an answer's head, and in the request to the engine."""
+"""The line of a request's ID in the answer's head, and in the request to the engine."""
 
 
 def id_line(request_id: str) -> bytes:
@@ -62,13 +62,13 @@ def id_line(request_id: str) -> bytes:
 
 
 def server_timing(queue: float, load: float, proxy: float) -> bytes:
-    """Returns the header's line; all times are in seconds."""
+    """Returns the line of the Server-Timing header; all times are in seconds."""
     times = (queue * 1e3, load * 1e3, max(0.0, proxy) * 1e3)
     return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f\r\n" % times
 
 
 WARM_TIMINGS = tuple(server_timing(0.0, 0.0, microseconds / 1e6) for microseconds in range(1000))
-"""The same for requests that waited for nothing, by the microseconds of the proxy."""
+"""The lines of requests that did not wait, by the proxy's time in microseconds."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -87,8 +87,8 @@ def engine_headers(
 
 
 def own_headers(variant: str, ignored: tuple[str, ...] = (), model: str = "") -> tuple[Header, ...]:
-    """`variant` says how the runner differs from what was configured, "" if it does not; `ignored` are names of fields
-    that the engine does nothing with; `model` is the one that was chosen for an alias, "" without one."""
+    """Returns our own fields. `variant` says how the runner differs from its configuration, "" if it does not;
+    `ignored` are the fields that the engine ignores; `model` is the model that was chosen for an alias, or ""."""
     headers: tuple[Header, ...] = ()
     if variant:
         headers += ((b"X-Modelrunner-Variant", " ".join(variant.split()).encode("ascii", "replace")),)
@@ -100,7 +100,7 @@ def own_headers(variant: str, ignored: tuple[str, ...] = (), model: str = "") ->
 
 
 def one_line_each(headers: tuple[Header, ...]) -> tuple[Header, ...]:
-    """Returns the lines with those of one name joined, as lists (RFC 9110, section 5.3)."""
+    """Returns the fields with repeated names joined to lists, one line for each name (RFC 9110, 5.3)."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         found[name] = found[name] + b", " + value if name in found else value
@@ -112,7 +112,7 @@ RequestError = Callable[[int, str, Mapping[str, Any]], Awaitable[ModelRunnerErro
 
 
 class EngineRefused(Exception):
-    """Raised when an engine's stream turns out to be an error."""
+    """An engine's stream had an error instead of an answer."""
 
     def __init__(self, refusal: "EngineRefusal") -> None:
         self.refusal = refusal

@@ -1,4 +1,4 @@
-"""Answers of the Responses API that were asked to be kept, in SQLite: the newest ones, for a while."""
+"""The stored responses of OpenAI's Responses API, in SQLite: the newest ones, for a limited time."""
 
 import asyncio
 import contextlib
@@ -18,15 +18,17 @@ log = logging.getLogger(__name__)
 
 _TABLE = """create table if not exists stored_responses
     (id text primary key, created real, previous text, input blob, response blob, owner text);"""
-_LONGEST_CHAIN = 1000  # answers before one
-_GATHER = 0.05  # seconds in which further responses join one transaction: a commit costs more than an answer's way
+_LONGEST_CHAIN = 1000  # responses of one conversation
+_GATHER = (
+    0.05  # seconds in which further responses join one transaction: a commit costs more than an answer's whole way
+)
 _GONE = {"code": "server_error", "message": "the daemon ended before the answer was complete"}
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """`created` is in Unix seconds; `previous` the ID of the response that it continues, "" for none; `input` are its
-    own items, without those before; `response` is the object that clients get. `owner` is the name of the API key that
-    made it, "" for the daemon's owner. `size` is about that of its JSON, in bytes."""
+    """`created` is in Unix seconds; `previous` is the ID of the response that it continues, "" for none; `input` has
+    its own items, without those of earlier responses; `response` is the object that clients get. `owner` is an
+    `ApiKey.owner`, "" for the daemon's owner. `size` is about that of its JSON, in bytes."""
 
     id: str
     created: float
@@ -38,9 +40,10 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class ResponseStore:
-    """Keeps at most `limit` responses, none longer than `age` seconds. What was put is seen at once and written soon
-    after. `running` ends the work of a response in the background that is under way. The `owner` who asks is the name
-    of an API key, which sees its own responses alone, or "", the daemon's owner, who sees all."""
+    """Keeps at most `limit` responses, none longer than `age` seconds. `get` finds a response as soon as it was put; it
+    is written soon after. `running` has a function for each response under way in the background, which ends its work.
+    `owner` is the `ApiKey.owner` of the asking key, which sees its own responses alone, or "" for the daemon's owner,
+    who sees all."""
 
     def __init__(self, path: Path, *, limit: int, age: float, clock: Callable[[], float] = time.time) -> None:
         self._database = Database(path, _TABLE)
@@ -52,7 +55,7 @@ class ResponseStore:
         self.running: dict[str, Callable[[], None]] = {}
 
     def put(self, stored: StoredResponse) -> None:
-        """Keeps a response, or its new state. A disk that fails is logged: the answer itself is not at fault."""
+        """Keeps a response, or its new state. A failing disk is only logged, since the answer itself is good."""
         if stored.id in self._deleted:
             return
         self._unwritten[stored.id] = stored
@@ -60,8 +63,8 @@ class ResponseStore:
             self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="responses")
 
     async def get(self, id: str, owner: str) -> StoredResponse:
-        """Raises `NotFound`, also for a response of another key."""
-        running = id in self.running  # now: once it is not, its last state was put
+        """Returns a response. Raises `NotFound`, also for a response of another key."""
+        running = id in self.running  # read first: a response that has ended was put before
         found = self._unwritten.get(id) or await asyncio.to_thread(self._read, id)
         if (
             found is None
@@ -75,8 +78,8 @@ class ResponseStore:
         return found
 
     async def before(self, id: str, owner: str, largest: int) -> list[dict[str, Any]]:
-        """The items of a conversation up to and with a response, both sides. Raises `NotFound`, `Conflict` for an
-        answer that is not complete, `PayloadTooLarge` for more than `largest` bytes."""
+        """Returns the items of a conversation up to and with a response, from both sides. Raises `NotFound`, `Conflict`
+        for a response that is not complete, `PayloadTooLarge` for more than `largest` bytes."""
         chain: list[StoredResponse] = []
         while id and len(chain) < _LONGEST_CHAIN:
             chain.append(await self.get(id, owner))
@@ -90,7 +93,7 @@ class ResponseStore:
         return [item for one in reversed(chain) for item in (*one.input, *one.response["output"])]
 
     async def delete(self, id: str, owner: str) -> None:
-        """Raises `NotFound`."""
+        """Deletes a response, and ends its work. Raises `NotFound`."""
         await self.get(id, owner)
         self._deleted.add(id)
         try:
@@ -103,7 +106,7 @@ class ResponseStore:
             self._deleted.discard(id)
 
     async def cancel(self, id: str, owner: str) -> StoredResponse:
-        """Ends the work of a response in the background; one that is complete stays as it is. Raises `NotFound`."""
+        """Ends the work of a response in the background; a complete response does not change. Raises `NotFound`."""
         stored = await self.get(id, owner)
         if (stop := self.running.pop(id, None)) is not None:
             stop()

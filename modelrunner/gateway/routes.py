@@ -17,9 +17,9 @@ from modelrunner.types import Mode
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`pattern` is the client's path, with `{backend}` or `{runner}` in the place of a name; `path` is the engine's
-    endpoint, or `instead` where it lacks that. `backend` and `runner` are the backend and the ID of the runner in the
-    client's path, if it names them."""
+    """`pattern` is the client's path, with `{backend}` or `{runner}` in place of a name; `path` is the engine's
+    endpoint, `instead` the endpoint for engines without it. `backend` and `runner` are the backend and the ID of the
+    runner that the client's path names."""
 
     dialect: Dialect
     pattern: str
@@ -91,7 +91,7 @@ def dialect_of(path: str) -> Dialect:
 
 
 def variants(path: str) -> Iterator[str]:
-    """Suggests known paths for an unknown one: without a slash too many, with `/v1`, or with `/v1` once."""
+    """Yields variants of an unknown path: without double slashes, with `/v1`, or with a single `/v1`."""
     plain = re.sub("/+", "/", path).rstrip("/")
     yield from (plain, plain.replace("/v1/v1/", "/v1/"), f"/v1{plain}", re.sub("^/[^/]+", r"\g<0>/v1", plain))
     yield re.sub("^/(engines|runners)/[^/]+", r"\g<0>/v1", plain)

@@ -1,5 +1,5 @@
-"""Limits the tokens that an engine may generate for a request. It works on the engine's body: so it is the same for
-every API family."""
+"""Limits the tokens that an engine may generate for a request. It changes the engine's body, so all API families share
+it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.bodies import MEMBERS, with_members
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
-# llama.cpp's names (tools/server/README.md) and vLLM's; each engine knows some of them, and reads the last one given.
+# llama.cpp's names (tools/server/README.md) and vLLM's; each engine knows some of them, and reads the last one.
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _COPIES = ("n", "n_cmpl", "best_of")
 
 
 def with_most_tokens(path: str, body: bytes, most: int) -> bytes:
-    """The body for the engine's endpoint `path`, changed so that all its answers together have at most `most` tokens.
-    What the client asked for stays where it is less. Raises `BadRequest` if it asks for more answers than tokens."""
+    """Returns `body`, which is for the engine's endpoint `path`, with limits by which all its answers together have at
+    most `most` tokens. Lower limits of the client stay. Raises `BadRequest` if it asks for more answers than tokens."""
     if path not in _GENERATING:
         return body
     try:
@@ -27,7 +27,7 @@ def with_most_tokens(path: str, body: bytes, most: int) -> bytes:
         return body  # the engine refuses it
     answers = _answers(given)
     if answers > most:
-        raise BadRequest(f"{answers} answers are asked for, and this request may generate {most} tokens", param="n")
+        raise BadRequest(f"the request asks for {answers} answers, and may generate {most} tokens", param="n")
     each = most // answers
     wanted = {name: given[name] for name in _LIMITS if given.get(name) is not None}
     limits = {

@@ -13,12 +13,12 @@ _COUNT = re.compile(
 )
 _CHUNK_FRAMING = re.compile(rb"\r\n[0-9a-fA-F]+(?:;[^\r\n]*)?\r\n")
 _EVENT = b"data: "
-_LAST_COUNTS = b'"message_delta"'  # the type of the event of Anthropic's that counts the answer
+_LAST_COUNTS = b'"message_delta"'  # the type of Anthropic's event that counts the answer
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
-    """Counts of one answer, as its engine counted them. `prompt` includes the `cached` ones; `drafted` were proposed by
-    a draft model."""
+    """The token counts of one answer, from its engine. `prompt` includes the `cached` tokens; `drafted` tokens were
+    proposed by a draft model."""
 
     prompt: int = 0
     answer: int = 0
@@ -40,7 +40,7 @@ class _OpenAIUsage(msgspec.Struct, gc=False):
 
 
 class _LlamaTimings(msgspec.Struct, frozen=True):
-    """What llama.cpp adds."""
+    """llama.cpp's own counts."""
 
     cache_n: int = 0
     draft_n: int = 0
@@ -58,9 +58,9 @@ _USUAL = msgspec.json.Decoder(_Counted)
 
 def tokens_of(tail: bytes, size: int, opening: bytes = b"") -> Tokens:
     """Reads the `usage` of OpenAI's and Anthropic's answers, else the `timings` of llama.cpp (its tools/server/README,
-    "timings"), from the last bytes of an answer of `size` bytes, perhaps in chunks. For a stream without them, as it is
-    when its client left, the tokens of the answer are estimated: engines send an event for each. `opening` has the
-    first bytes of a stream of Anthropic's, which counts the prompt in its first event
+    "timings"), from the last bytes of an answer of `size` bytes, perhaps in chunks. In a stream without them, as after
+    its client left, the answer's tokens are estimated: engines send one event for each. `opening` has the first bytes
+    of a stream of Anthropic's, which counts the prompt in its first event
     (https://docs.claude.com/en/docs/build-with-claude/streaming)."""
     if len(tail) == size and tail.startswith(b"{"):  # one piece of JSON, as short answers are
         usual = tail
@@ -83,7 +83,7 @@ def tokens_of(tail: bytes, size: int, opening: bytes = b"") -> Tokens:
         tail = _CHUNK_FRAMING.sub(b"", tail)
     starts = [at for at in (tail.rfind(b'"usage"'), tail.rfind(b'"timings"')) if at >= 0]
     first, last = _counts(opening, opening.find(b'"usage"')), _counts(tail, min(starts, default=-1))
-    if first and _LAST_COUNTS not in tail:  # what was found is its first event
+    if first and _LAST_COUNTS not in tail:  # `first` came from its first event
         last = {}
     if not last:
         first |= {b"output_tokens": _estimate(tail, size)}
@@ -96,8 +96,8 @@ def tokens_of(tail: bytes, size: int, opening: bytes = b"") -> Tokens:
 
 
 def with_prompt(tokens: Tokens, body: int, window: int) -> Tokens:
-    """Adds an estimate of a prompt that the engine did not count, of a request with so many bytes: no more than the
-    window, since it was taken."""
+    """Adds an estimate of a prompt that the engine did not count, from the size of the request's `body` in bytes. It is
+    at most `window` tokens, since the engine accepted the request."""
     return msgspec.structs.replace(tokens, prompt=min(body // BYTES_PER_TOKEN, window))
 
 

@@ -1,8 +1,8 @@
-"""A `tool_choice` that names tools, for an engine that does not read the names: it is offered these tools alone, and
-the word that stands for the rest of the choice. No engine reads a list of allowed tools; some take words alone
-(`Backend.chooses_by_word`).
+"""A `tool_choice` that names tools, for an engine that does not read the names: the engine gets only these tools, and a
+choice of one word. No engine reads a list of allowed tools; some read only words (`Backend.chooses_by_word`).
 
-Source of the shapes: https://platform.openai.com/docs/api-reference/chat/create, https://docs.claude.com/en/api/messages
+Source of the shapes: https://platform.openai.com/docs/api-reference/chat/create,
+https://docs.claude.com/en/api/messages
 """
 
 from collections.abc import Collection
@@ -18,9 +18,9 @@ _LIST = "allowed_tools"
 
 
 def chosen(path: str, body: bytes, by_word: Collection[str]) -> bytes:
-    """The body for the engine's endpoint `path`, unchanged unless its choice lists tools, or names one and the endpoint
-    is among `by_word`. Raises `BadRequest` for a choice that no word stands for, and for one of which no tool is
-    there."""
+    """Returns the body for the engine's endpoint `path`; it changes if the choice lists tools, or names a tool and the
+    endpoint is among `by_word`. Raises `BadRequest` for a choice without such a word, or whose tools are all
+    missing."""
     if path not in by_word and _LIST.encode() not in body:
         return body
     members = MEMBERS.decode(body)
@@ -44,14 +44,14 @@ def chosen(path: str, body: bytes, by_word: Collection[str]) -> bytes:
 
 
 def name_of(tool: Any) -> str | None:
-    """The name of a tool, as it is offered or chosen; None of what is none."""
+    """Returns the name of an offered or chosen tool; None for a value that is not a tool."""
     found = tool.get("function", tool) if isinstance(tool, dict) else None
     name = found.get("name") if isinstance(found, dict) else None
     return name if isinstance(name, str) else None
 
 
 def _of_a_chat(choice: dict[str, Any]) -> tuple[str, Collection[str | None]]:
-    """The word, and the names of the tools that may be called."""
+    """Returns the word, and the names of the tools that may be called. Raises `BadRequest`."""
     match choice.get("type"):
         case "function" if (name := name_of(choice)) is not None:
             return "required", (name,)

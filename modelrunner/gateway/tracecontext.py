@@ -9,7 +9,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-
 
 
 class Trace(msgspec.Struct, frozen=True, gc=False):
-    """IDs in hexadecimal: the trace, the client's span ("" without one), the request's and that of the engine's work.
+    """IDs in hexadecimal: of the trace, the client's span ("" without one), the request's span and the engine's.
     `flags` say whether the client records the trace."""
 
     trace: str
@@ -25,7 +25,7 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
 
 
 def begun(traceparent: str | None) -> Trace:
-    """Begins the trace of a request, or goes on with the client's; a header that is none counts as none."""
+    """Begins the trace of a request, or continues the client's if its header is valid."""
     span, engine = secrets.token_hex(8), secrets.token_hex(8)
     if traceparent is not None and (found := _TRACEPARENT.fullmatch(traceparent)):
         return Trace(found[1], found[2], span, engine, found[3])

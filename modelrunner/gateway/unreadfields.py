@@ -1,5 +1,5 @@
-"""What becomes of the fields of a request that nothing reads: the answer names them in `X-Modelrunner-Ignored`, or the
-request is refused where the answer would mean something else without them. The same for every engine and family.
+"""Fields of a request that its engine does not read: the answer names them in `X-Modelrunner-Ignored`, or the request
+is refused if the answer would mean something else without them. The rules are the same for every engine and family.
 
 Source of the fields and their defaults: https://platform.openai.com/docs/api-reference, and the sampling parameters of
 vLLM and llama.cpp, which clients send to each other's servers.
@@ -14,7 +14,7 @@ import msgspec
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.bodies import MEMBERS
 
-_OURS = frozenset({"model", "stream", "keep_alive", "cache_control"})  # prompts are kept without the last
+_OURS = frozenset({"model", "stream", "keep_alive", "cache_control"})  # engines cache prompts without the last
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),
@@ -45,16 +45,16 @@ _MEANT: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("/v1/rerank", "/score"), _OF_ALL | {"top_n"}),
     "": frozenset(),
 }
-"""The fields of each endpoint of an engine without which the answer would mean something else: another shape or length,
-a rule that does not hold, a part of the question that is missing."""
+"""The fields of each endpoint of an engine without which the answer would mean something else: it has another shape or
+length, breaks a rule, or lacks a part of the question."""
 _UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
-_LONGEST, _MOST = 64, 32  # characters of a name, names: a client's text goes into a header
+_LONGEST, _MOST = 64, 32  # characters of a name, and names: they go into a header
 
 
 def unread(body: bytes, path: str, read: Collection[str]) -> tuple[str, ...]:
-    """Returns the names of the body's fields that are not in `read` and that ask for something. `body` is a valid JSON
-    object for the engine's endpoint `path`, "" for a family with names of its own. Raises `BadRequest` for a field that
-    must not be ignored."""
+    """Returns the names of the body's fields that are not in `read` and not at a default. `body` is a valid JSON object
+    for the engine's endpoint `path`, "" for a family with names of its own. Raises `BadRequest` for a field that must
+    not be ignored."""
     members = MEMBERS.decode(body)
     strange = members.keys() - _OURS
     strange.difference_update(read)
@@ -74,6 +74,6 @@ def unread(body: bytes, path: str, read: Collection[str]) -> tuple[str, ...]:
 
 
 def _asks(name: str, value: Any) -> bool:
-    """`0 == False` and `1 == True`: a number is no default of a switch, and the other way round."""
+    """Returns whether the value differs from the defaults. `0 == False` in Python, so types are compared too."""
     known = (*_NOTHING, *_DEFAULTS.get(name, ()))
     return not any(value == one and type(value) is type(one) for one in known)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-_TURN = 5.0  # seconds after which a suspect that was asked again is no longer asked alone
+_TURN = 5.0  # seconds that a suspect is retried alone, at most
 
 
 def guarded(
@@ -23,8 +23,8 @@ def guarded(
     refuse: Callable[[ModelRunnerError], None],
     name: str | None = None,
 ) -> asyncio.Task[None]:
-    """Starts the `work` of a request as a task. What it raises is the request's answer; a fault of ours is logged, and
-    answered as one."""
+    """Starts the `work` of a request as a task. An error that it raises goes to `refuse`; any other exception is logged
+    as a fault of the daemon, which the client is told of."""
     task = asyncio.get_running_loop().create_task(_guard(work, request_id, refuse), name=name)
     task.add_done_callback(lambda _: work.close())  # a task that is cancelled before its first step never awaits it
     return task
@@ -40,14 +40,14 @@ async def _guard(work: Coroutine[Any, Any, None], request_id: str, refuse: Calla
 
 
 def fault(request_id: str) -> ModelRunnerError:
-    """Logs the exception that is handled, a fault of ours; returns what the client gets."""
+    """Logs the exception that is being handled, a fault of the daemon; returns the error for the client."""
     log.exception("request %s", request_id)
-    return ModelRunnerError("a fault of modelrunner; its log says more under this request's ID")
+    return ModelRunnerError("this is a fault of modelrunner; its log has more under this request's ID")
 
 
 class SignsOfLife:
-    """What the dialect of `ask` says while the request waits, again and again until `stop`. `say` writes it to the
-    client. The first comes after a while, or at once for a client that asked for progress."""
+    """Writes the comments or the progress of the dialect of `ask` with `say` while the request waits, until `stop`: the
+    first after `progress_after` seconds, or at once for a client that asked for progress."""
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, say: Callable[[bytes], None]) -> None:
         self._pipeline, self._ask, self._say = pipeline, ask, say
@@ -66,9 +66,9 @@ class SignsOfLife:
 
 
 class SideWork:
-    """What goes on for a request beside the callbacks of its connections, and ends with it. Few requests have any.
-    `task` is where it waits, `signs` are those of life meanwhile. `end_turn` ends its turn among the suspects that are
-    asked again, one at a time. `refuse` ends the request with an error."""
+    """The tasks and timers of one request, which end with it. Few requests have any. `signs` are its signs of life
+    while it waits; `end_turn` ends its turn among the suspects that are retried one at a time. `refuse` ends the
+    request with an error."""
 
     __slots__ = ("_refuse", "_request_id", "_task", "_time_limit", "end_turn", "signs")
 
@@ -90,21 +90,22 @@ class SideWork:
             self._time_limit = asyncio.get_running_loop().call_later(seconds, self._refuse, error)
 
     def leased(self) -> None:
-        """The request waits no more."""
+        """Called when the request has its lease, and waits no more."""
         if self.signs is not None:
             self.signs.stop()
 
     def asked(self) -> None:
-        """Its engine is asked: a turn ends with the first byte of the answer, or after a while."""
+        """Called when the engine is asked. A turn ends with the first byte of the answer, or after `_TURN` seconds."""
         if self.end_turn is not None:
             asyncio.get_running_loop().call_later(_TURN, self.end_turn)
 
     def answered(self) -> None:
+        """Called with the first byte of the answer."""
         if self.end_turn is not None:
             self.end_turn()
 
     def stop(self) -> None:
-        """Ends all of it, but for the task that calls this."""
+        """Ends every task and timer, except the task that calls this."""
         self.leased()
         self.answered()
         if self._task is not None and self._task is not asyncio.current_task():

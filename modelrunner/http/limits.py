@@ -31,7 +31,8 @@ class Limits:
     pipelined: int = 256 << 10
     """Bytes that are read ahead while a request is answered or an answer waits for its client."""
     progress_after: float = 10.0
-    """A streamed request that waits longer for its runner gets its head, and comments that keep the connection open."""
+    """A streamed request that waits longer for its runner gets the head of its answer, and comments that keep the
+    connection open."""
     comment_every: float = 10.0
     """Between two such comments."""
     check_every: float = 0.5

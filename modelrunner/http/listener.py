@@ -1,5 +1,5 @@
-"""The connections of one listening socket: their number and their time limits. One timer checks all of them, so that a
-request sets no timer of its own. The functions below ask the operating system about one socket."""
+"""The connections of one listening socket: their number and their time limits. One timer checks all connections, so a
+request sets no timer of its own. The functions below ask the operating system about one connection."""
 
 import asyncio
 import fcntl
@@ -40,9 +40,9 @@ class Connection(Protocol):
 
 class Listener:
     """When the listener is full, a new client replaces the client that has been idle the longest. So clients that only
-    hold connections cannot block others. `is_engine` tells of the socket of a connection whether an engine opened it.
-    The listener looks after its connections every `check_every` seconds: last at `looked_at`, in the loop's time.
-    `date` is the line of an answer's head with the time of that look."""
+    hold connections cannot block others. `is_engine` takes the socket of a connection, and returns whether an engine
+    opened it. A timer checks the connections every `check_every` seconds: `looked_at` is the time of the last check, in
+    the loop's time, and `date` is the Date line of answers for that time."""
 
     def __init__(
         self, limits: Limits, *, local: bool, is_engine: Callable[[Any], bool] = lambda accepted: False
@@ -62,8 +62,8 @@ class Listener:
         return len(self._connections)
 
     def enter(self, connection: Connection, transport: asyncio.BaseTransport) -> ModelRunnerError | None:
-        """Returns the reason if the connection is refused. It may stay for that answer, until too many others do so.
-        Call `leave` in both cases."""
+        """Adds a connection. Returns the error if it is refused: it stays open for that answer, until too many refused
+        connections do. Call `leave` in both cases."""
         room = self._make_room(connection.peer)
         self._connections.add(connection)
         self._peers[connection.peer] += 1
@@ -82,7 +82,8 @@ class Listener:
         return None
 
     def _make_room(self, peer: str) -> bool:
-        """Refused connections do not count: they are few, and take no request."""
+        """Returns whether there is room, for which an idle connection may have to go. Refused connections do not count:
+        they are few, and take no request."""
         full = len(self._connections) - len(self._refused) >= self.limits.connections
         if not full and (self.local or self._peers[peer] < self.limits.per_peer):
             return True
@@ -102,7 +103,7 @@ class Listener:
         self.leave(connection)
 
     def leave(self, connection: Connection) -> None:
-        """Safe to call again."""
+        """Removes a closed connection. Safe to call again."""
         if connection not in self._connections:
             return
         self._connections.remove(connection)
@@ -137,8 +138,8 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
 
 
 def hung_up(transport: asyncio.BaseTransport, *, half: bool) -> bool:
-    """Returns True if the client has closed its end (with `half`: at least its sending side). For a connection that is
-    not being read."""
+    """Returns True if the client has closed the connection, or with `half` at least its sending side. Needed while the
+    connection is not read."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return True
@@ -162,8 +163,8 @@ def unsent(transport: asyncio.WriteTransport) -> int:
 
 
 def sever(transport: asyncio.Transport) -> None:
-    """Closes a connection so that the client notices that the answer is incomplete: the written bytes go out, then the
-    connection is reset (on a Unix socket: closed)."""
+    """Ends a connection so that the client notices an incomplete answer: the written bytes go out, then the connection
+    is reset (on a Unix socket: closed)."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -39,9 +39,9 @@ class RequestLine(NamedTuple):
 def check_method(method: str) -> None:
     """Raises `MethodNotAllowed` or `NotImplementedHere` for a method that no route here takes."""
     if method in _REFUSED:
-        raise MethodNotAllowed(f"{method} is not taken here")
+        raise MethodNotAllowed(f"the method {method} is not allowed here")
     if method not in _METHODS:
-        raise NotImplementedHere(f"the method {method[:40]} is not known here")
+        raise NotImplementedHere(f"the method {method[:40]} is unknown")
 
 
 @lru_cache(maxsize=256)
@@ -81,15 +81,15 @@ def names_of(fields: Iterable[str]) -> Mapping[bytes, str]:
 
 
 def path_of(head: bytes) -> str:
-    """Returns the path in the first line of a request's head; "" for none, or one that could begin a line of a log."""
+    """Returns the path in the first line of a request's head; "" without one, or if it is unsafe in a log."""
     path = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[0].partition("?")[0]
     return path if path.isprintable() else ""
 
 
 class RequestHead:
-    """A checked head. `get` returns a field of `names` (made by `names_of`) by its name in lower case, or None; each
-    may be given once. `length` is the Content-Length, -1 if there is none. Raises `BadRequest`, `HeadersTooLarge`,
-    `MethodNotAllowed`, `NotImplementedHere`, `UpgradeRefused`."""
+    """A checked head. `get` returns a field of `names` (made by `names_of`) by its name in lower case, or None; no
+    field may be repeated. `length` is the Content-Length in bytes, -1 without one. Raises `BadRequest`,
+    `HeadersTooLarge`, `MethodNotAllowed`, `NotImplementedHere`, `UpgradeRefused`."""
 
     def __init__(self, data: bytes, most_headers: int, names: Mapping[bytes, str]) -> None:
         self.line = line = request_line(data[: data.find(b"\r\n")])
@@ -128,8 +128,8 @@ class RequestHead:
 
 
 def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
-    """Returns a head for another server that answers this request alone: without the fields about the connection, and
-    with a path as its target. `data` is a head that `RequestHead` accepted."""
+    """Returns the head for another server, which answers only this request: without the fields about the connection,
+    and with a path as its target. `data` is a head that `RequestHead` accepted."""
     lines = data[:-4].split(b"\r\n")[1:]
     kept = [field for field in lines if field.partition(b":")[0].lower() not in _OF_THE_CONNECTION]
     first = f"{line.method} {line.target} HTTP/1.{0 if line.http_1_0 else 1}".encode("ascii")
@@ -169,8 +169,8 @@ class RequestBody:
 
 
 class _Chunks:
-    """Decodes a chunked body (RFC 9112, 7.1). llhttp cannot do it: it does not report where a message ends among bytes
-    that hold the next one too."""
+    """Decodes a chunked body (RFC 9112, 7.1). llhttp cannot do it: it does not report where a message ends if the next
+    one follows in the same bytes."""
 
     def __init__(self) -> None:
         self.done = False
@@ -191,7 +191,7 @@ class _Chunks:
             end = data.find(b"\r\n", at)
             if end < 0:
                 if len(data) - at > _LONGEST_CHUNK_LINE or self._is_overrun(data[at : at + 2]):
-                    raise BadRequest("the body is not in chunks as HTTP has them")
+                    raise BadRequest("the chunks of the body are malformed")
                 break
             self._read_line(data[at:end])
             at = end + 2
@@ -204,18 +204,18 @@ class _Chunks:
     def _read_size(self, line: bytes) -> None:
         found = _CHUNK_SIZE.fullmatch(line)
         if found is None:
-            raise BadRequest("the body is not in chunks as HTTP has them: a chunk has no size")
+            raise BadRequest("the chunks of the body are malformed: a chunk has no size")
         self._left = int(found[1], 16)
         self._trailer = 0
         self._read_line = self._read_chunk_end if self._left else self._read_trailer
 
     def _read_chunk_end(self, line: bytes) -> None:
         if line:
-            raise BadRequest("the body is not in chunks as HTTP has them: a chunk is longer than its size")
+            raise BadRequest("the chunks of the body are malformed: a chunk is longer than its size")
         self._read_line = self._read_size
 
     def _read_trailer(self, line: bytes) -> None:
         self._trailer += len(line)
         if line and (self._trailer > _LARGEST_TRAILER or not _TRAILER.fullmatch(line)):
-            raise BadRequest("the body's trailers are too large, or no header fields")
+            raise BadRequest("the trailers of the body are too large, or malformed")
         self.done = not line

@@ -1,8 +1,8 @@
 """The body of an engine's answer as it comes, and its end.
 
 llhttp checks the chunks. The bytes of a chunked body can pass unchanged, framing included: then llhttp only has to find
-the end, and a chunk costs one call. Trailers, and bytes after the end, would let a client read the answer in two ways:
-they are refused. Chunk extensions pass, since a receiver ignores them (RFC 9112, 7.1.1)."""
+the end, and a chunk costs one call. Trailers, and bytes after the end, would let a client read the answer in two ways,
+so they are refused. Chunk extensions pass, since a receiver ignores them (RFC 9112, 7.1.1)."""
 
 import re
 from typing import Protocol
@@ -14,10 +14,10 @@ from modelrunner.errors import EngineProtocolError
 _END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
 _LAST_CHUNK = b"0\r\n\r\n"
 _USUAL_END = b"\r\n" + _LAST_CHUNK
-_MOST_PIECES = 32  # of the end of a body, before they are joined
-_SHORT = 64  # bytes: a longer piece has the end of its event, or of the body, to itself
+_MOST_PIECES = 32  # pieces of a body's end that are kept before they are joined
+_SHORT = 64  # bytes: a longer piece contains the whole end of its event, or of the body
 TAIL = 1536
-"""Bytes at the end of a body that are kept: an engine tells there how many tokens it counted."""
+"""Bytes that are kept of the end of a body, where an engine reports its token counts."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
 """A part of the last event of a stream: OpenAI's completions, Anthropic's messages, OpenAI's responses."""
@@ -27,7 +27,7 @@ _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 class Body(Protocol):
     """Reads a body. `done` is true after its last byte. `size` counts the bytes that `take` returned, and `tail` has
-    the last of them: at least `TAIL`, if there were so many and `ResponseHead.body` was asked for the `end`."""
+    the last of them: at least `TAIL` of a longer body, if `ResponseHead.body` got `end`."""
 
     done: bool
     size: int
@@ -36,7 +36,7 @@ class Body(Protocol):
     def tail(self) -> bytes: ...
 
     def take(self, data: bytes) -> bytes:
-        """Returns the client's bytes for `data`, perhaps none. Raises `EngineProtocolError`,
+        """Returns the bytes that the client gets for `data`, perhaps none. Raises `EngineProtocolError`,
         `httptools.HttpParserError`."""
 
     def at_event_boundary(self) -> bool:
@@ -65,9 +65,9 @@ class SizedBody:
 
 
 class CloseDelimitedBody:
-    """A body that ends with the connection (RFC 9112, 6.3), returned in chunks with `splice`. The end of a connection
-    does not distinguish a complete body from a cut one, so events and JSON (by `kind`, the media type) must have an end
-    of their own."""
+    """A body that ends with the connection (RFC 9112, 6.3), returned in chunks with `splice`. The end of the connection
+    does not show whether the body is complete, so events and JSON (by `kind`, the media type) must have an end of their
+    own."""
 
     def __init__(self, splice: bool, kind: bytes) -> None:
         self._splice = splice
@@ -156,7 +156,7 @@ class _ChunkReader:
 
 class ChunkedBodyAsSent(_ChunkReader):
     """A chunked body that keeps its framing. It must end with a bare last chunk, so that no byte after it reaches the
-    client. Its `tail` is the last piece, with what came before a short one."""
+    client. Its `tail` is the last piece; a short one is joined to the bytes before it."""
 
     def __init__(self) -> None:
         self.size, self.tail = 0, b"\r\n"
@@ -191,8 +191,8 @@ class ChunkedBodyAsSent(_ChunkReader):
 
 
 class ChunkedBodyWithEnd(ChunkedBodyAsSent):
-    """The same, whose `tail` has at least `TAIL` bytes, if there were so many. It costs a stream of 200 chunks 5 us
-    more, and its memory is used again later."""
+    """As `ChunkedBodyAsSent`, but `tail` has at least `TAIL` bytes of a longer body. A stream of 200 chunks takes 5 us
+    longer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class ChunkedBodyWithEnd(ChunkedBodyAsSent):
         pieces.append(data)
         if length >= TAIL:
             self._pieces = [data]
-        elif len(pieces) == _MOST_PIECES:  # to join each would cost a stream 15 % more of the processor
+        elif len(pieces) == _MOST_PIECES:  # joining each would cost a stream 15 % more CPU time
             self._pieces = [self.tail]
         if self.done:
             self._check_end()

@@ -1,4 +1,4 @@
-"""The head of an engine's answer as HTTP/1.1, and heads that come again with another length of their body.
+"""The head of an engine's answer as HTTP/1.1, and heads that differ only in their Content-Length.
 
 llhttp accepts what HTTP allows, except where a client could read the answer in two ways: a repeated field that the
 client gets, or a head above `HEAD_LIMIT`. Such an answer becomes 502."""
@@ -21,14 +21,14 @@ HEAD_LIMIT = 64 << 10
 """The limit of an answer's head, in bytes."""
 _MOST_DIGITS = 15
 NO_HEAD = (b"\n", b"\n")
-"""The parts of no head."""
+"""Parts that no head has."""
 _HANDED_ON_ONCE = (b"content-type", b"content-language", b"retry-after")
 
 
 def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
     """Splits a head around the digits of its Content-Length. Returns the parts before and after them, and the length in
-    bytes; the head, b"" and None if it has no Content-Length in a usual form. Heads of one peer usually have the same
-    parts, so checked heads are cached by them."""
+    bytes; the head, b"" and None if it has no Content-Length in the usual form. One peer usually sends the same parts,
+    so checked heads are cached by their parts."""
     name, found, rest = head.partition(b"\r\nContent-Length: ")
     if not found:
         name, found, rest = head.partition(b"\r\ncontent-length: ")
@@ -44,8 +44,8 @@ def with_length(before: bytes, after: bytes) -> bytes:
 
 
 def same_head(data: bytes, before: bytes, after: bytes) -> tuple[int, int]:
-    """Returns the Content-Length of the head that `data` begins with and the end of that head, if its parts are these,
-    which `part_length` has found in another head; else (-1, 0)."""
+    """Compares the head at the start of `data` with the parts of another head, which `part_length` returned. Returns
+    its Content-Length and its size, both in bytes, if the parts are the same; else (-1, 0)."""
     if data.startswith(before):
         start = len(before)
         end = data.find(b"\r", start, start + _MOST_DIGITS + 1)
@@ -57,7 +57,8 @@ def same_head(data: bytes, before: bytes, after: bytes) -> tuple[int, int]:
 
 class ResponseHead:
     """A complete head. `fields` have names in lower case, and lack Content-Length: that is `length` in bytes, None for
-    a body of unknown length. `kind` is the media type without its parameters, b"" for none."""
+    a body of unknown length. `kind` is the media type without its parameters, b"" without one. Raises
+    `EngineProtocolError`."""
 
     def __init__(self, data: bytes) -> None:
         self._found: list[tuple[bytes, bytes]] = []
@@ -87,7 +88,7 @@ class ResponseHead:
 
     def body(self, length: int | None, *, splice: bool, end: bool) -> Body:
         """Makes a reader for a body of this length. With `splice`, the reader returns a body of unknown length in
-        chunks; the `end` of such a body is kept only if it is asked for."""
+        chunks; with `end`, the reader keeps the last bytes of such a body."""
         if length is not None:
             return SizedBody(length)
         if not self.chunked:
@@ -98,16 +99,16 @@ class ResponseHead:
 
 
 class ResponseHeads:
-    """Reads the heads of one engine's answers. The last one, with any length of the body, is recognized without
-    parsing; others that came before are cached."""
+    """Reads the heads of one engine's answers. A head that repeats the last one, with any Content-Length, is recognized
+    without parsing; older ones are cached."""
 
     def __init__(self) -> None:
         self._before, self._after = NO_HEAD
         self._last: ResponseHead | None = None
 
     def read(self, data: bytes) -> tuple[ResponseHead | None, int | None, int]:
-        """Returns the head that `data` begins with, the length of its body in bytes, None if that is unknown, and where
-        the head ends. The head is None while it is incomplete. Raises `EngineProtocolError`."""
+        """Returns the head at the start of `data`, the length of its body in bytes or None if that is unknown, and the
+        size of the head in bytes. An incomplete head is None. Raises `EngineProtocolError`."""
         size, end = same_head(data, self._before, self._after)
         if end:
             return self._last, size, end
@@ -118,7 +119,7 @@ class ResponseHeads:
             return None, None, 0
         before, after, length = part_length(data[:end])
         head = _parsed(before, after)
-        if length is None or head.length != 1:  # 1 stands for any
+        if length is None or head.length != 1:  # 1 stands for any length
             return head, head.length, end
         self._before, self._after, self._last = before, after, head
         return head, length, end

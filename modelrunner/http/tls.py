@@ -1,5 +1,5 @@
-"""TLS between a client's connection and its socket: bytes in memory, so that the connection has the transport of its
-socket and behaves as it does without TLS (half-closes, resets, bytes that wait, limits on time)."""
+"""TLS between a client's connection and its socket. It works on bytes in memory, so the connection behaves as without
+TLS: half-closes, resets, waiting bytes and time limits are those of its socket."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ from modelrunner.http.listener import peer_of
 log = logging.getLogger(__name__)
 
 _RECORD = 1 << 16  # bytes that one read asks for
-_HELLO = 1 << 16  # bytes of an unfinished handshake: as many as of a head
-_REPLIES = 1 << 16  # bytes of TLS's own for a client that reads nothing
+_HELLO = 1 << 16  # the most bytes of an unfinished handshake, as of a head
+_REPLIES = 1 << 16  # the most bytes of alerts and handshakes for a client that reads nothing
 _HANDSHAKE = b"\x16"  # the type of a client's first record: RFC 8446, 5.1
 _NO_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 38\r\n\r\n"
@@ -24,8 +24,8 @@ ContextOf = Callable[[], ssl.SSLContext]
 
 
 class TlsConnection(asyncio.Transport, asyncio.Protocol):
-    """The protocol of the socket and the transport of `inner`, whose times hold for the handshake too. `context` is
-    asked for each connection."""
+    """The protocol of the socket, and the transport of the connection `inner`, whose time limits include the handshake.
+    `context` returns the current TLS context."""
 
     def __init__(self, context: ContextOf, inner: asyncio.Protocol) -> None:
         super().__init__()
@@ -73,10 +73,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         return bool(self._inner.eof_received())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        inner, self._inner = (
-            self._inner,
-            asyncio.Protocol(),
-        )  # no cycle: OpenSSL's buffers end now, not when Python looks
+        # Without a reference cycle, OpenSSL's buffers are freed now, and not by the garbage collector.
+        inner, self._inner = self._inner, asyncio.Protocol()
         inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -89,13 +87,13 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def _fail(self, error: object) -> None:
         log.debug("TLS with %s failed: %s", peer_of(self._socket), error)
-        self._inner.eof_received()  # nothing more can be understood
+        self._inner.eof_received()  # no later byte can be decrypted
         self._flush()  # an alert tells the client why
         self._closed = True
         self._socket.close()
 
     def _refuse(self) -> None:
-        log.warning("%s spoke to the TLS port without TLS", peer_of(self._socket))
+        log.warning("%s used the TLS port without TLS", peer_of(self._socket))
         self._closed = True
         self._socket.write(_NO_TLS)
         self._socket.close()
@@ -110,7 +108,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             self.write_eof()
 
     def _read(self) -> None:
-        """Hands on what the socket's bytes hold. Raises `SSLWantReadError` in the middle of a record."""
+        """Decrypts the received bytes and passes them on. Raises `SSLWantReadError` in the middle of a record."""
         pieces = []
         ended = False
         try:
@@ -138,9 +136,9 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             self._socket.write(self._outgoing.read())
 
     def _say_goodbye(self) -> None:
-        """Tells the client that nothing more comes (RFC 8446, 6.1)."""
+        """Tells the client that no data follows (RFC 8446, 6.1)."""
         if self._shaken and not self._ended:
-            with suppress(ssl.SSLError):  # it waits for the client's own goodbye
+            with suppress(ssl.SSLError):  # raised while the client's own close_notify is missing
                 self._tls.unwrap()
             self._flush()
         self._ended = True
@@ -155,7 +153,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._flush()
 
     def write_eof(self) -> None:
-        if not self._shaken:  # nothing can be said yet
+        if not self._shaken:  # no alert can be sent yet
             self._ends = True
             return
         self._say_goodbye()
@@ -183,5 +181,5 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         return self._socket.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Adds `bare`: the transport of the socket, which says no goodbye."""
+        """Adds `bare`: the transport of the socket, which closes without a close_notify."""
         return self._socket if name == "bare" else self._socket.get_extra_info(name, default)

@@ -162,7 +162,7 @@ FAILING: list[tuple[list[Any], str]] = [
     (["local__nothing", {}], "nothing"),
     (["nobody__add", {}], "there is no tool 'nobody__add'"),
     (["unheard", {}], "there is no tool 'unheard'"),
-    (["local__add", [1, 2]], "no JSON object"),
+    (["local__add", [1, 2]], "not a JSON object"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The response cache: identical requests whose answer is determined get one answer."""
+"""The response cache: identical requests with a deterministic answer share one answer."""
 
 import time
 from collections import OrderedDict
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
 
 _HEADER = b"X-Modelrunner-Cache"
-_SHARE = 8  # an answer may have this part of the memory
-_OVERHEAD = 1024  # bytes of an answer beside its body, about
+_SHARE = 8  # the largest answer has one part in so many of the memory
+_OVERHEAD = 1024  # bytes of an answer without its body, about
 
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's LLAMA_DEFAULT_SEED
 RequestDigest = tuple[str, str | None, str | None, str, str, bool, Alias | None, bytes]
@@ -63,9 +63,9 @@ class _CachedAnswer(NamedTuple):
 
 
 class ResponseCache:
-    """A `Detour`. It keeps answers of at most `memory` bytes together, none longer than `age` seconds; the one that was
-    not asked for the longest time goes first. A caller gets answers to its own requests only, and an answer is good as
-    long as the same runner configuration of the same model would answer. `clock` is in seconds."""
+    """A `Detour` that keeps answers: at most `memory` bytes together, each for at most `age` seconds; the least
+    recently used goes first. A caller gets answers to its own requests only, and an answer is valid as long as the same
+    configuration of the same model would answer. `clock` is in seconds."""
 
     def __init__(
         self, pipeline: "Pipeline", memory: int, age: float, clock: Callable[[], float] = time.monotonic
@@ -158,7 +158,7 @@ class ResponseCache:
 
 
 class _RememberedAnswer:
-    """The `AnswerSource` of an answer that is kept."""
+    """The `AnswerSource` of a kept answer."""
 
     def __init__(self, kept: _CachedAnswer) -> None:
         self._kept = kept

@@ -1,4 +1,4 @@
-"""Single embeddings that come at nearly the same time go to the engine together."""
+"""Sends requests for single embeddings to the engine together if they come at nearly the same time."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _EMBEDDINGS, _TOKENIZE = "/v1/embeddings", "/tokenize"
 _LONGEST = 64 << 10
-"""Bytes of a body that is gathered: a long text fills the engine's batch by itself."""
+"""The largest body that is gathered, in bytes: a long text fills the engine's batch by itself."""
 _TOKENIZING = 5.0  # seconds
 # Texts that are counted at once. llama.cpp's server has few threads, and each open connection takes one for seconds:
-# with one for every text, questions waited until others were closed.
+# with one for every text, requests waited until others were closed.
 _LANES = 2
 Members = dict[str, msgspec.Raw]
 _members = msgspec.json.Decoder(Members)
@@ -46,9 +46,9 @@ class _Tokenized(msgspec.Struct):
 
 
 class EmbeddingGatherer:
-    """A `Detour` for `/v1/embeddings` with one text or list of tokens. Those that come within `window` seconds of the
-    first go together, at most `most` of them. Only requests of one caller that are equal but for their text are
-    gathered, and only for a model that is known."""
+    """A `Detour` for `/v1/embeddings` with one text or list of tokens. Requests that come within `window` seconds of
+    the first go together, at most `most` of them. Only requests of one caller that differ in nothing but their text are
+    gathered, and only for a model that is resolved already."""
 
     def __init__(self, pipeline: "Pipeline", window: float, most: int) -> None:
         self._pipeline = pipeline
@@ -67,7 +67,7 @@ class EmbeddingGatherer:
             members = _members.decode(ask.body)
             text = _one_text(members.pop("input"))
             if terms.key is not None and terms.key.limits.seconds is not None:
-                return None  # its time is its own
+                return None  # its key limits its own time
             terms.check_model(target.spec.bundle)
         except (KeyError, msgspec.MsgspecError, ModelRunnerError):
             return None
@@ -90,13 +90,13 @@ class EmbeddingGatherer:
         return relay
 
     def _close(self, shape: _Shape) -> None:
-        """What is gathered goes to the engine; the next one begins another gathering."""
+        """Sends the gathered requests to the engine; the next request begins another gathering."""
         if (gathering := self._open.pop(shape, None)) is not None:
             gathering.ask()
 
 
 class _Together(Exchange):
-    """It is recorded as the requests that it is made of."""
+    """The exchange of gathered requests, which are recorded in its place."""
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
         super().__init__(pipeline, ask, sink)
@@ -113,7 +113,7 @@ class _Gathering:
         self._members = members
         self.texts: dict[Relay, str | list[int]] = {}
         self.timer: asyncio.TimerHandle
-        self._asked: list[Relay | None] = []  # None for one whose client has left
+        self._asked: list[Relay | None] = []  # None in place of a relay whose client has left
         self._exchange: Exchange | None = None
         self._work: asyncio.Task[Any] | None = None
         self._status = 0
@@ -121,7 +121,7 @@ class _Gathering:
         self._body = bytearray()
 
     def ask(self) -> None:
-        """Called once, when nothing more is added."""
+        """Asks the engine. Called once, after the last request was added."""
         self._asked = list(self.texts)
         if len(self.texts) < 2:
             self._each_alone()
@@ -149,7 +149,8 @@ class _Gathering:
     def resume(self, relay: Relay) -> None: ...
 
     def leave(self, relay: Relay) -> None:
-        """The others go on; without others, so does nothing. What the engine was given of it costs the client."""
+        """The other requests go on; without any, the exchange ends. The client pays for the prompt that the engine was
+        given."""
         if self._exchange is not None and (lease := self._exchange.lease) is not None:
             relay.lease = lease
             relay.tokens = with_prompt(NONE, len(relay.ask.body), lease.runner.spec.context_size)
@@ -176,7 +177,7 @@ class _Gathering:
         self._each_alone()
 
     def _each_alone(self) -> None:
-        """The fault of one is not the others': each gets its own answer, or its own error."""
+        """Sends each request alone: a fault of one request must not fail the others."""
         for relay in list(self.texts):
             relay.go_alone()
 
@@ -184,7 +185,7 @@ class _Gathering:
         weights = await counting if counting is not None else [1] * len(self._asked)  # equal parts
         try:
             answers = self._taken_apart(weights) if self._status == 200 else None
-        except (msgspec.MsgspecError, ValueError, RecursionError, EngineProtocolError):  # UTF-8 is a matter of values
+        except (msgspec.MsgspecError, ValueError, RecursionError, EngineProtocolError):  # ValueError: invalid UTF-8
             answers = None
         if answers is None:
             self._each_alone()
@@ -197,7 +198,7 @@ class _Gathering:
                 relay.finish()
 
     def _taken_apart(self, counts: Sequence[int]) -> list[tuple[bytes, int]]:
-        """The answer of each request, in their order, and its tokens. Raises `EngineProtocolError`."""
+        """Returns the answer and the tokens of each request, in their order. Raises `EngineProtocolError`."""
         whole = _members.decode(self._body)
         found = msgspec.json.decode(self._body, type=_GatheredAnswer)
         vectors = {msgspec.json.decode(one.get("index", b"0"), type=int): one for one in found.data}
@@ -215,8 +216,8 @@ class _Gathering:
 
 
 def split(amount: int, weights: Sequence[int]) -> list[int]:
-    """Splits `amount` in the proportion of `weights`, in whole numbers that add up to it: just `weights`, if these add
-    up to it."""
+    """Splits `amount` in proportion to `weights`, into whole numbers with this sum: `weights` itself if that is its
+    sum."""
     whole = sum(weights)
     if whole <= 0:
         weights, whole = [1] * len(weights), len(weights)
@@ -225,7 +226,7 @@ def split(amount: int, weights: Sequence[int]) -> list[int]:
 
 
 def _one_text(raw: msgspec.Raw) -> str | list[int] | None:
-    """The only input of a request; None for several, none, or what is no input."""
+    """Returns the only input of a request; None for several inputs, no input, or an invalid one."""
     found = msgspec.json.decode(raw)
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str | list):
         [found] = found
@@ -234,7 +235,7 @@ def _one_text(raw: msgspec.Raw) -> str | list[int] | None:
 
 
 async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[int]]) -> list[int]:
-    """The tokens of each text, as the engine counts them; if it cannot, equal parts."""
+    """Returns the tokens of each text, as the engine counts them; equal parts if it cannot."""
     if not isinstance(texts[0], str):
         return [len(text) for text in texts]
     if _TOKENIZE not in runner.endpoints:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def served_by(runner: Runner) -> Served:
-    """Returns the names of the runner's model and backend, for a request that another one had the runner's work for."""
+    """Returns the names of the runner's model and backend, for a request that shares the answer of another request."""
     return Served(runner.spec.bundle.name, runner.key.backend)
 
 
@@ -31,18 +31,18 @@ class AnswerSource(Protocol):
     def begin(self, relay: "Relay") -> None: ...
 
     def pause(self, relay: "Relay") -> None:
-        """The client takes no more for now. Safe to call again."""
+        """Called when the client reads no more for now. Safe to call again."""
 
     def resume(self, relay: "Relay") -> None: ...
 
     def leave(self, relay: "Relay") -> None:
-        """The client is gone."""
+        """Called when the client is gone."""
 
 
 class Relay:
-    """As an `Exchange`, with an answer from `source`. `headers` are added to the answer's. With `counted`, the request
-    is counted and recorded here; without, by the exchange that the source makes for it. `lease` and `tokens` are those
-    of the record; `served` has, without a lease of its own, the model's name and the backend's."""
+    """Works like an `Exchange`, with an answer from `source`. `headers` are added to the answer's. With `counted`, the
+    relay counts and records the request, else the exchange that the source makes for it does. `lease` and `tokens` go
+    into the record; `served` names the model and the backend of a relay without a lease."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Relay:
             self._source.resume(self)
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """Called when the client is gone."""
         if self._alone is not None:
             self._alone.cancel()
         elif not self._over:
@@ -110,7 +110,7 @@ class Relay:
         return record
 
     def go_alone(self) -> None:
-        """The source has no answer: the request goes on as any other."""
+        """Called when the source has no answer: the request gets an exchange of its own."""
         self._pipeline.running.discard(self)
         self._alone = self._pipeline.plain(self.ask, self._sink)
         self._alone.start()
@@ -120,7 +120,7 @@ class Relay:
     def respond(
         self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes, own: bytes = b""
     ) -> None:
-        """As `Sink.respond`, with a bare body; `own` are made here unless they are given."""
+        """As `Sink.respond`, for a body without framing. The lines `own` are made here unless they are given."""
         self._status = status
         self._framing = length is None and self._sink.takes_chunks
         waited = perf_counter() - self.ask.arrived

@@ -8,11 +8,11 @@ from modelrunner.http.answers import Header
 
 
 class Recording:
-    """The `Sink` of an exchange, which `work` is to be, and the `AnswerSource` of relays. The first relay is the one
-    whose request made the exchange: it alone gets an error in the place of an answer, the others go on alone.
+    """The `Sink` of the exchange `work`, which is set later, and the `AnswerSource` of relays. The request of the first
+    relay made the exchange: only this relay gets an error of the exchange; the others then go on alone.
 
     At most `limit` bytes of the body are kept: `data`, from the byte `start` on. `unheard` is called when the last
-    relay has left an answer that still comes, `ended` after the last byte."""
+    relay leaves an incomplete answer, `ended` after the last byte."""
 
     takes_chunks = False
 
@@ -24,7 +24,7 @@ class Recording:
         self.over = self.complete = False
         self._limit = limit
         self._unheard, self._ended = unheard, ended
-        self._relays: dict[Relay, bool] = {}  # True for one whose client takes no more
+        self._relays: dict[Relay, bool] = {}  # True while the client of the relay reads no more
         self._first: Relay | None = None
 
     # AnswerSource

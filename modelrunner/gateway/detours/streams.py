@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from modelrunner.gateway.pipeline import Pipeline
 
 LIMIT = 1 << 20
-"""Bytes of one stream that are kept at most."""
+"""The most bytes that are kept of one stream."""
 _PIECE = 1 << 16
 
 
 class ResumableStream(Recording):
-    """A recording that pauses its engine rather than drop what no client has. One client reads at a time: the one that
-    came last, of which `heard` is told. `owner` is the name of the API key that asked, "" for the daemon's owner."""
+    """A recording that pauses its engine rather than drop bytes that no client has read. One client reads at a time,
+    the newest; `heard` is called when it begins. `owner` is an `ApiKey.owner`, "" for the daemon's owner."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class ResumableStream(Recording):
         self.owner = owner
         self._heard = heard
         self._changed = asyncio.Event()
-        self._reader: object = None  # the one that reads with `read`
+        self._reader: object = None  # identifies the newest call of `read`
         self._taken = 0  # bytes of the stream
         self._held = False
 
     @property
     def end(self) -> int:
-        """Bytes of the stream so far."""
+        """The size of the stream so far, in bytes."""
         return self.start + len(self.data)
 
     def pause(self, relay: Relay) -> None:
@@ -63,19 +63,19 @@ class ResumableStream(Recording):
         self._changed.set()
 
     async def read(self, place: int) -> AsyncGenerator[bytes, None]:
-        """The bytes from `place` on, as they come. Raises `BadRequest` for a place that is not there yet, `NotFound`
-        for one that is no longer kept."""
+        """Yields the bytes from `place` on as they come. Raises `BadRequest` for a place beyond the bytes so far,
+        `NotFound` for one that is no longer kept."""
         if place > self.end:
             raise BadRequest(f"the stream has {self.end} bytes so far: `from` is beyond them", param="from")
         if place < self.start:
             raise NotFound(f"the stream is kept from byte {self.start} on", param="from")
         reader = self._reader = object()
         relays, self._relays = self._relays, {}
-        for relay in relays:  # its connection is dead, and nobody has noticed
+        for relay in relays:  # its connection is dead, which was not noticed yet
             relay.cut()
         self._heard()
         try:
-            while self._reader is reader:  # else another one came
+            while self._reader is reader:  # until another client comes
                 self._taken = place
                 self._bound()
                 piece = bytes(self.data[place - self.start : place - self.start + _PIECE])
@@ -94,7 +94,8 @@ class ResumableStream(Recording):
                     self._unheard()
 
     def _bound(self) -> None:
-        """Drops what is too much and was taken, and pauses the engine while too much is left or the client is slow."""
+        """Drops bytes above the limit that were read, and pauses the engine while too many are left or the client is
+        slow."""
         taken = self.end if self._relays else self._taken if self._reader is not None else self.start
         extra = len(self.data) - self._limit
         dropped = max(0, min(extra, taken - self.start))
@@ -111,9 +112,9 @@ class ResumableStream(Recording):
 
 
 class ResumableStreams:
-    """A `Detour` for requests that ask for it. A stream is kept for `age` seconds after its end, and without a client;
-    all together have at most `memory` bytes. Where that is used up by streams under way, a request is answered as any
-    other."""
+    """A `Detour` for requests that ask to be resumable. A stream is kept for `age` seconds after its end, and after its
+    client left; all streams together have at most `memory` bytes. While streams under way use all of it, further
+    requests are answered without being resumable."""
 
     def __init__(self, pipeline: "Pipeline", memory: int, age: float) -> None:
         self._pipeline = pipeline
@@ -141,10 +142,13 @@ class ResumableStreams:
         return Relay(self._pipeline, ask, sink, stream, headers=((b"X-Modelrunner-Stream", place),), counted=False)
 
     def find(self, id: str, owner: str) -> ResumableStream:
-        """The stream of a request, for the API key that asked and for the daemon's owner. Raises `NotFound`."""
+        """Returns the stream of the request `id`. Its owner and the daemon's owner ("") may see it. Raises
+        `NotFound`."""
         stream = self._streams.get(id)
         if stream is None or stream.head is None or owner not in ("", stream.owner):
-            raise NotFound(f"there is no stream of a request {id!r}: it was not asked for, or is gone", param="id")
+            raise NotFound(
+                f"there is no stream of a request {id!r}: it did not ask to be resumable, or is gone", param="id"
+            )
         return stream
 
     def close(self) -> None:
@@ -157,7 +161,8 @@ class ResumableStreams:
             timer.cancel()
 
     def _make_room(self, limit: int) -> bool:
-        """A stream under way counts with all that it may come to have."""
+        """Forgets complete streams until there is room for `limit` bytes, and returns whether there is. A stream under
+        way counts with its limit."""
         for id in [id for id, stream in self._streams.items() if stream.over]:
             if self._used() + limit <= self._memory:
                 break

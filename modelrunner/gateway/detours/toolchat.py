@@ -1,4 +1,4 @@
-"""The conversation of a loop of tools: the client's chat, and what the model and its tools add to it."""
+"""The conversation of a tool loop: the client's chat, and the messages that the model and its tools add to it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +27,8 @@ class _Chat(msgspec.Struct):
 
 
 class ToolChat:
-    """`theirs` are the names of the tools that the client passed, `wants_usage` says whether its stream is to end with
-    the tokens."""
+    """`theirs` are the names of the client's own tools; `wants_usage` is True if its stream ends with the token
+    counts."""
 
     def __init__(self, body: bytes) -> None:
         """Raises `BadRequest`."""
@@ -48,9 +48,9 @@ class ToolChat:
         self._called = False
 
     def request(self, functions: Sequence[dict[str, Any]]) -> bytes:
-        """The next question to the engine, with these tools beside the client's own. A `tool_choice` that requires a
-        call holds until one was made: else there would never be an answer. A named tool is the only one of its
-        question, with every engine."""
+        """Returns the next request to the engine, with `functions` beside the client's own tools. A `tool_choice` that
+        requires a call holds until the first call, else the model could never answer. A named tool is the only tool of
+        its request, for every engine. Raises `BadRequest`."""
         tools = [*self._tools, *functions]
         changed: dict[str, Any] = {"messages": self._messages, **_STREAM}
         if not tools:
@@ -65,7 +65,8 @@ class ToolChat:
         return with_members(self._members, {**changed, "tools": tools})
 
     def add(self, content: Any, calls: Sequence[ToolCall], results: Sequence[str]) -> None:
-        """Adds what the model said, and the results of its calls. Engines refuse arguments that are broken."""
+        """Adds the model's message and the results of its calls. Broken arguments become `{}`, since engines refuse
+        them."""
         self._called = True
         made = []
         for call in calls:

@@ -1,4 +1,4 @@
-"""The loop of tools on the server: a chat whose calls of tools the daemon makes itself, until an answer is there."""
+"""Tool loops: chats whose tool calls the daemon makes itself, until the model answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ _ALIVE = b": a tool is at work\n\n"
 
 
 class ToolLoops:
-    """A `Detour` for chats with `modelrunner_tools`. The tools are called at most `rounds` times one after the other,
-    several at once where the model wants several; a whole loop takes at most `seconds`."""
+    """A `Detour` for chats with `modelrunner_tools`. A loop has at most `rounds` rounds of calls, which may be several
+    calls at once, and takes at most `seconds`."""
 
     def __init__(self, pipeline: "Pipeline", toolbox: Toolbox, rounds: int, seconds: float) -> None:
         self.pipeline, self.toolbox = pipeline, toolbox
@@ -43,7 +43,7 @@ class ToolLoops:
 
 
 class _Question(Exchange):
-    """One question to the engine. The loop's relay counts and records it, and answers its errors."""
+    """One request of a loop to the engine. The loop's relay counts and records it, and answers its errors."""
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, loop: "_ToolLoop", dialect: TurnDialect) -> None:
         super().__init__(pipeline, ask, loop)
@@ -90,7 +90,7 @@ class _ToolLoop:
         self._own = b""
         self._begun = False  # the client has the head of its stream
         self._usage = [0, 0, 0]  # tokens of prompts, of answers, and of prompts that were cached
-        self._made: list[dict[str, Any]] = []  # the calls so far, as the client is told of them
+        self._made: list[dict[str, Any]] = []  # the calls so far, as the client sees them
 
     # AnswerSource
 
@@ -134,7 +134,7 @@ class _ToolLoop:
         self._question.end()
 
     def cut(self) -> None:
-        """Never called: `_Question` tells its errors."""
+        """Never called: `_Question.end` gets the errors."""
 
     def say(self, data: bytes) -> None:
         """Sends an event of our own to a client that streams."""
@@ -155,9 +155,7 @@ class _ToolLoop:
             async with asyncio.timeout(seconds):
                 await self._answer()
         except TimeoutError:
-            raise TimedOut(
-                f"no answer after {seconds:g} s of questions and calls of tools: `tools_loop_time` allows no more"
-            ) from None
+            raise TimedOut(f"no answer after {seconds:g} s of tool calls: `tools_loop_time` allows no more") from None
 
     async def _answer(self) -> None:
         chat = ToolChat(self._ask.body)
@@ -175,7 +173,7 @@ class _ToolLoop:
             told = await self._call_all(calls)
             chat.add(turn.message().get("content"), calls, [one["result"] for one in told])
         else:
-            turn = await self._asked(chat, ())  # without our tools: now it has to answer
+            turn = await self._asked(chat, ())  # without our tools, so that the model has to answer
         self._finish(chat, turn)
 
     async def _asked(self, chat: ToolChat, ours: Sequence[dict[str, Any]]) -> ToolTurn:
@@ -198,13 +196,13 @@ class _ToolLoop:
         finally:
             self._note_lease(question)
             question.cancel()
-        # The model that was chosen for an alias answers to the end.
+        # The model that was chosen for an alias answers the whole chat.
         self._ask = msgspec.structs.replace(question.ask, body=self._ask.body)
         self._first = question.turn.first
         return question.turn
 
     def _note_lease(self, question: _Question) -> None:
-        """For the record: the model that serves the chat, also when its answer never came."""
+        """Keeps the lease for the record, also if no answer came."""
         self.relay.lease = question.lease or self.relay.lease
 
     def _count(self, used: Tokens) -> None:
@@ -226,14 +224,14 @@ class _ToolLoop:
         return told
 
     async def _call(self, call: ToolCall) -> dict[str, Any]:
-        """Makes one call; what fails is its result."""
+        """Makes one call. An error becomes its result."""
         told: dict[str, Any] = call._asdict()
         self._tell("tool_call", told)
         began = perf_counter()
         arguments = call.decoded()
         try:
             if arguments is None:
-                raise BadRequest("the arguments are no JSON object")
+                raise BadRequest("the arguments are not a JSON object")
             found = await self._loops.toolbox.call(call.name, arguments)
             text = found.text or (msgspec.json.encode(found.structured).decode() if found.structured else "")
             result, is_error = text, found.is_error
@@ -244,7 +242,7 @@ class _ToolLoop:
         return told
 
     def _tell(self, kind: str, told: dict[str, Any]) -> None:
-        """An event that is also a chunk without choices: clients that know no other events take it for one."""
+        """Sends an event that is also a chunk without choices, for clients that know only chunks."""
         chunk: dict[str, Any] = {"object": "chat.completion.chunk", **self._first, "choices": []}
         self.say(sse(msgspec.json.encode({**chunk, f"modelrunner_{kind}": told}), f"modelrunner.{kind}"))
 

@@ -1,4 +1,4 @@
-"""One answer of the model in a loop of tools: what of it the client gets, and which calls the daemon makes itself."""
+"""One answer of the model in a tool loop: the part that the client gets, and the calls that the daemon makes."""
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
     from modelrunner.gateway.interfaces import Inference
 
-_GOES_ON = ("tool_calls", "stop")  # vLLM ends with "stop" where the request named the tool
+_GOES_ON = ("tool_calls", "stop")  # vLLM ends with "stop" if the request named the tool
 _TOO_LONG = "length"
 _SHARED = ("id", "created", "model")
 _NULL = msgspec.Raw(b"null")
@@ -27,14 +27,14 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ToolCall(NamedTuple):
-    """A call that the model wants. `arguments` is the text of their JSON, which may be broken."""
+    """A call that the model wants. `arguments` is their JSON as text, which may be broken."""
 
     id: str
     name: str
     arguments: str
 
     def decoded(self) -> dict[str, Any] | None:
-        """The arguments; None where they are no object."""
+        """Returns the arguments; None if they are not a JSON object."""
         try:
             return msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeEncodeError):
@@ -84,19 +84,19 @@ class ToolTurn(OpenAIAnswer):
     # once it is complete
 
     def message(self) -> dict[str, Any]:
-        """The model's whole message."""
+        """Returns the model's whole message."""
         return dict(self._choice().get("message") or {"role": "assistant", "content": ""})
 
     def calls(self) -> list[ToolCall]:
-        """The calls that the daemon makes; none where the answer is for the client: the model is done, it wants a tool
-        of the client's, or it was cut off."""
+        """Returns the calls that the daemon makes. There are none if the answer is for the client: the model is done,
+        wants one of the client's tools, or was cut off."""
         found = [_call(call, number) for number, call in enumerate(self.message().get("tool_calls") or ())]
         goes_on = self._choice().get("finish_reason") in _GOES_ON and not any(one.name in self._theirs for one in found)
         return found if goes_on else []
 
     def final(self, *, given_up: bool) -> dict[str, Any]:
-        """The plain answer, without calls of ours. `given_up` says that it would have gone on with them: it ends as
-        one that became too long."""
+        """Returns the answer without our calls. With `given_up` the loop ended before the model did: the answer ends
+        like one that is too long."""
         answer = dict(super().answer())
         for choice in answer["choices"]:
             message = choice.get("message") or {}
@@ -108,7 +108,7 @@ class ToolTurn(OpenAIAnswer):
         return answer
 
     def last_events(self, *, given_up: bool) -> list[Event]:
-        """The events of the client's stream that were held back, without the usage."""
+        """Returns the held events of the client's stream, without the usage."""
         ends = []
         for event in self.held:
             choices = msgspec.json.decode(event["choices"])
@@ -123,7 +123,7 @@ class ToolTurn(OpenAIAnswer):
     # while it comes
 
     def _show(self, event: Event) -> None:
-        """Sends what is for the client, and holds the end back."""
+        """Sends the client's part of an event, and holds the end back."""
         choices = _events.decode(event.get("choices", b"[]"))
         if not choices:
             return
@@ -136,7 +136,7 @@ class ToolTurn(OpenAIAnswer):
             self._out.append(sse(msgspec.json.encode({**event, "choices": _raw([{**choice, "delta": _raw(delta)}])})))
 
     def _shown(self, delta: Event) -> Event:
-        """A delta as the client gets it: the role once, and no part of a call of ours."""
+        """Returns a delta for the client: with the role only once, and without parts of our calls."""
         if not self._is_first:
             delta.pop("role", None)
         raw = delta.pop("tool_calls", _NULL)
@@ -144,7 +144,7 @@ class ToolTurn(OpenAIAnswer):
         return {**delta, "tool_calls": _raw(parts)} if parts else delta
 
     def _part(self, part: Event) -> Event | None:
-        """A part of a call of the client's tools, with its place among those; None of one of ours."""
+        """Returns a part of a call of the client's tools, with its index among these calls; None for a call of ours."""
         index = msgspec.json.decode(part.get("index", b"0"), type=int)
         if index not in self._places:
             name = msgspec.json.decode(part.get("function", b"{}"), type=dict[str, Any]).get("name")
@@ -155,7 +155,7 @@ class ToolTurn(OpenAIAnswer):
 
 
 class TurnDialect(OpenAI):
-    """OpenAI's dialect for one question in a loop: `turn` is the newest translation that `begin` made of its answer."""
+    """OpenAI's dialect for one request of a loop. `turn` is the newest translation that `begin` made for its answer."""
 
     def __init__(self, begin: Callable[[], ToolTurn], *, streams: bool) -> None:
         self.turn: ToolTurn

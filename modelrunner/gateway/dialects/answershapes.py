@@ -1,5 +1,5 @@
-"""Answers of engines, as far as clients share them, and the errors of the families, for the document of the interface.
-Engines give more than stands here.
+"""Answers of engines and the errors of the families, for the document of the interface. Answers have the fields that
+clients of several engines use; engines send more.
 
 Sources of the shapes: those of `requestshapes`.
 """
@@ -10,7 +10,7 @@ import msgspec
 
 
 class UsageCounts(msgspec.Struct):
-    """Tokens."""
+    """Counts of tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -18,7 +18,7 @@ class UsageCounts(msgspec.Struct):
 
 
 class ToolCallMade(msgspec.Struct):
-    """`arguments` is JSON as the model wrote it; `result` is what the model was told."""
+    """`arguments` is JSON as the model wrote it; `result` is the text that the model got."""
 
     id: str
     name: str
@@ -145,7 +145,7 @@ class OllamaAnswer(msgspec.Struct):
 
 
 class OllamaVectors(msgspec.Struct):
-    """`embedding` is of `/api/embeddings`, the others of `/api/embed`."""
+    """`/api/embeddings` answers with `embedding`, `/api/embed` with the other fields."""
 
     model: str | None = None
     embeddings: list[list[float]] | None = None

@@ -1,6 +1,7 @@
-"""Anthropic's messages. They pass through to an engine that serves them, and are translated to a chat for another.
+"""Anthropic's messages. They pass through to an engine that serves them, and are translated to chats for other engines.
 
-Source of the shapes: https://docs.claude.com/en/api/errors and https://docs.claude.com/en/docs/build-with-claude/streaming.
+Source of the shapes: https://docs.claude.com/en/api/errors and
+https://docs.claude.com/en/docs/build-with-claude/streaming.
 """
 
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ class Anthropic(JsonDialect):
     error_shape = answershapes.AnthropicError
     translates = MessageRequest.__struct_fields__
     counts_at_start = True
-    translates_for = "output_config"  # llama.cpp's messages do not read it, its chats know schemas
+    translates_for = "output_config"  # llama.cpp reads schemas in chats, but not in messages
 
     def owns(self, path: str) -> bool:
         return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"
@@ -72,7 +73,7 @@ class Anthropic(JsonDialect):
         return self.translated(ask, runner) if has_other_content(ask.body) else super().request(ask, runner)
 
     def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
-        """Tokens are counted by an answer of one token: every engine tells how many its prompt had."""
+        """Counts tokens with an answer of one token, since every engine reports the tokens of its prompt."""
         asked = MessageRequest.of(ask.body)
         chat, model, headers = asked.chat(), ask.fields.model, own_headers("", asked.ignored())
         make = MessageEvents if ask.fields.stream else WholeMessage

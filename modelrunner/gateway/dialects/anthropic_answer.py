@@ -15,7 +15,7 @@ _OWN = ("text", "thinking", "signature", _PARTIAL)  # texts of a delta that grow
 
 
 class _Delta(msgspec.Struct):
-    """The fields that are used of any event."""
+    """The fields that are used, from events of any type."""
 
     type: str
     index: int = 0
@@ -62,6 +62,6 @@ class AnthropicAnswer(Assembly):
 
 
 def _block(block: dict[str, Any]) -> dict[str, Any]:
-    """The input of a tool call comes as pieces of JSON text."""
+    """Returns a complete block. The input of a tool call comes as pieces of JSON text."""
     partial = block.pop(_PARTIAL, "")
     return block | {"input": arguments_of(partial) or {}} if partial else block

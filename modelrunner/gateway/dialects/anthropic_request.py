@@ -1,4 +1,4 @@
-"""From Anthropic's messages to those of a chat.
+"""Translates Anthropic's messages to those of a chat.
 
 Source of the fields: https://docs.claude.com/en/api/messages
 """
@@ -14,11 +14,11 @@ _IGNORED = ("container", "context_management", "inference_geo", "service_tier")
 _DEFAULTS = (None, "auto", "standard_only")
 _SAME = ("max_tokens", "temperature", "top_p", "top_k")
 _PASSED = frozenset({"text", "thinking", "redacted_thinking", "image", "tool_use", "tool_result"})
-"""The types of content that llama.cpp's messages read (tools/server/server-chat.cpp), and what nobody can read."""
+"""The types of content that llama.cpp's messages read (tools/server/server-chat.cpp), and redacted content."""
 
 
 class Block(msgspec.Struct):
-    """A block of content of any type. A `cache_control` is taken, and means nothing here: engines keep prompts."""
+    """A block of content of any type. A `cache_control` has no effect: engines cache prompts anyway."""
 
     type: str
     text: str | None = None
@@ -53,8 +53,8 @@ def _all_passed(content: str | list[_Typed] | None) -> bool:
 
 
 def has_other_content(body: bytes) -> bool:
-    """Returns whether a request has content that an engine's own messages drop in silence, such as a document. False
-    for a request that has another fault: the engine says which."""
+    """Returns whether a request has content that an engine's own messages drop silently, such as a document. False for
+    an invalid request, whose fault the engine tells."""
     try:
         found = msgspec.json.decode(body, type=_TypedRequest)
     except msgspec.ValidationError:
@@ -76,7 +76,7 @@ class AnthropicTool(msgspec.Struct):
     type: str | None = None
 
     def function(self) -> dict[str, Any]:
-        """Raises `BadRequest` for a tool that runs at a service."""
+        """Returns the tool as a function. Raises `BadRequest` for a tool that runs at a service."""
         if self.type not in (None, "custom"):
             raise BadRequest(f"the tool {self.name} of the type {self.type} runs at a service, not here", param="tools")
         described = {"description": self.description} if self.description else {}
@@ -126,7 +126,7 @@ class MessageRequest(msgspec.Struct):
 
     @classmethod
     def of(cls, body: bytes) -> "MessageRequest":
-        """Raises `BadRequest`."""
+        """Decodes a body. Raises `BadRequest`."""
         try:
             return msgspec.json.decode(body, type=cls)
         except msgspec.ValidationError as error:
@@ -135,15 +135,15 @@ class MessageRequest(msgspec.Struct):
             raise BadRequest("the content is nested too deep", param="messages") from None
 
     def ignored(self) -> tuple[str, ...]:
-        """The names of what the request has and nothing here uses."""
+        """Returns the names of the request's fields that have no effect."""
         found = [name for name in _IGNORED if getattr(self, name) not in _DEFAULTS]
         budget = self.thinking is not None and self.thinking.budget_tokens is not None
         return (*found, *(["thinking.budget_tokens"] if budget else []))
 
     def chat(self) -> dict[str, Any]:
-        """The body of a chat, without the model. Raises `BadRequest`."""
+        """Returns the body of a chat, without the model. Raises `BadRequest`."""
         if self.mcp_servers:
-            raise BadRequest("mcp_servers are not asked by this daemon: leave them out", param="mcp_servers")
+            raise BadRequest("mcp_servers are not supported: leave them out", param="mcp_servers")
         body: dict[str, Any] = {"messages": self._messages()}
         body |= {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         if self.stop_sequences:
@@ -194,7 +194,7 @@ def _assistant(blocks: list[Block]) -> dict[str, Any]:
             case "thinking":
                 thoughts += block.thinking or ""
             case "redacted_thinking":
-                continue  # only the service that wrote it can read it
+                continue  # encrypted by the service that wrote it
             case "tool_use":
                 function = {"name": block.name, "arguments": msgspec.json.encode(block.input or {}).decode()}
                 calls.append({"id": block.id, "type": "function", "function": function})
@@ -204,7 +204,8 @@ def _assistant(blocks: list[Block]) -> dict[str, Any]:
 
 
 def _user(role: str, blocks: list[Block]) -> list[dict[str, Any]]:
-    """The results of tools are messages of their own, before the rest; their images are the user's."""
+    """Returns messages for a user's blocks: first one for each result of a tool, then one with the other blocks and the
+    images of the results."""
     results: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     for block in blocks:

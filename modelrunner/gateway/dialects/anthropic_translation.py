@@ -1,4 +1,4 @@
-"""From the chunks of a chat to the events of Anthropic's messages, and to the message that they make together.
+"""Translates the chunks of a chat to the events of Anthropic's messages, or to one message.
 
 Source of the shapes: https://docs.claude.com/en/docs/build-with-claude/streaming
 """
@@ -49,7 +49,7 @@ class MessageEvents(ChunkTranslation):
         return self._grow("thinking", text)
 
     def last(self) -> bytes:
-        """The calls of tools come whole."""
+        """Ends the stream. Tool calls are sent whole."""
         calls = b"".join([self._call(call) for call in self.calls])
         reason, sequence = self.reason()
         told = {"stop_reason": reason, "stop_sequence": sequence}
@@ -73,13 +73,13 @@ class MessageEvents(ChunkTranslation):
         }
 
     def reason(self) -> tuple[str, str | None]:
-        """Why the answer ended, and the stop sequence that ended it, where the engine names it."""
+        """Returns why the answer ended, and the stop sequence that ended it, if the engine names it."""
         if self.stop_reason in self._stops:
             return "stop_sequence", str(self.stop_reason)
         return _REASONS.get(self.finish_reason) or ("tool_use" if self._calls else "end_turn"), None
 
     def _usage(self) -> dict[str, Any]:
-        """The tokens of a prompt that the engine had kept are counted apart."""
+        """Returns the token counts: those of the prompt that were cached are separate."""
         usage = self.usage
         return {
             "input_tokens": max(0, usage.prompt_tokens - usage.cached),
@@ -102,7 +102,7 @@ class MessageEvents(ChunkTranslation):
         if not self._open:
             return b""
         index, before = self._index, b""
-        if self._open == "thinking":  # a client sends it back with the thoughts
+        if self._open == "thinking":  # clients send the signature back with the thoughts
             signed = {"type": "signature_delta", "signature": ""}
             before = event("content_block_delta", index=index, delta=signed)
         self._open, self._index = "", index + 1
@@ -127,7 +127,7 @@ def tool_use(call: GrowingToolCall, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 class WholeMessage(MessageEvents):
-    """The same in one piece."""
+    """A message in one piece."""
 
     whole: ClassVar[bool] = True
 
@@ -143,16 +143,16 @@ class WholeMessage(MessageEvents):
         return b""
 
     def last(self) -> bytes:
-        """The input of a call that was cut off has nothing in it."""
+        """Returns the message. A call that was cut off has an empty input."""
         content = [{"type": kind, **_EMPTY[kind], kind: "".join(pieces)} for kind, pieces in self._blocks]
         content += [tool_use(call, call.decoded() or {}) for call in self.calls]
         return _encode(self.message(content, *self.reason()))
 
 
 class CountedTokens(WholeMessage):
-    """The count of a prompt's tokens, from an answer of one token."""
+    """The token count of a prompt, from an answer of one token."""
 
     def last(self) -> bytes:
         if not self.usage.prompt_tokens:
-            raise EngineProtocolError("the engine does not say how many tokens a prompt has")
+            raise EngineProtocolError("the engine does not report the tokens of the prompt")
         return _encode({"input_tokens": self.usage.prompt_tokens})

@@ -1,7 +1,7 @@
 """Answers that an engine streams and that a client wants in one piece.
 
-An engine may notice only in a stream that a client has left (`Backend.asked_as_streams`). It is then asked for a
-stream, and an `Assembly` puts the answer together: the one that the engine would have given without the stream.
+Some engines notice only in a stream that a client has left (`Backend.asked_as_streams`). They are asked for a stream,
+and an `Assembly` makes the answer from it that the engine would have sent without the stream.
 
 Source of the events: https://html.spec.whatwg.org/multipage/server-sent-events.html; an event of these families is one
 line of data.
@@ -22,7 +22,7 @@ LIMIT = 32 << 20
 """The limit of an answer's content, in bytes as the engine wrote it, that is kept until the answer is complete."""
 Event = dict[str, msgspec.Raw]
 _event = msgspec.json.Decoder(Event)
-# What an event of another shape than the family's leads to: it is JSON without a type.
+# Raised for an event of an unknown shape: events are JSON without a type.
 _UNLIKE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
@@ -31,7 +31,7 @@ def is_null(raw: msgspec.Raw) -> bool:
 
 
 class EventLines:
-    """Takes the data of each event out of a stream of bytes that may be cut anywhere. `unfinished` counts the bytes of
+    """Extracts the data of each event from a stream of bytes that may be cut anywhere. `unfinished` counts the bytes of
     the last line."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class EventLines:
         self.unfinished = 0
 
     def take(self, data: bytes) -> list[bytes]:
-        """The data of the events that are complete with these bytes, without OpenAI's `[DONE]`."""
+        """Returns the data of the events that end in these bytes, without OpenAI's `[DONE]`."""
         if b"\n" not in data:
             self._rest.append(data)
             self.unfinished += len(data)
@@ -63,7 +63,7 @@ class Assembly(ABC):
         self._refusal: EngineRefusal | None = None
 
     def piece(self, data: bytes) -> bytes:
-        """Raises `EngineProtocolError` for an answer larger than `LIMIT`, and for one that cannot be read."""
+        """Reads the events. Raises `EngineProtocolError` for an answer larger than `LIMIT` or of an unknown shape."""
         for event in self._lines.take(data):
             if self._refusal is None:
                 self._read(event)
@@ -95,8 +95,8 @@ class Assembly(ABC):
 
     @abstractmethod
     def add(self, event: Event) -> int:
-        """Takes an event and returns how many bytes of it are kept. Raises any of `_UNLIKE` for an event that the
-        family does not have."""
+        """Takes an event, and returns how many bytes of it are kept. Raises any of `_UNLIKE` for an event of an unknown
+        shape."""
 
     @abstractmethod
     def complete(self) -> bool: ...
@@ -120,14 +120,14 @@ class WholeBody(ABC):
         self._body = bytearray()
 
     def piece(self, data: bytes) -> bytes:
-        """Raises `EngineProtocolError` for an answer that is too large."""
+        """Keeps the bytes. Raises `EngineProtocolError` for an answer that is too large."""
         self._body += data
         if len(self._body) > _LARGEST_BODY:
             raise EngineProtocolError("the engine's answer is too large: ask for fewer texts at once")
         return b""
 
     def decoded(self, kind: type[_Decoded]) -> _Decoded:
-        """Raises `EngineProtocolError`."""
+        """Decodes the whole body. Raises `EngineProtocolError`."""
         try:
             return msgspec.json.decode(self._body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -138,7 +138,7 @@ class WholeBody(ABC):
 
 
 def refusal_of(data: bytes) -> EngineRefusal:
-    """The error that an engine put in its stream; `data` is that of the event."""
+    """Returns the error that an engine put in its stream, from the `data` of its event."""
     told = msgspec.json.decode(data)["error"]
     code = told.get("code") if isinstance(told, dict) else None
     refusal = EngineRefusal(code if isinstance(code, int) and 400 <= code < 600 else 500)

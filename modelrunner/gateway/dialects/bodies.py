@@ -30,17 +30,17 @@ _LAST_DIGIT = _LONGEST - 1
 _NUMBER = b"0" * _LONGEST
 _NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})', re.DOTALL)
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
-_MOST_TOKENS = 1_000_000  # takes half a second; only a body with `"model"` more than once is searched so
+_MOST_TOKENS = 1_000_000  # a search takes half a second; it is done only for a body with several `"model"`
 
 
 class JsonBodies(Dialect):
-    """A family whose bodies are JSON objects with a `model`. `decoder` takes its fields from one."""
+    """A family whose bodies are JSON objects with a `model`. `decoder` reads its fields from a body."""
 
     decoder: "ClassVar[msgspec.json.Decoder[Any]]" = msgspec.json.Decoder(Fields)
 
     def read(self, body: bytes) -> Fields:
-        """Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded depth, and numbers
-        that fit in a double."""
+        """Returns the fields. Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded
+        depth, and numbers that fit in a double."""
         small = len(body) <= _SLICE
         try:
             # `replace` finds a byte faster than `count` does, and `rfind` below a text faster than `find`.
@@ -53,23 +53,22 @@ class JsonBodies(Dialect):
         except msgspec.DecodeError as error:
             raise BadRequest(f"the body is not valid JSON: {error}") from None
         except (RecursionError, UnicodeDecodeError):
-            raise BadRequest("the body is not JSON that can be read: nested too deep, or not UTF-8") from None
+            raise BadRequest("the body is not valid JSON: it is nested too deep, or not UTF-8") from None
         if not body.isascii():
             _check_utf8(body)
         # A run of 309 digits covers one of the bytes 308, 617, ...: few bodies have a digit at such a place.
         if body[_LAST_DIGIT::_LONGEST].translate(_DIGITS_ONLY).strip():
             _check_numbers(body)
-        # What begins as `"model"` does is in most bodies there once: then it is that key, for which the decoder has
-        # looked. The key may be written with escapes: \u0064 to \u006f are its letters. (`in` first takes the searched
-        # bytes for an integer and fails, which costs more than the search.)
+        # Most bodies have one text that begins like `"model"`: it is the key itself, which the decoder has found. The
+        # key may be written with escapes: \u0064 to \u006f are its letters. (`in` first takes the searched bytes for an
+        # integer and fails, which costs more than the search.)
         twice = body.rfind(_BEGINNING, 0, body.rfind(_BEGINNING)) >= 0 if small else _repeats(body)
         if twice or (small and body.find(b"\\") >= 0 and body.find(b"\\u006") >= 0):
             self._check_names(body)
         return fields
 
     def _check_names(self, body: bytes) -> None:
-        """Raises `BadRequest` unless the body has one `model`, and of our other names only such as it may have. It
-        searches in slices."""
+        """Searches in slices. Raises `BadRequest` unless the body has one `model`, and no unknown field of ours."""
         models = sum(piece.count(_MODEL) for piece in _slices(body, len(_MODEL)))
         if models != 1 or any(b"\\u006" in piece for piece in _slices(body, 5)):
             _check_one_model(body)
@@ -81,10 +80,9 @@ class JsonBodies(Dialect):
 
 
 class JsonDialect(JsonBodies):
-    """A family whose requests go to the engine's endpoint of the same kind.
-    `assembly` puts an answer together that the engine streams and the client wants in one piece. `translates` are the
-    fields of a request that is translated; `translates_for` is one for which that is done, too, where the engine's own
-    endpoint does not read it."""
+    """A family whose requests go to the engine's endpoint of the same kind. `assembly` makes one answer of an engine's
+    stream for a client that wants no stream. `translates` are the fields that the translation of a request reads. The
+    field `translates_for` also leads to a translation if the engine's own endpoint does not read it."""
 
     assembly: ClassVar[type[Assembly]]
     translates: ClassVar[Collection[str]] = ()
@@ -95,12 +93,12 @@ class JsonDialect(JsonBodies):
         return runner.request_fields.get(path) if path == ask.terms.route.path else self.translates
 
     def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
-        """As `request`, for an engine without the call's endpoint, where the call has one `instead`."""
+        """As `request`, for an engine that has the call's endpoint `instead` only."""
         raise NotImplementedError
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
-        """Returns the client's body, byte for byte, unless the client wrote an alias, the engine refuses the model's
-        name, or it is asked for a stream that the client did not ask for: then these members are replaced."""
+        """Returns the client's body, byte for byte. Members are replaced only if the client wrote an alias, the engine
+        refuses the model's name, or the engine is asked for a stream and the client did not ask for one."""
         names, path = runner.names, ask.terms.route.path
         if ask.terms.route.instead is not None and (
             path not in runner.endpoints
@@ -125,14 +123,14 @@ class JsonDialect(JsonBodies):
 
 
 def with_members(members: Mapping[str, msgspec.Raw], replaced: Mapping[str, Any]) -> bytes:
-    """The JSON object of these members, with some added or replaced."""
+    """Returns the JSON object of these members, with some added or replaced."""
     made = {**members, **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in replaced.items()}}
     size = sum(memoryview(raw).nbytes for raw in made.values())
     return msgspec.json.encode(made) if size <= _SLICE else _joined(made)
 
 
 def _joined(members: Mapping[str, msgspec.Raw]) -> bytes:
-    """As msgspec encodes the object, but with one copy of a large member where msgspec makes several."""
+    """Encodes the object as msgspec does, but copies a large member once and not several times."""
     pieces: list[Any] = []
     for name, raw in members.items():
         pieces += (b",", msgspec.json.encode(name), b":", raw)
@@ -164,7 +162,7 @@ def _unlike_schema(error: msgspec.ValidationError) -> BadRequest:
 
 
 def _check_utf8(body: bytes) -> None:
-    """Checks in pieces: a decoded copy of the whole could take four times its size."""
+    """Checks in pieces, since a decoded copy of the whole could take four times its size. Raises `BadRequest`."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(body), 1 << 16):
@@ -187,11 +185,12 @@ def _check_one_model(body: bytes) -> None:
 
 
 def _check_ours(body: bytes, known: Collection[str]) -> None:
-    """The prefix is for fields of this daemon: an engine would ignore them without a word."""
+    """Raises `BadRequest` for an unknown field with the prefix of this daemon, which an engine would ignore
+    silently."""
     for key in _top_level_keys(body):
         if key.startswith(_OURS) and (name := _unescaped(key)) not in known:
             name = name[:64]
-            raise BadRequest(f"there is no field `{name}` here: nothing reads it", param=name)
+            raise BadRequest(f"unknown field `{name}`", param=name)
 
 
 def _unescaped(key: bytes) -> str:
@@ -203,7 +202,7 @@ def _top_level_keys(body: bytes) -> Iterator[bytes]:
     depth, key_follows = 0, False
     for count, token in enumerate(_TOKEN.finditer(body)):
         if count > _MOST_TOKENS:
-            raise BadRequest("the body is too intricate to make sure of its `model`", param="model")
+            raise BadRequest("the body is too complex for a check of its `model`", param="model")
         text = token[0]
         if text in b"{[":
             depth += 1

@@ -1,7 +1,7 @@
-"""The chunks of a chat completion's or a completion's stream, for families into whose form they are translated.
+"""The chunks in the stream of a chat completion or a completion, for the families that translate them.
 
 Source of the shapes: https://platform.openai.com/docs/api-reference/chat-streaming; llama.cpp adds `timings`, and both
-llama.cpp and vLLM the text of the reasoning.
+llama.cpp and vLLM add the text of the reasoning.
 """
 
 from abc import ABC, abstractmethod
@@ -52,7 +52,7 @@ class LogProbabilities(msgspec.Struct):
 
 
 class ChunkChoice(msgspec.Struct):
-    """`text` is a completion's. `stop_reason` is vLLM's: the text that ended the answer, or the ID of a token."""
+    """`text` is that of a completion. `stop_reason` is vLLM's: the text that ended the answer, or the ID of a token."""
 
     delta: ChunkDelta | None = None
     text: str | None = None
@@ -96,8 +96,8 @@ _arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 def arguments_of(text: str) -> dict[str, Any] | None:
-    """The arguments of a tool's call, which a model wrote; None where they are no object, as in an answer that was cut
-    off, or nested too deep."""
+    """Returns the arguments of a tool call, which a model wrote; None if they are not a JSON object, as in an answer
+    that was cut off, or are nested too deep."""
     try:
         return decode_with_room(_arguments.decode, text.encode() or b"{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -105,7 +105,7 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 
 
 class GrowingToolCall:
-    """A call of a tool, put together from its parts. `arguments` is the text of their JSON."""
+    """A tool call that grows by its parts. `arguments` is JSON as text."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -127,8 +127,8 @@ class GrowingToolCall:
 
 
 class ChunkTranslation(ABC):
-    """A `Translation` of the first choice of a stream. The last lines are written in `end`, since the usage comes after
-    the reason why the answer finished; the calls of tools are complete then."""
+    """A `Translation` of the first choice of a stream. `end` writes the last lines, since the usage comes after the
+    finish reason, and tool calls are complete only then."""
 
     headers: tuple[Header, ...]
     whole: ClassVar[bool] = False
@@ -148,7 +148,7 @@ class ChunkTranslation(ABC):
         return [call for _, call in sorted(self._calls.items())]
 
     def piece(self, data: bytes) -> bytes:
-        """Where it raises, the error has in `written` what came before the fault."""
+        """Returns the client's bytes. Raises `EngineProtocolError`, with the bytes before the fault in `written`."""
         events = self._lines.take(data)
         self._taken += len(data)
         if self._lines.unfinished > LIMIT:
@@ -174,7 +174,7 @@ class ChunkTranslation(ABC):
             return b""
         if chunk.error is not None:
             told = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
-            raise EngineProtocolError(f"the engine broke its answer off: {told}")
+            raise EngineProtocolError(f"the engine ended its answer with an error: {told}")
         if chunk.usage is not None:
             self.usage = chunk.usage
         if chunk.timings is not None:
@@ -204,18 +204,18 @@ class ChunkTranslation(ABC):
 
     @abstractmethod
     def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
-        """What the client gets for a piece of the answer's text."""
+        """Returns the client's bytes for a piece of the answer's text."""
 
     @abstractmethod
     def thought(self, text: str) -> bytes:
-        """What the client gets for a piece of the reasoning."""
+        """Returns the client's bytes for a piece of the reasoning."""
 
     @abstractmethod
     def last(self) -> bytes:
-        """What the client gets at the end of a complete answer."""
+        """Returns the client's bytes at the end of a complete answer."""
 
 
 def engine_request(runner: "Runner", path: str, model: str, fields: dict[str, Any]) -> bytes:
-    """The body that asks the engine for a stream."""
+    """Returns the body that asks the engine for a stream."""
     stream = {"stream": True, "stream_options": {"include_usage": True}, **runner.asked_as_streams.get(path, {})}
     return msgspec.json.encode({"model": engine_model(runner, model), **fields, **stream})

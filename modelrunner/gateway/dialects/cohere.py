@@ -1,4 +1,4 @@
-"""Cohere's rerank, translated to that of Jina's shape, which engines have.
+"""Cohere's rerank, translated to Jina's, which engines speak.
 
 Source of the shapes: https://docs.cohere.com/reference/rerank
 """
@@ -67,7 +67,7 @@ class Cohere(JsonBodies):
         return (JSON, *refusal_headers(error)), msgspec.json.encode(told)
 
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
-        return b""  # nothing of it is streamed
+        return b""  # a ranking is never streamed
 
     def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         return b" "

@@ -1,4 +1,4 @@
-"""The interface of an API family towards its clients, and the parts that most families share."""
+"""The interface of an API family, and the parts that most families share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -25,7 +25,7 @@ EVENT_STREAM: tuple[Header, ...] = (
     (b"X-Accel-Buffering", b"no"),  # nginx in front of the daemon passes each event on at once
 )
 WITH_ENGINE = ("", "/engines", "/engines/{backend}", "/runners/{runner}")
-"""The prefixes under which the calls of an engine's own API are found."""
+"""The path prefixes of the calls of an engine's own API."""
 
 
 ANYTHING: Mapping[str, Any] = {"*/*": bytes}
@@ -37,9 +37,9 @@ _ABSENT = msgspec.Raw()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a family: the mode of its runner, and the engine's endpoint that answers it. `instead` is the endpoint
-    to which the call is translated for an engine without that one. `text`, `body` and `answer` describe the call in the
-    document of the interface, as those of `modelrunner.openapi.Operation` do."""
+    """A call of a family: the mode of its runner, and the engine's endpoint that answers it. For an engine without this
+    endpoint, the call is translated to the endpoint `instead`. `text`, `body` and `answer` describe the call in the
+    document of the interface, as in `modelrunner.openapi.Operation`."""
 
     mode: Mode
     path: str
@@ -55,8 +55,8 @@ def streamed(answer: type, media_type: str = "text/event-stream") -> Mapping[str
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a body that the gateway needs. `keep_alive` is a Go duration or seconds, None if absent. The fields
-    after it are ones that an engine may ignore (`Backend.check_request`): raw JSON, or empty."""
+    """The fields of a body that the gateway needs. `keep_alive` is a Go duration or seconds, None if absent. An engine
+    may ignore the fields after it (`Backend.check_request`): raw JSON, or empty."""
 
     model: str
     stream: bool | None = None
@@ -69,10 +69,10 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     only_loads: ClassVar[bool] = False
     """True for a request without work for the engine: it is answered as soon as its model is loaded."""
     prepares: ClassVar[bool] = False
-    """True for a request with something to do before it gets a runner: `Dialect.prepare` is called."""
+    """True for a request that needs `Dialect.prepare` before it gets a runner."""
 
     modelrunner_tools: ClassVar[str | None] = None
-    """Set for a request whose calls of tools the daemon makes itself."""
+    """Set for a request whose tool calls the daemon makes itself."""
 
     def watched(self) -> dict[str, Any]:
         """Returns the fields after `keep_alive` that the body has and that are not null, decoded. Raises
@@ -85,8 +85,8 @@ _WATCHED = Fields.__struct_fields__[3:]
 
 
 def decoded(raw: msgspec.Raw, name: str) -> Any:
-    """Returns the value of the field `name`, which was kept as it was written; None without one. A body was read
-    without a look at such a field's numbers: raises `BadRequest` for one that is no double, such as 1e400."""
+    """Decodes the raw field `name`; None if it is absent. Raises `BadRequest` for a number that does not fit in a
+    double, such as 1e400, since reading the body did not check it."""
     try:
         return msgspec.json.decode(raw) if raw else None
     except msgspec.ValidationError as error:
@@ -122,7 +122,7 @@ class Dialect(ABC):
     error_shape: ClassVar[type | None] = None
 
     refuses_unread: ClassVar[bool] = False
-    """True if its fields are the engine's own: an unread one that changes what an answer means is refused."""
+    """True if its fields are the engine's own: an unread field that changes the meaning of an answer is refused."""
 
     counts_at_start: ClassVar[bool] = False
     """True if the first event of its streams counts the tokens of the prompt."""
@@ -133,25 +133,25 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, body: bytes) -> Fields:
-        """Raises `BadRequest`."""
+        """Returns the fields of a body. Raises `BadRequest`."""
 
     @abstractmethod
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
-        """Returns the engine's path, the body for the engine, and the translation of its answer, None where the answer
+        """Returns the engine's path, the body for the engine, and the translation of its answer, None if the answer
         passes unchanged. `runner` is the leased one. Raises `ModelRunnerError`."""
 
     def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
-        """Returns the names of the fields of the client's body that are read here or, where that goes to the engine's
-        `path` as it is, by the engine. None if those are not known."""
+        """Returns the names of the fields in the client's body that are read: by the translation or, if the body goes
+        to the engine's `path` unchanged, by the engine. None if they are unknown."""
         return None
 
     async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> "Inference | bytes":
-        """What goes on in the place of a request that `prepares`; or its answer, JSON, where that needs no runner.
-        Raises `ModelRunnerError`."""
+        """Returns the request that continues in place of one that `prepares`; or the answer in JSON, if it needs no
+        runner. Raises `ModelRunnerError`."""
         return ask
 
     def loaded(self, ask: "Inference") -> bytes:
-        """The answer, JSON, to a request that only loads its model."""
+        """Returns the answer, in JSON, to a request that only loads its model."""
         return b"{}"
 
     @abstractmethod
@@ -164,12 +164,12 @@ class Dialect(ABC):
 
     @abstractmethod
     def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
-        """Returns a sign of life for a stream that has waited for its runner for `waited` seconds. `progress` tells
-        what it waits for, where the client asked for that, else None."""
+        """Returns a sign of life for a stream that has waited for its runner for `waited` seconds. `progress` is the
+        progress of the load if the client asked for it, else None."""
 
 
 def refusal_headers(error: ModelRunnerError) -> tuple[Header, ...]:
-    """Returns the headers that every family's errors have: when to try again, or that it is of no use."""
+    """Returns the headers of every family's errors: when to try again, or that a retry is useless."""
     headers: tuple[Header, ...] = ()
     if error.retry_after is not None:
         headers += ((b"Retry-After", b"%d" % max(1, ceil(min(error.retry_after, 1e6)))),)  # never too early

@@ -1,16 +1,16 @@
-"""Room for JSON that is nested deep: what was decoded once can be decoded and encoded again by callers deeper in the
-stack.
+"""Decodes deeply nested JSON with room on the stack, so that callers deeper in the stack can decode and encode it
+again.
 
-The interpreter's limit on recursion counts the frames of the caller, too. A body of a depth that just passed would else
-fail in a later step, which knows no client to tell."""
+The interpreter's recursion limit counts the frames of the caller, too. Without room, a body of a depth that just passed
+would fail in a later step, which cannot tell the client."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-_ROOM = 100  # levels that later callers may be deeper, and that they may add around a value
+_ROOM = 100  # levels by which later callers may be deeper, or nest a value deeper
 SURELY_SHALLOW = 200
-"""Brackets of a text that needs no room."""
+"""The most brackets of a text that needs no room."""
 
 
 def decode_with_room(decode: Callable[[bytes], T], data: bytes) -> T:

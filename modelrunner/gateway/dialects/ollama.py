@@ -47,7 +47,7 @@ _LINES = "application/x-ndjson"
 
 
 class Ollama(JsonBodies):
-    """What all its calls have in common."""
+    """The base of all calls."""
 
     name: ClassVar[str] = "ollama"
     stream_headers = NDJSON
@@ -63,7 +63,7 @@ class Ollama(JsonBodies):
         return msgspec.json.encode({"error": error.message}) + b"\n"
 
     async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> bytes:
-        """Unloads the model."""
+        """Unloads the model, and returns the answer."""
         await pipeline.unload(ask)
         return self.empty(ask, "unload")
 
@@ -72,10 +72,10 @@ class Ollama(JsonBodies):
 
     @abstractmethod
     def empty(self, ask: "Inference", reason: str) -> bytes:
-        """The answer to a request without work. `reason` is load or unload."""
+        """Returns the answer to a request without work. `reason` is load or unload."""
 
     def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
-        """A space before the first line: its clients know no other sign of life."""
+        """Returns a space before the first line: Ollama's clients know no other sign of life."""
         return b" "
 
 
@@ -94,7 +94,7 @@ class OllamaChat(Ollama):
     def read(self, body: bytes) -> Fields:
         fields = super().read(body)
         assert isinstance(fields, ChatFields)
-        fields.chat()  # raises for what cannot be translated, before a model is loaded for it
+        fields.chat()  # raises for an untranslatable request before its model is loaded
         return fields
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
@@ -132,7 +132,7 @@ class OllamaGenerate(Ollama):
         return fields
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
-        """A model without a chat template gets the prompt as it stands."""
+        """Translates to a chat; a model without a chat template gets the prompt unchanged."""
         fields = ask.fields
         assert isinstance(fields, GenerateFields)
         capabilities = runner.spec.bundle.capabilities

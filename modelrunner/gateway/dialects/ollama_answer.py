@@ -1,4 +1,4 @@
-"""From OpenAI's answers to Ollama's: lines of JSON, or one object.
+"""Translates OpenAI's answers to Ollama's: lines of JSON, or one object.
 
 Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md; durations are in nanoseconds.
 """
@@ -23,13 +23,13 @@ _encode = msgspec.json.encode
 
 
 def now() -> str:
-    """The time, as the answers give it: RFC 3339 in UTC."""
+    """Returns the time in RFC 3339 and UTC."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 class AnswerClock:
-    """Measures an answer whose request arrived at `arrived`, in seconds of `perf_counter`; made when the engine is
-    asked."""
+    """Measures an answer, from its making when the engine is asked. The request came at `arrived`, in seconds of
+    `perf_counter`."""
 
     def __init__(self, arrived: float) -> None:
         self._arrived = arrived
@@ -37,12 +37,12 @@ class AnswerClock:
         self._first: float | None = None
 
     def first(self) -> None:
-        """The engine's first token is here."""
+        """Called with the engine's first token."""
         if self._first is None:
             self._first = perf_counter()
 
     def figures(self, usage: TokenUsage, timings: Timings | None) -> dict[str, int]:
-        """The engine's own timings, else those of this clock."""
+        """Returns the engine's own timings, else those of this clock, in nanoseconds."""
         end = perf_counter()
         first = self._first if self._first is not None else end
         prompt, written = (first - self._asked) * 1e3, (end - first) * 1e3
@@ -82,7 +82,7 @@ class OllamaLines(ChunkTranslation):
         return before + self._line("", "", b",%b\n" % self.figures())
 
     def called(self) -> tuple[list[dict[str, Any]], str]:
-        """The calls of tools in Ollama's form, and the text of those whose arguments were cut off."""
+        """Returns the tool calls in Ollama's form, and the text of calls whose arguments were cut off."""
         made: list[dict[str, Any]] = []
         broken = ""
         for call in self.calls:
@@ -93,7 +93,7 @@ class OllamaLines(ChunkTranslation):
         return made, broken
 
     def figures(self) -> bytes:
-        """The members that end an answer, and the bracket."""
+        """Returns the last members of an answer and its closing bracket."""
         told = {"done": True, "done_reason": "length" if self.finish_reason == "length" else "stop"}
         return _encode(told | self._clock.figures(self.usage, self.timings))[1:]
 
@@ -108,7 +108,7 @@ class OllamaLines(ChunkTranslation):
 
 
 class OllamaText(OllamaLines):
-    """The same in one object."""
+    """The answer to a chat or a generation in one object."""
 
     whole: ClassVar[bool] = True
 
@@ -151,7 +151,7 @@ class _Vectors(msgspec.Struct):
 
 
 class OllamaEmbeddings(WholeBody):
-    """The vectors as the engine wrote them; with `single`, as `/api/embeddings` gives its only one."""
+    """The vectors as the engine wrote them; with `single`, the only one in the form of `/api/embeddings`."""
 
     def __init__(self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, single: bool) -> None:
         super().__init__(headers)

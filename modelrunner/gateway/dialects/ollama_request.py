@@ -1,4 +1,4 @@
-"""From Ollama's requests to those of OpenAI's family.
+"""Translates Ollama's requests to those of OpenAI's family.
 
 Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
@@ -18,8 +18,8 @@ _IMAGE_TYPES = {"iVBORw0KGgo": "png", "R0lGOD": "gif", "UklGR": "webp", "/9j/": 
 
 
 class EmptyFields(Fields, frozen=True, gc=False):
-    """What all requests have in common that may be without work: such a request loads the model or, with a keep-alive
-    of 0, unloads it."""
+    """The base of requests that may be without work: such a request loads the model or, with a keep-alive of 0, unloads
+    it."""
 
     @property
     def prepares(self) -> bool:  # type: ignore[override]  # of each request
@@ -46,7 +46,7 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaFields(EmptyFields, frozen=True, gc=False):
-    """What all requests for a text have in common. `think` may be a level."""
+    """The base of requests for a text. `think` may be a level."""
 
     stream: bool | None = True
     options: dict[str, Any] | None = None
@@ -56,7 +56,7 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
     top_logprobs: int | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """Raises `BadRequest` for an option of a wrong type."""
+        """Returns the sampling options by OpenAI's names. Raises `BadRequest` for an option of a wrong type."""
         found = SamplingOptions.of(self.options, "options").mapped()
         if self.format == "json":
             found["response_format"] = {"type": "json_object"}
@@ -72,8 +72,8 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
         return found
 
     def ignored(self, known: Collection[str] | None) -> list[str]:
-        """The names of the options that nothing uses. `known` are the fields that the engine reads, None if they are
-        not known."""
+        """Returns the names of the options that have no effect. `known` are the fields that the engine reads, None if
+        they are unknown."""
         return ignored_options(self.options, known)
 
 
@@ -110,13 +110,13 @@ class GenerateFields(OllamaFields, frozen=True, gc=False):
     def check(self) -> None:
         """Raises `BadRequest` for a field without which the answer would mean something else."""
         if self.template:
-            raise BadRequest("a template for one request is not taken: configure the model's own", param="template")
+            raise BadRequest("a template for one request is not supported: configure the model's own", param="template")
         if self.context:
             raise BadRequest(
-                "the context of an earlier answer is not taken: send the messages to /api/chat", param="context"
+                "the context of an earlier answer is not supported: send the messages to /api/chat", param="context"
             )
         if self.suffix:
-            raise BadRequest("text between a prompt and a suffix is not offered: leave `suffix` out", param="suffix")
+            raise BadRequest("text between a prompt and a suffix is not supported: leave `suffix` out", param="suffix")
 
     def chat(self) -> dict[str, Any]:
         """Raises `BadRequest`."""
@@ -125,7 +125,7 @@ class GenerateFields(OllamaFields, frozen=True, gc=False):
         return {"messages": _messages(messages), **self.sampling()}
 
     def completion(self) -> dict[str, Any]:
-        """The prompt as it stands, without the model's chat template. Raises `BadRequest`."""
+        """Returns a completion of the prompt without the model's chat template. Raises `BadRequest`."""
         if self.images:
             raise BadRequest("a raw prompt has no images: leave `raw` or `images` out", param="images")
         found = self.sampling()
@@ -150,12 +150,12 @@ class EmbedFields(EmptyFields, frozen=True, gc=False):
         return {"input": self.input or self.prompt, "encoding_format": "float", **dimensions}
 
     def ignored(self) -> list[str]:
-        """An option changes nothing in an embedding."""
+        """Returns the names of all options: none has an effect on an embedding."""
         return [f"options.{name}" for name in self.options or {}]
 
 
 def ignored_options(options: Mapping[str, Any] | None, known: Collection[str] | None) -> list[str]:
-    """The names of those that are no `SamplingOptions`, or that the engine does not read."""
+    """Returns the names of options that are not in `SamplingOptions`, or that the engine does not read."""
     given = [name for name, value in (options or {}).items() if value is not None]
     return [f"options.{name}" for name in given if not _is_used(name, known)]
 
@@ -167,8 +167,8 @@ def _is_used(option: str, known: Collection[str] | None) -> bool:
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """OpenAI's messages. Its calls of tools have IDs, which Ollama's lack: an answer belongs to the first call of its
-    tool that has none yet. Raises `BadRequest` for an image that is not base64."""
+    """Returns OpenAI's messages. Their tool calls have IDs, which Ollama's lack: a result belongs to the first call of
+    its tool without a result. Raises `BadRequest` for an image that is not base64."""
     found: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # ID and name
     for number, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""OpenAI's family, and what vLLM and Jina added to it. Engines speak it, so requests and answers pass through."""
+"""OpenAI's family, with the calls that vLLM and Jina added. Engines speak it, so requests and answers pass through."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -31,7 +31,7 @@ _SCORE = Call(
 
 
 class OpenAIFields(Fields, frozen=True, gc=False):
-    """`modelrunner_tools` is of chats: "auto" for calls of tools by the daemon."""
+    """`modelrunner_tools` is a field of chats: with "auto", the daemon makes the tool calls."""
 
     modelrunner_tools: Literal["auto"] | None = None  # type: ignore[misc]  # others have it as a class
 

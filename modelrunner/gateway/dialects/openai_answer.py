@@ -57,10 +57,10 @@ class _ChoicePieces:
     def __init__(self) -> None:
         self.finished = False
         self._fields: dict[str, Any] = {}
-        self._logprobs: dict[str, list[bytes]] = {}  # the elements of each list, as the engine wrote them
+        self._logprobs: dict[str, list[bytes]] = {}  # the elements of each list as the engine wrote them
 
     def add(self, fields: Event) -> int:
-        """Returns how many bytes are kept."""
+        """Adds a chunk, and returns how many bytes of it are kept."""
         kept = 0
         for name, raw in fields.items():
             if is_null(raw):

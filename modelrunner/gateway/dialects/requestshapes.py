@@ -1,5 +1,5 @@
-"""Bodies of requests that pass through to engines, as far as clients share them, for the document of the interface. The
-gateway reads the few fields of `Fields`, and engines take more than stand here.
+"""Bodies of requests that pass through to engines, for the document of the interface. They have the fields that clients
+of several engines use: the gateway reads only those of `Fields`, and engines read more.
 
 Source of the shapes: https://platform.openai.com/docs/api-reference, https://docs.claude.com/en/api/messages,
 https://jina.ai/reranker, https://docs.cohere.com/reference/rerank and
@@ -27,8 +27,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class SampledRequest(msgspec.Struct, kw_only=True):
-    """What requests for a text have in common. `keep_alive` is a Go duration or seconds; engines take further
-    fields."""
+    """The base of requests for a text. `keep_alive` is a Go duration or seconds; engines take further fields."""
 
     model: str
     stream: bool | None = None
@@ -62,7 +61,7 @@ class ChatRequest(SampledRequest, kw_only=True):
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
-    """`POST /v1/completions`. `prompt` may be tokens."""
+    """`POST /v1/completions`. `prompt` may be a list of tokens."""
 
     prompt: str | list[str | int | list[int]]
     suffix: str | None = None

@@ -1,5 +1,5 @@
-"""OpenAI's Responses API, translated to chat completions. What was asked to be stored lies in `Pipeline.responses`; the
-routes that read it are in api/response_routes.py."""
+"""OpenAI's Responses API, translated to chat completions. `Pipeline.responses` keeps the stored responses; the routes
+that read them are in api/response_routes.py."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -49,8 +49,8 @@ class Responses(OpenAI):
         return ResponseFields.__struct_fields__
 
     async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> "Inference | bytes":
-        """Looks up the conversation. A response in the background goes on alone, and the client gets its ID. Raises
-        `NotFound`, `Conflict`."""
+        """Returns the request with its conversation. A response in the background goes on alone, and the client gets
+        its ID. Raises `NotFound`, `Conflict`, `PayloadTooLarge`."""
         fields = ask.fields
         assert isinstance(fields, ResponseFields)
         history: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ class Responses(OpenAI):
 
 
 def _in_background(pipeline: "Pipeline", ask: "Inference", fields: PreparedFields) -> bytes:
-    """Begins the work, and returns the response as it is now."""
+    """Begins the work on a response, and returns its first state. Raises `NotFound`."""
     store = fields.responses
     if store is None:
         raise NotFound("no response is stored here, so none can be made in the background", param="background")
@@ -105,7 +105,7 @@ def _in_background(pipeline: "Pipeline", ask: "Inference", fields: PreparedField
 
 
 class _BackgroundSink:
-    """Takes an answer that nobody waits for. A good one was stored by its translation."""
+    """Takes an answer that no client waits for. The translation has stored a complete one."""
 
     takes_chunks = False
 

@@ -1,4 +1,4 @@
-"""From the chunks of a chat to the events of the Responses API, and to the response that they make together.
+"""Translates the chunks of a chat to the events of the Responses API, or to one response.
 
 Source of the shapes: https://platform.openai.com/docs/api-reference/responses-streaming
 """
@@ -17,7 +17,7 @@ _encode = msgspec.json.encode
 
 
 def response_of(fields: PreparedFields, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response in one of its states: queued, in_progress, completed, incomplete, failed, cancelled."""
+    """Returns the response in the state `status`: queued, in_progress, completed, incomplete, failed, cancelled."""
     return {
         "id": fields.id,
         "object": "response",
@@ -47,7 +47,7 @@ def response_of(fields: PreparedFields, status: str, output: list[dict[str, Any]
 
 
 def keep(fields: PreparedFields, response: dict[str, Any]) -> None:
-    """Stores the response's state, unless it is not to be stored."""
+    """Stores the response's state, unless the request says not to."""
     if (store := fields.responses) is not None:
         previous = fields.previous_response_id or ""
         made = StoredResponse(fields.id, fields.created, previous, fields.items(), response, fields.owner, fields.size)
@@ -55,7 +55,7 @@ def keep(fields: PreparedFields, response: dict[str, Any]) -> None:
 
 
 class _OpenItem:
-    """The item that grows: a text, or thoughts. Its events have `start` in front of the piece."""
+    """A growing item: a text, or thoughts. Its events have `start` before the piece."""
 
     def __init__(self, kind: str, index: int) -> None:
         self.id = new_id("msg" if kind == "output_text" else "rs")
@@ -184,7 +184,7 @@ class ResponseEvents(ChunkTranslation):
 
 
 class WholeResponse(ResponseEvents):
-    """The same in one piece."""
+    """A response in one piece."""
 
     whole: ClassVar[bool] = True
 

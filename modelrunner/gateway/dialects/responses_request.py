@@ -1,4 +1,4 @@
-"""From the items of the Responses API to messages of a chat.
+"""Translates the items of the Responses API to messages of a chat.
 
 Source of the fields: https://platform.openai.com/docs/api-reference/responses/create
 """
@@ -45,7 +45,7 @@ class ResponseFields(Fields, frozen=True, gc=False):
     prompt: Any = None
 
     def check(self) -> None:
-        """Raises `BadRequest` for what would make another answer."""
+        """Raises `BadRequest` for a field whose omission would change the answer."""
         for name in _UNKNOWN:
             if getattr(self, name) is not None:
                 raise BadRequest(f"{name} is not offered here: send the input", param=name)
@@ -58,7 +58,7 @@ class ResponseFields(Fields, frozen=True, gc=False):
         messages(self.items())
 
     def items(self) -> list[dict[str, Any]]:
-        """The input of this request alone, as items."""
+        """Returns the input of this request alone, as items."""
         if not self.input:
             return []
         if isinstance(self.input, str):
@@ -67,17 +67,17 @@ class ResponseFields(Fields, frozen=True, gc=False):
         return self.input
 
     def ignored(self) -> list[str]:
-        """The names of what the request has and nothing here uses."""
+        """Returns the names of the request's fields that have no effect."""
         given = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, [], "auto", "disabled")]
         left_out = [f"tools.{kind}" for kind in self.offered().left_out]
         return given + (["truncation"] if self.truncation == "auto" else []) + left_out
 
     def offered(self) -> OfferedTools:
-        """The tools. Raises `BadRequest` for some that run at a service."""
+        """Returns the tools. Raises `BadRequest` for tools that run at a service."""
         return OfferedTools(decoded(self.tools, "tools"))
 
     def chat(self, history: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The body of a chat. `history` are the items before this request's. Raises `BadRequest`."""
+        """Returns the body of a chat. `history` has the items before this request. Raises `BadRequest`."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         body: dict[str, Any] = {"messages": [*system, *messages([*history, *self.items()])]}
         for name in ("temperature", "top_p", "parallel_tool_calls", "user"):
@@ -112,8 +112,8 @@ class ResponseFields(Fields, frozen=True, gc=False):
 
 
 class PreparedFields(ResponseFields, frozen=True, gc=False):
-    """A request whose conversation is known. `kept` is None where the answer is not to be stored; `owner` is the name
-    of the API key that asks, "" for the daemon's owner; `size` is that of the request's body in bytes."""
+    """A request with its conversation. `kept` is the store of its answer, None if the answer is not stored; `owner` is
+    an `ApiKey.owner`, "" for the daemon's owner; `size` is that of the request's body in bytes."""
 
     prepares: ClassVar[bool] = False
     id: str = ""
@@ -130,12 +130,12 @@ class PreparedFields(ResponseFields, frozen=True, gc=False):
 
 
 def new_id(kind: str) -> str:
-    """`kind` is resp, msg, rs or fc."""
+    """Returns an ID for an object of the `kind` resp, msg, rs or fc."""
     return f"{kind}_{secrets.token_hex(24)}"
 
 
 def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as messages: calls that follow each other, or a text of the assistant, are one message. Raises
+    """Returns the items as messages: successive calls, with a text of the assistant, are one message. Raises
     `BadRequest`."""
     found: list[dict[str, Any]] = []
     for item in items:
@@ -159,14 +159,14 @@ def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 text = output if isinstance(output, str) else _content(output)
                 found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
             case "reasoning":
-                continue  # a model gets the thoughts of its earlier answers no more
+                continue  # a model does not get the thoughts of its earlier answers
             case other:
                 raise BadRequest(f"an item of the type {other!r} is not offered here", param="input")
     return found
 
 
 def _content(content: Any) -> Any:
-    """Text alone stays text. Raises `BadRequest`."""
+    """Returns the content of a message; a single text stays a text. Raises `BadRequest`."""
     if isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
@@ -175,7 +175,7 @@ def _content(content: Any) -> Any:
         if isinstance(kind, str) and kind in _TEXTS:
             text = part.get("text") or part.get("refusal") or ""
             if not isinstance(text, str):
-                raise BadRequest(f"the text of content of the type {kind} is no string", param="input")
+                raise BadRequest(f"the text of content of the type {kind} is not a string", param="input")
             parts.append({"type": "text", "text": text})
         elif kind == "input_image" and isinstance(part.get("image_url"), str):
             parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})

@@ -1,7 +1,7 @@
 """The tools of the Responses API as the functions of a chat, and the calls of these functions as its items.
 
-An engine knows functions alone: a tool with free text as its input is one with a single text, and a tool in a namespace
-has the namespace in front of its name. Source of the fields:
+An engine knows only functions: a tool with free text as its input becomes a function with one string, and a tool in a
+namespace has the namespace before its name. Source of the fields:
 https://platform.openai.com/docs/api-reference/responses/create
 """
 
@@ -17,7 +17,7 @@ _LEFT_OUT = frozenset(
         *("image_generation", "tool_search", "local_shell", "shell", "apply_patch"),
     )
 )
-"""Types of tools that no engine has, and that a model may do without: an answer without them is still one."""
+"""Types of tools that no engine has, and without which a model can still answer."""
 _INPUT = "input"
 _FREE_TEXT = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
 _SHOWN = ("name", "description", "parameters", "strict")
@@ -36,7 +36,7 @@ class OfferedTools:
     """`left_out` are the types of the tools that are not offered."""
 
     def __init__(self, tools: Any) -> None:
-        """`tools` as the request has them. Raises `BadRequest` for tools that run at a service, without which the
+        """`tools` are those of the request. Raises `BadRequest` for tools that run at a service, without which the
         answer would mean something else."""
         self.left_out: list[Any] = []
         self._by_name: dict[str, OfferedTool] = {}
@@ -57,7 +57,7 @@ class OfferedTools:
             self.left_out.append(kind)
         else:
             raise BadRequest(
-                "tools of the types function, custom and namespace are offered here, and those of a service are not",
+                "tools of the types function, custom and namespace are supported, and those of a service are not",
                 param="tools",
             )
 
@@ -65,7 +65,7 @@ class OfferedTools:
         return [tool.function for tool in self._by_name.values()]
 
     def choice(self, choice: Any) -> Any:
-        """The `tool_choice` of a chat. Raises `BadRequest` for one that requires a tool which is not offered."""
+        """Returns the `tool_choice` of a chat. Raises `BadRequest` if it requires a tool that is not offered."""
         if choice == "required" and self.left_out and not self._by_name:
             raise BadRequest("none of the tools that must be called is offered here", param="tool_choice")
         if not isinstance(choice, dict):
@@ -76,7 +76,7 @@ class OfferedTools:
         return _named(choice)
 
     def item(self, id: str, call_id: str, call: GrowingToolCall) -> dict[str, Any]:
-        """The complete item of a call."""
+        """Returns the complete item of a call."""
         tool = self._by_name.get(call.name)
         item = {"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": call.name}
         if tool is not None:
@@ -102,7 +102,8 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_free_text(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The grammar of a text is shown to the model: within a call, no engine holds it to one."""
+    """Returns the members of a function for a custom tool. The model sees the grammar of its text in the description,
+    since no engine enforces a grammar within a call."""
     about, form = tool.get("description") or "", tool.get("format")
     if isinstance(form, dict) and isinstance(form.get("definition"), str):
         about = f"{about}\nThe input follows this {form.get('syntax')} grammar:\n{form['definition']}".lstrip()
