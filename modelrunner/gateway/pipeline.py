@@ -228,7 +228,7 @@ class Pipeline(Leasing):
         return self.plain(ask, sink)
 
     def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int) -> tuple[Allowance, ...]:
-        """Counts a request of `size` bytes where addresses have limits, and returns the allowances that count it. Raises
+        """Counts a request where addresses have limits, and returns the allowances that count it. Raises
         `RateLimited`."""
         address = self.addresses.of(peer)  # None on the Unix socket
         counted = (*(() if address is None else (address,)), *(() if key is None else key.counted))
