@@ -2,13 +2,14 @@
 was tried and dropped."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator import Rules
 
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.plan import Plan
-from modelrunner.scheduler.state import Phase, Policy, Slot, State
+from modelrunner.scheduler.state import Group, Phase, Policy, Slot, State
 
 
 class _OldestRequestFirst(Plan):
@@ -22,7 +23,7 @@ class _OldestRequestFirst(Plan):
 class _SharedRunner(Plan):
     """Batches share the runner of their model's clients."""
 
-    def _part_batches(self) -> None:
+    def _part_batches(self, waiting: Sequence[Group]) -> None:
         return
 
 

@@ -3,8 +3,9 @@ runners of a model map its files, and the kernel holds them once, so they count 
 
 import operator
 from collections.abc import Iterable
+from functools import reduce
 
-from modelrunner.scheduler.state import Phase, Slot
+from modelrunner.scheduler.state import LEAVING, Phase, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes of main memory, then of each device; all vectors of one plan are equally long.
@@ -36,8 +37,8 @@ class Allocation:
     count only for the rest of their memory. `memories` are further figures that will be asked about."""
 
     def __init__(self, budget: RequiredMemory, slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()) -> None:
-        live = [slot for slot in slots if slot.phase is not Phase.ENDED]
-        self._present = {slot.key: slot for slot in live}
+        self._present = {slot.key: slot for slot in slots if slot.phase is not Phase.ENDED}
+        live = self._present.values()
         self._devices = max([len(memory.vram) for memory in (budget, *memories, *[slot.memory for slot in live])])
         self._files: dict[str, int] = {}  # bytes of each model's files that a runner counts for
         self._counted: dict[RunnerKey, int] = {}  # of those of its model, what older runners count for
@@ -45,12 +46,11 @@ class Allocation:
             if slot.memory.shared:
                 self._counted[slot.key] = self._files.get(slot.key.model_id, 0)
                 self._map(slot.key, slot.memory)
-        self.budget = self.free = self.left = self._vector(budget)
+        self.budget = self._vector(budget)
+        self.free = self.left = reduce(subtract, map(self.size, live), self.budget)
         for slot in live:
-            size = self.size(slot)
-            self.free = subtract(self.free, size)
-            if slot.phase not in (Phase.DRAINING, Phase.STOPPING):
-                self.left = subtract(self.left, size)
+            if slot.phase in LEAVING:
+                self.release(slot)
 
     def size(self, slot: Slot) -> Vector:
         """The memory that the runner counts for."""
@@ -74,8 +74,7 @@ class Allocation:
         if not (covers(self.free, need) and covers(self.left, need)):
             return False
         self.free, self.left = subtract(self.free, need), subtract(self.left, need)
-        if memory.shared:
-            self._map(key, memory)
+        self._map(key, memory)
         return True
 
     def release(self, slot: Slot) -> None:
@@ -102,8 +101,6 @@ class Allocation:
 
 def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:
     """A quarter more memory, but not beyond `most`."""
-
-    def more(size: int, limit: int) -> int:
-        return max(size, min(size + size // 4, limit))
-
-    return RequiredMemory(more(memory.ram, most[0]), tuple(map(more, memory.vram, most[1:])), memory.shared)
+    sizes = zip((memory.ram, *memory.vram), most, strict=False)
+    ram, *vram = [max(size, min(size + size // 4, limit)) for size, limit in sizes]
+    return RequiredMemory(ram, tuple(vram), memory.shared)

@@ -83,13 +83,11 @@ class Eviction:
         return None
 
     def take(self, shortage: Vector, group: Group) -> tuple[list[Slot], float]:
-        """Returns the runners that go for `group`, which lacks `shortage`; they are gone. If the
-        runners that may go now do not suffice, returns none, and the time at which another one may go (infinity for
-        never)."""
+        """Returns the runners that go for `group`, which lacks `shortage`. If the runners that may go now do not
+        suffice, returns none, and the time at which another one may go (infinity for never)."""
         policy, load = self.policy, _load_time(group.load_seconds, group.needs[0])
-        patience, loads = policy.patience, policy.loads
-        if group.is_crowd:
-            patience, loads = policy.crowd_patience, policy.crowd_loads
+        usual, of_crowds = (policy.patience, policy.loads), (policy.crowd_patience, policy.crowd_loads)
+        patience, loads = of_crowds if group.is_crowd else usual
         chosen: list[_Victim] = []
         missing, began, again = shortage, group.since, math.inf
         for candidate in self._those_for(group.key in self.urgent):

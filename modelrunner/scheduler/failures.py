@@ -10,7 +10,7 @@ variant. The third in a row counts as a failed start; the next start continues f
 """
 
 from modelrunner.errors import BackingOff, InsufficientMemory, OutOfMemory, ShuttingDown, TimedOut
-from modelrunner.scheduler.allocation import Allocation
+from modelrunner.scheduler.allocation import Allocation, covers
 from modelrunner.scheduler.state import Failure, Group, Phase, Slot
 
 # The longest pause, in seconds. A runner that was ready for HEALTHY seconds clears its model of earlier failures; a
@@ -50,28 +50,22 @@ def after(previous: Failure | None, slot: Slot, variants: int, now: float) -> Fa
 def backing_off(group: Group, failure: Failure, now: float) -> BackingOff:
     pause = max(0.0, failure.until - now)
     often = f" {failure.count} times in a row" if failure.count > 1 else ""
-    return BackingOff(
-        f"{group.name} failed{often}, last with: {failure.error}; it is tried again in {pause:.1f} s",
-        retry_after=pause,
-    )
+    what = f"{group.name} failed{often}, last with: {failure.error}; it is tried again in {pause:.1f} s"
+    return BackingOff(what, retry_after=pause)
 
 
 def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) -> TimedOut:
     """`phase` is the phase of the model's runner, None without one."""
-    if paused:
-        what = "it to be resumed: it is paused"
-    elif phase is Phase.READY:
-        what = "its turn behind other requests"
-    else:
-        what = "its load" if phase is Phase.STARTING else "memory"
+    waits_for = {Phase.READY: "its turn behind other requests", Phase.STARTING: "its load", None: "memory"}
+    what = "it to be resumed: it is paused" if paused else waits_for.get(phase, "memory")
     return TimedOut(f"{group.name} timed out after {max_wait:g} s waiting for {what}; try again later")
 
 
-def never_fits(group: Group, memory: Allocation, too_large: bool) -> InsufficientMemory:
-    """`too_large`: it does not fit into the budget; otherwise, not beside the pinned models."""
+def never_fits(group: Group, memory: Allocation) -> InsufficientMemory:
+    """The budget has less than the smallest variant needs, or pinned models hold too much of it."""
     if memory.budget[0] == 0:
         why = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
-    elif too_large:
+    elif not covers(memory.budget, memory.total(group.key, group.needs[-1])):
         why = "more than there is: choose a smaller model or context, or raise the budget"
     else:
         why = "and pinned models hold the rest: unpin one, or raise the budget"

@@ -42,10 +42,6 @@ class Turns:
     def __init__(self, served: Mapping[Line, float], ageing: float, now: float) -> None:
         self._served, self._ageing, self._now = dict(served), ageing, now
 
-    def taken(self, requests: Iterable[Request]) -> None:
-        """Counts a turn of each of these requests' lines."""
-        self._served.update({(r.caller, r.batch): self._now for r in requests})
-
     def yields_until(self, request: Request) -> float:
         """The time until which the request lets interactive ones go first. A batch lets them for `ageing` seconds after
         its caller's last turn in a batch. So a flood of batch requests has one turn in `ageing` seconds."""
@@ -58,23 +54,25 @@ class Turns:
         return {g.key for g in groups if any(self._now >= self.yields_until(request) for request in g.waiting)}
 
     def in_turn(self, waiting: Sequence[Request], count: int, batches: float = math.inf) -> tuple[Request, ...]:
-        """The `count` requests whose turn it is: interactive ones before a batch, then in rounds with one of each
-        caller. Within a round the caller served longest ago comes first, then the older request. The first request of
-        an aged batch takes part in the rounds. No more than `batches` of them are from batches."""
-        if len(waiting) <= count <= batches:
-            return tuple(waiting)
-        turns: Counter[Line] = Counter()
-        ranked = []
-        for position, request in enumerate(waiting):
-            line = (request.caller, request.batch)
-            turn = turns[line]
-            if turn < count:
-                turns[line] = turn + 1
-                later = request.batch and (turn > 0 or self._now < self.yields_until(request))
-                ranked.append((later, turn, self._served.get(line, -math.inf), position))
-        chosen = [waiting[position] for *_, position in sorted(ranked)]
-        excess = {r.id for r in [r for r in chosen if r.batch][int(min(batches, count)) :]}
-        return tuple([request for request in chosen if request.id not in excess][:count])
+        """The `count` requests whose turn it is, which is counted: interactive ones before a batch, then in rounds with
+        one of each caller. Within a round the caller served longest ago comes first, then the older request. The first
+        request of an aged batch takes part in the rounds. No more than `batches` of them are from batches."""
+        chosen = list(waiting)
+        if not len(waiting) <= count <= batches:
+            turns: Counter[Line] = Counter()
+            ranked = []
+            for position, request in enumerate(waiting):
+                line = (request.caller, request.batch)
+                turn = turns[line]
+                if turn < count:
+                    turns[line] = turn + 1
+                    later = request.batch and (turn > 0 or self._now < self.yields_until(request))
+                    ranked.append((later, turn, self._served.get(line, -math.inf), position))
+            in_rounds = [waiting[position] for *_, position in sorted(ranked)]
+            excess = {r.id for r in [r for r in in_rounds if r.batch][int(min(batches, count)) :]}
+            chosen = [request for request in in_rounds if request.id not in excess][:count]
+        self._served.update({(request.caller, request.batch): self._now for request in chosen})
+        return tuple(chosen)
 
     def in_line(self, groups: Iterable[Group], first: Container[RunnerKey]) -> list[Group]:
         """The groups in the order in which they get memory: those in `first` before the others, then in rounds with one
@@ -83,8 +81,8 @@ class Turns:
         ranked = []
         oldest_first = sorted(groups, key=lambda g: (g.key not in first, g.since, g.waiting[0].id))
         for position, group in enumerate(oldest_first):
-            interactive = {(request.caller, False) for request in group.waiting if not request.batch}
-            lines = interactive or {(request.caller, True) for request in group.waiting}
+            clients = {request.caller for request in group.waiting if not request.batch}
+            lines = [(caller, False) for caller in clients] or {(request.caller, True) for request in group.waiting}
             turn, last = min((turns[line], self._served.get(line, -math.inf)) for line in lines)
             turns.update(lines)
             ranked.append((group.key not in first, turn, last, position, group))

@@ -1,22 +1,20 @@
-"""Which runners exist and which request gets which: one pure function, called after every change.
+"""Which runners exist and which request gets which: one pure function, called after every change. It applies the rules
+of docs/scheduling.md in this order:
 
 1. A runner that ended by itself delays its model's next start (`failures`). A failed start answers all requests that
    waited for it.
-2. A runner without leases stops when its keep-alive has passed; a paused model's runner stops after its last lease. A
-   runner that can sleep sleeps for a second keep-alive before it stops, and is woken like a start.
-3. Requests are served in the order of `fairness`. The runner is ready and has a lease left: grant. It is starting or
-   leaving: wait. The model can never fit: refuse. It fits: start. Otherwise evict (`eviction`) and reserve the memory,
-   which no request later in line may take.
-4. Of several variants of a run the first that can be given room by eviction is started.
-5. A runner's memory counts until its process is gone.
-6. A pinned runner is never evicted; a request that only its memory could serve is refused. A pinned model that is
-   waited for counts as pinned already.
-7. Batches beside clients of the same model get a runner of their own if it fits without eviction. Their requests wait
-   for it until it is gone, then for the clients' runner again.
+2. A runner that nobody uses stops when its keep-alive has passed; one that can sleep sleeps for a second keep-alive
+   before it stops. A paused model's runner stops after its last lease.
+3. Requests get leases of ready runners in the order of `fairness`, or are refused if they waited too long.
+4. Models without a runner get one in the order of `fairness`. The model can never fit: refuse. It fits: start, or wake
+   the runner that sleeps. Otherwise evict (`eviction`) and reserve the memory, which no request later in line may take.
+   Of several variants of a run the first that can be given room by eviction is started. A pinned runner is never
+   evicted, and a pinned model that is waited for counts as pinned already.
+5. Batches beside clients of the same model get a runner of their own if it fits without eviction.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import takewhile
@@ -27,6 +25,7 @@ from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, ra
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.fairness import KEPT_FREE, Turns, batch_places, batches_part
 from modelrunner.scheduler.state import (
+    LEAVING,
     Action,
     Forget,
     Grant,
@@ -42,8 +41,6 @@ from modelrunner.scheduler.state import (
     WakeAt,
 )
 from modelrunner.types import RunnerKey
-
-_STAYING = (Phase.STARTING, Phase.READY, Phase.SLEEPING)
 
 
 def plan(state: State, now: float) -> list[Action]:
@@ -65,80 +62,45 @@ class Plan:
         self.memory = Allocation(state.budget, self.live.values(), (*needs, *state.asleep.values()))
         self._failures = dict(state.failures)
         self._turns = Turns(state.served, state.policy.ageing, now)
-        self._waiting: Sequence[Group] = ()
-        self._urgent: set[RunnerKey] = set()
         self._actions: list[Action] = []
-        self._wake = math.inf
+        self._due: list[float] = []  # times at which a plan is due; past ones do not count
 
     def make(self) -> list[Action]:
-        waiting = {group.key: group for group in self.state.groups}
-        failed = self._forget_ended(waiting)
-        self._drain_unwanted()
-        groups = [group for key, group in waiting.items() if group.waiting and key not in failed]
-        self._waiting = [group for group in map(self._serve, groups) if group.waiting]
-        self._urgent = self._turns.urgent(self._waiting)
-        for group in self._waiting:
-            if group.key not in self._urgent:
-                self._wake_at(min(map(self._turns.yields_until, group.waiting)))
-        self._stop_unused()
-        self._admit_in_line([g for g in self._waiting if self._wants_a_runner(g)])
-        self._part_batches()
-        return self._actions if math.isinf(self._wake) else [*self._actions, WakeAt(self._wake)]
+        groups = {group.key: group for group in self.state.groups if group.waiting}
+        self._forget_ended(groups)
+        self._stop_unwanted(groups)
+        waiting = [group for group in map(self._serve, groups.values()) if group.waiting]
+        self._admit_in_line(waiting)
+        self._part_batches(waiting)
+        due = [time for time in self._due if self.now < time < math.inf]
+        return [*self._actions, WakeAt(min(due))] if due else self._actions
 
-    # Rule 1
-
-    def _forget_ended(self, groups: Mapping[RunnerKey, Group]) -> set[RunnerKey]:
-        """Returns the keys whose waiting requests were answered with the failure."""
-        failed = set()
-        for slot in self.state.slots:
-            if slot.phase is not Phase.ENDED:
-                continue
-            group, failure = groups.get(slot.key), None
+    def _forget_ended(self, groups: dict[RunnerKey, Group]) -> None:
+        """Removes the groups that a failed start answers."""
+        for slot in [slot for slot in self.state.slots if slot.phase is Phase.ENDED]:
+            group, error, failure = groups.get(slot.key), slot.error, None
             # An engine that is not installed was not started: no pause, since installing it mends that at once.
-            if slot.error is not None and not isinstance(slot.error, BackendUnavailable):
-                variants = len(group.needs) if group is not None else 1
-                failure = failures.after(self._failures.get(slot.key), slot, variants, self.now)
+            if error is not None and not isinstance(error, BackendUnavailable):
+                failure = failures.after(self._failures.get(slot.key), slot, len(group.needs) if group else 1, self.now)
                 self._failures[slot.key] = failure
-            if slot.error is not None and not slot.was_ready and not (failure and failure.waits):
-                failed.add(slot.key)
-                if group is not None:
-                    self._refuse(group, failures.explained(slot.error, group, self.memory))
+            if group is not None and error is not None and not slot.was_ready and not (failure and failure.waits):
+                self._refuse(groups.pop(slot.key), failures.explained(error, group, self.memory))
             self._actions.append(Forget(slot.key, failure))
-        return failed
 
-    def _is_resting(self, group: Group) -> bool:
-        """True during the pause after a failure. Refuses the group if its requests may not wait for the end of it."""
-        if group.key in self.live or self._may_start(group.key):
-            return False
-        failure = self._failures[group.key]
-        if failure.waits:
-            self._wake_at(failure.until)
-        else:
-            self._refuse(group, failures.backing_off(group, failure, self.now))
-        return True
-
-    def _may_start(self, key: RunnerKey) -> bool:
-        """True if the key has no runner, and no pause after a failure."""
-        return key not in self.live and (key not in self._failures or self.now >= self._failures[key].until)
-
-    # Rule 2
-
-    def _drain_unwanted(self) -> None:
-        """Drains all runners when the daemon ends, and those of paused models, pinned or not."""
+    def _stop_unwanted(self, waited_for: Container[RunnerKey]) -> None:
+        """Stops unused runners, all when the daemon ends, and those of paused models, pinned or not."""
         for slot in list(self.live.values()):
-            if slot.phase in _STAYING and (self.state.closing or slot.key.model_id in self.state.paused):
+            needed = slot.leases or slot.pinned or slot.key in waited_for
+            if slot.phase not in LEAVING and (self.state.closing or slot.key.model_id in self.state.paused):
                 self._stop(slot, Reason.SHUTDOWN if self.state.closing else Reason.PAUSED)
-
-    def _stop_unused(self) -> None:
-        for slot in [slot for slot in self.live.values() if not slot.leases]:
-            if slot.phase is Phase.DRAINING:
+            elif slot.phase is Phase.DRAINING and not slot.leases:
                 self._stop(slot, slot.drain or Reason.UNLOAD)
-            elif slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.pinned:
+            elif slot.phase in (Phase.READY, Phase.SLEEPING) and not needed:
                 tired, expires = slot.last_used + slot.keep_alive, slot.last_used + 2 * slot.keep_alive
                 if self.now < tired:
-                    self._wake_at(tired)
+                    self._due.append(tired)
                 elif self.now < expires and (slot.phase is Phase.SLEEPING or self._falls_asleep(slot)):
-                    self._wake_at(expires)
+                    self._due.append(expires)
                 else:
                     self._stop(slot, Reason.IDLE)
 
@@ -152,24 +114,20 @@ class Plan:
         self._actions.append(Sleep(slot.key))
         return True
 
-    # Rule 3
-
     def _serve(self, group: Group) -> Group:
-        """Grants leases of a ready runner and refuses requests that waited too long. Returns the rest of the group."""
-        if self.state.closing:
-            self._refuse(group, failures.shutting_down())
-            return replace(group, waiting=())
-        slot = self.live.get(group.key)
+        """Grants leases of a ready runner and refuses requests that may not wait longer. Returns the others."""
+        slot, closing, max_wait = self.live.get(group.key), self.state.closing, self.policy.max_wait
+        paused = group.key.model_id in self.state.paused
         if slot is not None and slot.phase is Phase.READY:
             group = self._grant(slot, group)
-        late = tuple(takewhile(lambda r: r.since + self.policy.max_wait <= self.now, group.waiting))
+        late = tuple(takewhile(lambda request: closing or request.since + max_wait <= self.now, group.waiting))
         if late:
-            paused = group.key.model_id in self.state.paused
-            error = failures.timed_out(group, self.policy.max_wait, slot.phase if slot else None, paused)
+            timed_out = failures.timed_out(group, max_wait, slot and slot.phase, paused)
+            error = failures.shutting_down() if closing else timed_out
             self._refuse(replace(group, waiting=late), error)
             group = replace(group, waiting=group.waiting[len(late) :])
         if group.waiting:
-            self._wake_at(group.waiting[0].since + self.policy.max_wait)
+            self._due.append(group.waiting[0].since + max_wait)
         return group
 
     def _grant(self, slot: Slot, group: Group) -> Group:
@@ -177,10 +135,9 @@ class Plan:
         batches = self.batch_places(slot, self.now)
         chosen = self._turns.in_turn(group.waiting, slot.free, batches)
         if batches < slot.free:
-            self._wake_at(slot.interactive_at + KEPT_FREE)
+            self._due.append(slot.interactive_at + KEPT_FREE)
         if not chosen:
             return group
-        self._turns.taken(chosen)
         ids = tuple([request.id for request in chosen])
         leases, interactive = slot.leases + len(ids), slot.interactive + sum([not r.batch for r in chosen])
         self.live[slot.key] = slot._replace(leases=leases, interactive=interactive, last_used=self.now)
@@ -188,60 +145,68 @@ class Plan:
         taken = set(ids)
         return replace(group, waiting=tuple([r for r in group.waiting if r.id not in taken]), turn=self.now)
 
-    def _wants_a_runner(self, group: Group) -> bool:
-        """True if the group may be given a runner: it has none, or one that sleeps."""
+    def _may_start(self, key: RunnerKey) -> bool:
+        """True if the key has no runner, and no pause after a failure."""
+        return key not in self.live and (key not in self._failures or self.now >= self._failures[key].until)
+
+    def _may_be_admitted(self, group: Group) -> bool:
+        """True if the group may be given a runner: it has none, or one that sleeps. Refuses the group during a pause
+        after a failure for whose end its requests may not wait."""
         slot, paused = self.live.get(group.key), group.key.model_id in self.state.paused
-        return bool(group.needs) and not paused and (slot is None or slot.phase is Phase.SLEEPING)
+        if paused or not group.needs:
+            return False
+        if slot is not None or self._may_start(group.key):
+            return slot is None or slot.phase is Phase.SLEEPING
+        failure = self._failures[group.key]
+        if failure.waits:
+            self._due.append(failure.until)
+        else:
+            self._refuse(group, failures.backing_off(group, failure, self.now))
+        return False
 
-    def _admit_in_line(self, groups: Sequence[Group]) -> None:
+    def _admit_in_line(self, waiting: Sequence[Group]) -> None:
         """Finds runners for the groups that want one, and can have one. A load counts as a turn of its callers."""
-        chosen = self._choose([group for group in groups if not self._is_resting(group)])
-        slots, waited_for = tuple(self.live.values()), {group.key for group in self._waiting}
+        urgent, waited_for = self._turns.urgent(waiting), {group.key for group in waiting}
+        self._due += [min(map(self._turns.yields_until, g.waiting)) for g in waiting if g.key not in urgent]
+        chosen = self._choose([group for group in waiting if self._may_be_admitted(group)])
         crowded = any(group.is_crowd for group in self.state.groups)
-        self._eviction = self.eviction(slots, waited_for, self._urgent, self.memory, self.policy, self.now, crowded)
+        eviction = self.eviction(self.live.values(), waited_for, urgent, self.memory, self.policy, self.now, crowded)
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
-        line = [group for group in self._waiting if group.key in chosen or group.key in loads]
-        for group in self._turns.in_line(line, self._urgent):
-            if self._wants_a_runner(group):  # its sleeping runner may have been evicted
-                self._admit(group, chosen[group.key])
+        for group in self._turns.in_line([g for g in waiting if g.key in chosen or g.key in loads], urgent):
+            if group.key in chosen and group.key not in eviction.gone:  # a sleeping runner may have been evicted
+                self._admit(group, chosen[group.key], eviction)
 
-    def _admit(self, group: Group, start: Start) -> None:
+    def _admit(self, group: Group, start: Start, eviction: Eviction) -> None:
         need = self.memory.need(start.key, start.memory)
-        self._eviction.gone.add(group.key)  # a runner that is to be woken makes no room for itself
+        eviction.gone.add(group.key)  # a runner that is to be woken makes no room for itself
         if any(shortage := self.memory.shortage(need)):
-            victims, again = self._eviction.take(shortage, group)
+            victims, again = eviction.take(shortage, group)
             for slot in victims:
                 self._stop(slot, Reason.ROOM, group.name)
-            self._wake_at(again)
+            self._due.append(again)
         if self.memory.start(start.key, start.memory):
             self._actions.append(start)
         else:
             self.memory.reserve(need)
-
-    # Rules 4 and 6
 
     def _choose(self, groups: Sequence[Group]) -> dict[RunnerKey, Start]:
         """Returns by key the variant to start. Refuses the groups without a variant that can ever fit. Two parts of the
         budget cannot be evicted: the memory of pinned runners, which may be woken at any time, and the memory of older
         groups that will be pinned. So no start of this plan changes the choice of another group."""
         chosen: dict[RunnerKey, Start] = {}
-        pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase in _STAYING] if groups else []
+        pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase not in LEAVING] if groups else []
         evictable = reduce(subtract, map(self._awake, pinned), self.memory.budget)
         for group in sorted(groups, key=lambda g: (not g.pinned, g.since, g.waiting[0].id)):
             most, sleeper = evictable, self.live.get(group.key)
             if sleeper is not None and sleeper.pinned:
                 most = add(most, self._awake(sleeper))
-            for start in self._starts(group, most):
-                need = self.memory.total(start.key, start.memory)
-                if covers(most, need):
-                    chosen[group.key] = start
-                    break
-            else:
-                too_large = not covers(self.memory.budget, need)
-                self._refuse(group, failures.never_fits(group, self.memory, too_large))
+            fitting = [s for s in self._starts(group, most) if covers(most, self.memory.total(s.key, s.memory))]
+            if not fitting:
+                self._refuse(group, failures.never_fits(group, self.memory))
                 continue
+            chosen[group.key] = fitting[0]
             if group.pinned and sleeper is None:
-                evictable = subtract(evictable, need)
+                evictable = subtract(evictable, self.memory.need(group.key, fitting[0].memory))
         return chosen
 
     def _starts(self, group: Group, most: Vector) -> list[Start]:
@@ -259,10 +224,8 @@ class Plan:
         other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
         return self.memory.total(slot.key, other or slot.memory)
 
-    # Rule 7
-
-    def _part_batches(self) -> None:
-        for group in self._waiting:
+    def _part_batches(self, waiting: Sequence[Group]) -> None:
+        for group in waiting:
             own = group.key._replace(batch=True)
             part = self._may_start(own) and batches_part(group, self.live.get(group.key), self.now)
             if part and group.needs and self.memory.start(own, group.needs[0]):
@@ -276,10 +239,4 @@ class Plan:
         self._actions.append(Stop(slot.key, reason, room_for))
 
     def _refuse(self, group: Group, error: BaseException) -> None:
-        if group.waiting:
-            self._actions.append(Refuse(group.key, tuple([request.id for request in group.waiting]), error))
-
-    def _wake_at(self, time: float) -> None:
-        """Notes that a plan is due at this time; the earliest counts, and past times are ignored."""
-        if self.now < time < self._wake:
-            self._wake = time
+        self._actions.append(Refuse(group.key, tuple([request.id for request in group.waiting]), error))

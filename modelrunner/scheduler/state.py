@@ -26,6 +26,9 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+LEAVING = (Phase.DRAINING, Phase.STOPPING)  # a runner that takes no more requests, and will give its memory back
+
+
 class Reason(StrEnum):
     """The reason why a runner is drained or stopped, as a sentence. Programs read its `code`."""
 
@@ -84,11 +87,11 @@ class Group:
 class Slot(NamedTuple):
     """The one runner of its key. `memory` counts until the process is gone. `leases` requests hold a lease of the
     runner, `interactive` of them not from a batch. `abandoned` are requests whose clients have left while the engine
-    works on: they are no leases, and each takes a sequence. `parallel` is the number of the
-    engine's sequences, each of which takes one request. `interactive_at` is when a lease that is not from a batch last
-    ended. `last_used` is when the last lease began or ended, or when the load ended; the load took `load_seconds` and
-    ended at `ready_at` (minus infinity before). `variant` is the number of the variant that runs. `drain` says why the
-    runner takes no new leases, `error` how it ended by itself."""
+    works on: they are no leases, and each takes a sequence. `parallel` is the number of the engine's sequences, each of
+    which takes one request. `interactive_at` is when a lease that is not from a batch last ended. `last_used` is when
+    the last lease began or ended, or when the load ended; the load took `load_seconds` and ended at `ready_at` (minus
+    infinity before). `variant` is the number of the variant that runs. `drain` says why the runner takes no new leases,
+    `error` how it ended by itself."""
 
     key: RunnerKey
     phase: Phase

@@ -10,6 +10,7 @@ from modelrunner.scheduler.events import EventRecord
 from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
+    LEAVING,
     Action,
     Group,
     Phase,
@@ -22,8 +23,6 @@ from modelrunner.scheduler.state import (
     Stop,
 )
 from modelrunner.types import RequiredMemory, RunnerKey
-
-_LEAVING = (Phase.DRAINING, Phase.STOPPING)
 
 
 class Obstacle(StrEnum):
@@ -136,7 +135,7 @@ def outlook(state: State, group: Group, now: float) -> Outlook:
     if (start := _start(actions, group.key)) is not None:
         return Outlook(start, at_once=True)
     victims = tuple([a.key for a in actions if isinstance(a, Stop) and a.reason is Reason.ROOM])
-    gone = {*victims, *(slot.key for slot in state.slots if slot.phase in _LEAVING)}
+    gone = {*victims, *(slot.key for slot in state.slots if slot.phase in LEAVING)}
     stay = tuple([slot for slot in state.slots if slot.key not in gone])
     start = _start(plan(replace(alone, slots=stay), now), group.key)
     return Outlook(start, victims=victims)
@@ -232,7 +231,7 @@ def _making_room(state: State, victims: Sequence[RunnerKey], names: Mapping[Runn
 
 
 def _leaving(state: State) -> tuple[RunnerKey, ...]:
-    return tuple([slot.key for slot in state.slots if slot.phase in _LEAVING])
+    return tuple([slot.key for slot in state.slots if slot.phase in LEAVING])
 
 
 def figures(state: State, group: Group, start: Start | None) -> Figures:

@@ -68,6 +68,13 @@ def test_a_request_wakes_it_in_room_for_the_difference() -> None:
     assert decide(sleeper(pinned=True), group("a", 1, vram=(5,)), budget=2, vram=(5,)) == woken
 
 
+def test_one_that_is_waited_for_is_woken_however_long_it_has_slept() -> None:
+    woken = [Start(key("a"), RequiredMemory(1, (5,)))]
+    assert decide(sleeper(130.0), group("a", 1, vram=(5,)), vram=(8,)) == woken
+    leaving = slot("b", 1, Phase.STOPPING, vram=(4,))
+    assert decide(sleeper(130.0), leaving, group("a", 1, vram=(5,)), vram=(8,)) == []
+
+
 def test_room_for_a_waking_one_is_made_as_for_a_start_and_not_of_itself() -> None:
     other = slot("b", 1, vram=(4,))
     assert decide(sleeper(), other, group("a", 1, vram=(5,)), vram=(8,)) == [Stop(key("b"), Reason.ROOM)]
