@@ -29,6 +29,9 @@ class Resolve(Protocol):
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target: ...
 
+    def names(self, model: str) -> tuple[str, ...]:
+        """The names that the model is known by; of one that is not here, the name that the client wrote."""
+
     def endpoints(self, target: Target) -> frozenset[str]:
         """`Backend.endpoints` of the target's backend."""
 
@@ -52,10 +55,7 @@ class Leasing:
 
     async def lease(self, ask: Inference) -> Lease:
         """Resolves the model and acquires a lease. Raises the errors of both."""
-        route = ask.terms.route
-        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
-        target = self.resolve(route.backend, ask.fields.model, route.mode)
-        ask.terms.check_model(target.spec.bundle)
+        route, target = ask.terms.route, await self._target(ask)
         if route.runner is not None:
             lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
@@ -63,6 +63,17 @@ class Leasing:
         check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend, route.instead)
         terms = ask.terms
         return await self.scheduler.acquire(target, ask.keep_alive, terms.caller, terms.batch, terms.owner)
+
+    async def _target(self, ask: Inference) -> Target:
+        """Resolves the model, once the API key may use it: nobody else learns whether it is here, and what it offers.
+        Raises as `Resolve`, and `Forbidden`."""
+        route, terms, model = ask.terms.route, ask.terms, ask.fields.model
+        if terms.key is not None and terms.key.key.models:
+            terms.key.check_model(*self.resolve.names(model))
+        await self.resolve.prepare(route.backend, model, route.mode)
+        target = self.resolve(route.backend, model, route.mode)
+        terms.check_model(target.spec.bundle)  # the names may have changed meanwhile
+        return target
 
     async def choose(self, ask: Inference, alias: Alias) -> Inference:
         """Returns the request with a model in place of the client's alias. Raises as `AliasChooser.choose`."""
@@ -74,16 +85,14 @@ class Leasing:
 
     async def unload(self, ask: Inference) -> None:
         """Ends the runners of the request's model once they are free. Raises as `lease`."""
-        route = ask.terms.route
-        await self.resolve.prepare(route.backend, ask.fields.model, route.mode)
-        target = self.resolve(route.backend, ask.fields.model, route.mode)
-        ask.terms.check_model(target.spec.bundle)
+        target = await self._target(ask)
         await self.scheduler.unload(model_ids=[target.key.model_id])
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
         """Leases the named runner if it serves the model. Returns None while the model is not resolved."""
         lease = self.scheduler.lease_runner(runner_id, ask.terms.owner)
         try:
+            ask.terms.check_model(lease.runner.spec.bundle)
             key = lease.runner.key
             if key.mode is not ask.terms.route.mode:
                 raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.terms.route.mode}")

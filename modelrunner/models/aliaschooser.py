@@ -1,6 +1,7 @@
 """Aliases: other names for models, for programs that use fixed names."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
@@ -22,9 +23,9 @@ class Aliases:
         self.set(aliases)
 
     def set(self, aliases: Mapping[str, Alias]) -> None:
-        """Replaces all aliases."""
+        """Replaces all aliases. In a pattern `*` stands for any text, and every other sign for itself."""
         self._exact = {name: alias for name, alias in aliases.items() if "*" not in name}
-        self._patterns = [(name, alias) for name, alias in aliases.items() if "*" in name]
+        self._patterns = [(re.sub(r"[?[]", r"[\g<0>]", name), alias) for name, alias in aliases.items() if "*" in name]
 
     def find(self, family: str, name: str) -> Alias | None:
         """Returns the alias that a request of the family means, None for a model's own name."""

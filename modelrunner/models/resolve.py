@@ -24,7 +24,7 @@ from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.runspecs import RunSpecs, in_effect
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import RetainedSettings, Target
-from modelrunner.store import Store
+from modelrunner.store import Reference, Store
 from modelrunner.types import Bundle, KeepAlive, Mode, RequestLimits, RunnerKey
 
 _MOST_REMEMBERED = 4096
@@ -82,6 +82,19 @@ class Resolver:
         """Raises `BackendNotFound`, `ModelNotFound`, `InvalidReference`, `BackendUnavailable`, `Unavailable` (being
         installed), `Misdirected`, `UnsupportedModel`, `NotImplementedHere`, `BadRequest`."""
         return self.known.get((backend, model, mode)) or self._resolved(backend, model, mode)
+
+    def names(self, model: str) -> tuple[str, ...]:
+        """The names that the model is known by, damaged or not; of one that is not here, the one that the client
+        wrote."""
+        try:
+            found = self._store.find(model)
+            return (found.name, *found.tags)
+        except (ModelNotFound, InvalidReference):
+            pass
+        try:
+            return (Reference.parse(model).short,)
+        except InvalidReference:
+            return (model,)
 
     def endpoints(self, target: Target) -> frozenset[str]:
         """Returns the `Backend.endpoints` of the target's backend. Raises `BackendNotFound`."""

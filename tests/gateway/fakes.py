@@ -305,6 +305,9 @@ class FakeResolver:
             raise ModelNotFound(f"there is no model {model!r}", param="model")
         return self._target(backend, model, mode)
 
+    def names(self, model: str) -> tuple[str, ...]:
+        return (model,)
+
     def endpoints(self, target: Any) -> frozenset[str]:
         return FAKE_ENDPOINTS
 
