@@ -148,6 +148,7 @@ class OllamaRoutes:
         wanted = await read_json(request, OllamaCreateRequest)
         order = wanted.order()
         self._reach.check_order(request, self._maker.pull_order(order))
+        await self._reach.check_files(request, {**(wanted.files or {}), **(wanted.adapters or {})})
 
         async def make(report: ProgressReport) -> Progress:
             made = await self._maker.make(order, report)
@@ -158,7 +159,7 @@ class OllamaRoutes:
     @documented()
     async def has_blob(self, request: web.Request) -> web.Response:
         """Tells whether a file is here."""
-        if not await self._library.has_file(request.match_info["digest"]):
+        if not await self._reach.has_file(request, request.match_info["digest"]):
             raise NotFound("there is no file with this digest")
         return web.Response()
 
@@ -166,7 +167,7 @@ class OllamaRoutes:
     async def put_blob(self, request: web.Request) -> web.Response:
         """Takes a file that a model will be made of; its content must have the digest."""
         digest = request.match_info["digest"]
-        if await self._library.has_file(digest):
+        if await self._reach.has_file(request, digest):
             return web.Response()
         await self._library.upload(digest, body_pieces(request, "the file"), request.content_length or 0)
         return web.Response(status=201)

@@ -1,12 +1,12 @@
 """The models that a request may name: those that its API key allows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from aiohttp import web
 
 from modelrunner.api.documented import check_local
 from modelrunner.api.middleware import key_of
-from modelrunner.errors import Forbidden
+from modelrunner.errors import Forbidden, ModelNotFound
 from modelrunner.keys.ring import KeyHolder
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
@@ -47,6 +47,19 @@ class Reach:
         if not is_file:
             self.check(request, order.source)
         self.check_names(request, order.name or self._library.pull_name(order.source))
+
+    async def has_file(self, request: web.Request, digest: str) -> bool:
+        """Whether the client may make a model of the file with this digest without sending it: a digest alone gives no
+        key the file of a model that it may not use. Raises `InvalidReference`."""
+        if (key := _limited(request)) is None:
+            return await self._library.has_file(digest)
+        return await self._library.may_take_file(digest, key.allows)
+
+    async def check_files(self, request: web.Request, files: Mapping[str, str]) -> None:
+        """For the files, by their names, that a model is made of. Raises `ModelNotFound`, `InvalidReference`."""
+        for name, digest in files.items():
+            if _limited(request) is not None and not await self.has_file(request, digest):
+                raise ModelNotFound(f"the file {name!r} ({digest}) is not here: send it first", param="files")
 
     def check_removal(self, request: web.Request, reference: str) -> None:
         """As `check`, and as `check_names` for each name that goes. Raises `ModelNotFound`, too."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, in_thread
@@ -106,6 +106,13 @@ class Library:
         """Returns True if a file with this digest, `sha256:...`, is stored and not known to be damaged, or waits for
         its model. Raises `InvalidReference`."""
         return await self._puller.uploads.has(digest)
+
+    async def may_take_file(self, digest: str, allows: Callable[..., bool]) -> bool:
+        """As `has_file`, of a client that sees the models whose names it `allows`: the files of others are not here for
+        it, until it has sent them itself. Raises `InvalidReference`."""
+        if await self._puller.uploads.waits(digest):
+            return True
+        return any(allows(model.name, *model.tags) for model in self._store.holders(digest) if not model.damage)
 
     async def upload(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
         """Takes a file that a model will be made of, as `Uploads.take` does."""

@@ -68,6 +68,11 @@ class Uploads:
         wanted = Digest.parse(digest)
         return await in_thread(lambda _: self._store.have(digest) is not None or self.find(wanted) is not None)
 
+    async def waits(self, digest: str) -> bool:
+        """Returns whether the file waits for its model. Raises `InvalidReference`."""
+        wanted = Digest.parse(digest)
+        return await in_thread(lambda _: self.find(wanted) is not None)
+
     async def take(self, digest: str, pieces: AsyncIterator[bytes], size: int) -> None:
         """Takes the file as its bytes come; `size` is the number of all bytes, 0 if unknown. Nothing stays of a file
         that fails. Raises `InvalidReference`, `BadRequest` for other content than `digest` names, `PayloadTooLarge`,

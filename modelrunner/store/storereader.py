@@ -83,6 +83,11 @@ class StoreReader:
         wanted = Digest.parse(digest)
         return next((found for folder in self._present if (found := folder.have(wanted))), None)
 
+    def holders(self, digest: str) -> Sequence[StoredModel]:
+        """Returns the usable models with a file of this digest. Raises `InvalidReference` for an invalid digest."""
+        wanted, catalog, suspect = Digest.parse(digest), self._catalog, self._suspect
+        return [self._shown(catalog, entry, suspect) for entry in catalog.entries.values() if wanted in entry.blobs]
+
     def files(self, text: str) -> dict[str, Blob]:
         """Returns the model's files by their names in the bundle, for `create`. Raises the errors of `get`, and
         `InvalidModel` for a file that is missing or damaged."""

@@ -17,6 +17,7 @@ text-embedding-3-small = { models = ["other"], families = ["openai"] }
 quick = { models = ["other", "smol"], policy = "loaded" }
 roomy = { models = ["other", "smol"], policy = "fits" }
 gone = "missing"
+"o[1-3]?*" = "smol"
 """
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -50,6 +51,7 @@ def engine_saw(daemon: Daemon) -> str:
         ("/engines/v1/chat/completions", "gpt-4o-mini", "smol"),
         ("/v1/messages", "claude-sonnet-9", "other"),
         ("/api/chat", "claude-x", "other"),
+        ("/v1/chat/completions", "o[1-3]?-mini", "smol"),
         ("/v1/embeddings", "text-embedding-3-small", "other"),
     ],
 )
@@ -57,6 +59,10 @@ async def test_an_alias_is_answered_by_its_model(daemon: Daemon, path: str, alia
     more = {"input": "x"} if path.endswith("embeddings") else {}
     assert (await ask(daemon, alias, path, **more))[:2] == (200, meant)
     assert engine_saw(daemon) == meant
+
+
+async def test_a_star_alone_stands_for_other_signs(daemon: Daemon) -> None:
+    assert (await ask(daemon, "o2a-mini"))[0] == 404
 
 
 async def test_the_model_of_a_translated_answer_is_the_chosen_one(daemon: Daemon) -> None:

@@ -192,6 +192,45 @@ async def test_what_names_no_model_is_not_for_a_key_of_some(start_daemon: StartD
     assert (await call(daemon, "POST", "/api/create", key, made))[0] == 403
 
 
+async def test_a_digest_gives_no_file_of_another_model(start_daemon: StartDaemon) -> None:
+    """Whoever has the file may send it. Then it is stored once all the same."""
+    daemon = await start_daemon(models={"secret/other": 0, "team/mine": 1})
+    key = await team_key(daemon)
+    blobs = {path.name: path.read_bytes() for path in (daemon.settings.data_dir / "blobs" / "sha256").iterdir()}
+    files = {f"sha256:{name}": data for name, data in blobs.items() if data.startswith(b"GGUF")}
+    here = {digest: (await call(daemon, "HEAD", f"/api/blobs/{digest}", key))[0] for digest in files}
+    assert sorted(here.values()) == [200, 404]
+    for digest, status in here.items():
+        made = {"model": "team/made", "files": {"m.gguf": digest}, "stream": False}
+        assert (await call(daemon, "POST", "/api/create", key, made))[0] == status
+        headers = {"X-API-Key": key}
+        async with daemon.tcp.post(f"/api/blobs/{digest}", data=b"x", headers=headers) as answer:
+            assert answer.status == (200 if status == 200 else 400)
+        if status == 404:
+            made = {"model": "team/adapted", "from": "team/mine", "adapters": {"a.gguf": digest}, "stream": False}
+            assert (await call(daemon, "POST", "/api/create", key, made))[0] == 404
+            async with daemon.tcp.post(f"/api/blobs/{digest}", data=files[digest], headers=headers) as answer:
+                assert answer.status == 201
+            made = {"model": "team/made", "files": {"m.gguf": digest}, "stream": False}
+            assert (await call(daemon, "POST", "/api/create", key, made))[0] == 200
+    assert {path.name for path in (daemon.settings.data_dir / "blobs" / "sha256").iterdir()} >= blobs.keys()
+
+
+async def test_inference_tells_a_key_of_some_models_nothing_of_others(start_daemon: StartDaemon) -> None:
+    """Neither whether they are here, nor what they offer."""
+    daemon = await start_daemon(models={"secret/other": 0, "team/mine": 1})
+    key = await team_key(daemon)
+    ask = {"input": "x", "messages": CHAT["messages"]}
+    for path in ("/v1/chat/completions", "/v1/embeddings", "/v1/rerank", "/engines/none/v1/chat/completions"):
+        told = []
+        for name in ("secret/other", "secret/absent"):
+            _, answer = await call(daemon, "POST", path, key, ask | {"model": name, "query": "x", "documents": ["y"]})
+            told.append(answer["error"]["message"].replace(name, "NAME"))
+        assert told[0] == told[1], path
+        assert "may not use NAME" in told[0], path
+    assert (await call(daemon, "POST", "/v1/chat/completions", key, ask | {"model": "team/absent"}))[0] == 404
+
+
 async def test_a_key_that_makes_keys_has_every_model(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon()
     wanted = {"name": "kim", "scopes": ["inference", "admin"], "models": ["team/*"]}
