@@ -29,7 +29,7 @@ class AnthropicRoutes:
 
     @documented(wire.AnthropicModels)
     async def list_models(self, request: web.Request) -> web.Response:
-        """Lists the models as Anthropic does, an entry for each name, all in one page."""
+        """Lists the models in Anthropic's form: an entry for each name, all on one page."""
         models = self._reach.shown(request, self._library)
         data = [
             self._shown(name, model, abilities)
@@ -41,7 +41,7 @@ class AnthropicRoutes:
 
     @documented(wire.AnthropicModel, errors=(422,))
     async def get(self, request: web.Request) -> web.Response:
-        """Shows a model, as Anthropic's list does."""
+        """Shows a model in Anthropic's form."""
         reference = reference_in_path(request, f"{_PATH}/")
         self._reach.check(request, reference)
         model, name = self._library.named(reference)

@@ -26,8 +26,8 @@ class ArchiveRoutes:
 
     @documented({_TYPES[0]: bytes}, query={}, errors=(422,))
     async def export(self, request: web.Request) -> web.StreamResponse:
-        """Sends a model as a tar archive. An answer that ends before its length is no archive: a file was removed or
-        damaged meanwhile."""
+        """Sends a model as a tar archive. An answer shorter than its Content-Length is incomplete: a file was removed
+        or damaged meanwhile."""
         reference = decode_reference(request.rel_url.raw_path.removeprefix("/models/").removesuffix("/export"))
         self._reach.check(request, reference)
         archive = await asyncio.to_thread(self._library.archive, reference)
@@ -55,7 +55,7 @@ class ArchiveRoutes:
     async def load(self, request: web.Request) -> web.StreamResponse:
         """Takes the models of a tar archive, as `GET /models/REF/export` sends it. `name` is another name for its one
         model; `trust` takes models that carry code."""
-        if request.content_type not in _TYPES:  # which a web page sends only after a preflight
+        if request.content_type not in _TYPES:  # a web page sends these types only after a preflight
             raise UnsupportedMediaType(f"send the archive with Content-Type: {_TYPES[0]}")
         name, trust = request.query.get("name"), query_flag(request, "trust")
         if trust:

@@ -22,7 +22,7 @@ _PAGED = {"limit": Count, "after": str}
 
 
 class BatchRoutes:
-    """A key sees only the files and batches that it made; the daemon's owner sees all."""
+    """An API key sees only its own files and batches; the daemon's owner sees all."""
 
     def __init__(self, batches: BatchStore, files: FileStore, intake: BatchIntake) -> None:
         self._batches = batches
@@ -48,7 +48,7 @@ class BatchRoutes:
 
     @documented(wire.FileStatus, body={"multipart/form-data": wire.FileForm}, errors=(507,))
     async def upload(self, request: web.Request) -> web.Response:
-        """Keeps a file, of a form with `purpose` and `file`. The file goes to the disk as it comes."""
+        """Stores a file from a form with `purpose` and `file`. It is written to the disk as it comes."""
         if request.content_type != "multipart/form-data":
             raise BadRequest("send the file as multipart/form-data, with the fields purpose and file")
         made = await self._intake.upload(_Form(request), owner_of(request))
@@ -89,7 +89,7 @@ class BatchRoutes:
 
     @documented(wire.BatchStatus, body=wire.BatchRequest, errors=(507,))
     async def create(self, request: web.Request) -> web.Response:
-        """Begins to ask the requests of a file."""
+        """Starts a batch of the requests in a file."""
         wanted = await read_json(request, wire.BatchRequest)
         batch = await self._intake.create(
             wanted.input_file_id,
@@ -114,7 +114,7 @@ class BatchRoutes:
 
     @documented(wire.BatchStatus, errors=(409,))
     async def cancel(self, request: web.Request) -> web.Response:
-        """Asks no further request of a batch."""
+        """Stops a batch: none of its further requests is sent."""
         found = await self._intake.cancel(request.match_info["id"], owner_of(request))
         return json_response(wireforms.batch(found))
 
@@ -123,7 +123,7 @@ class BatchRoutes:
 
 
 class _Form:
-    """An `UploadForm` of a request. The first of several files counts."""
+    """The `UploadForm` of a request. Only the first file counts."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request

@@ -1,4 +1,4 @@
-"""The state of the daemon for those who watch it, made once for all of them."""
+"""The state of the daemon for watching clients, made once for all of them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -15,14 +15,14 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.telemetry import Telemetry
 
 _EVERY = 0.5  # seconds
-_SHOWN = 100  # requests: under way in a snapshot, and ended since the last look
+_SHOWN = 100  # requests under way in a snapshot, and requests that ended since the last one
 _EVENTS = 50
 
 
 class Board:
-    """Looks twice a second while somebody watches, and sends the changes. Its cost does not grow with the number of
-    requests: of the requests that ended since the last look, it sends the newest. `is_counted` tells whether requests
-    are recorded."""
+    """Reads the state twice a second while a client watches, and sends the changes. Its cost does not grow with the
+    number of requests: it sends only the newest of those that ended since. `is_counted` is True if requests are
+    recorded."""
 
     def __init__(self, scheduler: Scheduler, telemetry: Telemetry, is_counted: Callable[[], bool]) -> None:
         self._scheduler = scheduler
@@ -48,7 +48,7 @@ class Board:
         )
 
     async def watch(self) -> AsyncGenerator[bytes | None, None]:
-        """Yields server-sent events: first the whole state, then what changes, until the daemon ends."""
+        """Yields server-sent events: first the whole state, then its changes, until the daemon ends."""
         self._watchers += 1
         try:
             if self._task is None:
@@ -66,7 +66,7 @@ class Board:
                 self._task = None
 
     async def _look(self) -> None:
-        """Ends with the scheduler's events, that is with the daemon."""
+        """Runs until the scheduler's events end with the daemon."""
         events, telemetry = self._scheduler.events, self._telemetry
         (served, _), step = telemetry.ended_after(0), telemetry.latest_step()
         seen, before = events.last, self.now()

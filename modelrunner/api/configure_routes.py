@@ -40,7 +40,7 @@ class ConfigurationRoutes:
         local={"lora": "files of this machine are named"},
     )
     async def configure(self, request: web.Request) -> web.Response:
-        """Changes how a model is run: every further field of the body is one of its configuration."""
+        """Changes the configuration of a model: every further field of the body is one of its settings."""
         body = await read_json(request, dict[str, Any])
         wanted = checked(body, wire.ConfigureRequest)
         patch = {name: value for name, value in body.items() if name not in wire.ConfigureRequest.__struct_fields__}
@@ -54,7 +54,7 @@ class ConfigurationRoutes:
 
     @documented(list[wire.Configuration], query={"model": str}, errors=(412, 421, 422))
     async def show(self, request: web.Request) -> web.Response:
-        """Shows the configuration of `?model=`, or all of them."""
+        """Shows the configuration of `?model=`, or of all models."""
         backend = request.match_info.get("backend")
         if backend is not None:
             self._registry.get(backend)

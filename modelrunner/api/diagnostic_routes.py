@@ -1,4 +1,4 @@
-"""The feed of events, why a model waits, and whether a model would fit."""
+"""The feed of events, the reason why a model waits, and whether a model would fit."""
 
 from typing import Annotated, Any
 
@@ -31,7 +31,8 @@ class DiagnosticRoutes:
         self._events = events
 
     def routes(self) -> list[web.RouteDef]:
-        """Add these before the other routes of models, where all text after `/models/` is a reference."""
+        """Returns the routes, which must come before the other routes of models: there all text after `/models/` is a
+        reference."""
         return [
             web.get("/engines/events", self.events),
             web.get("/engines/why", self.why),
@@ -40,8 +41,8 @@ class DiagnosticRoutes:
 
     @documented({"text/event-stream": Any}, query={"model": str, "since": EventId}, errors=(422,))
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Sends events from now on, or those after `Last-Event-ID` or `?since=ID`, where 0 stands for all that are
-        kept. `?model=` selects the events of one model."""
+        """Sends events from now on, or the events after `Last-Event-ID` or `?since=ID`; 0 means all kept events.
+        `?model=` selects the events of one model."""
         after = _event_id(request)
         names = self._names(request.query["model"]) if "model" in request.query else None
         return await stream_events(
@@ -52,7 +53,7 @@ class DiagnosticRoutes:
 
     @documented(wire.WhyResponse, query={"model": str, "mode": str}, errors=(412, 421, 422))
     async def why(self, request: web.Request) -> web.Response:
-        """Explains the model of `?model=`, in its main mode or in that of `?mode=`."""
+        """Explains why requests of `?model=` wait, in its main mode or in the mode `?mode=`."""
         reference = request.query.get("model", "")
         if not reference:
             raise BadRequest("name the model: ?model=REF", param="model")
@@ -80,7 +81,7 @@ def _event_id(request: web.Request) -> int | None:
     if given is None:
         return None
     if not given.isascii() or not given.isdecimal() or len(given) > _LONGEST_ID:
-        raise BadRequest(f"{given!r} is no ID of an event: give the last one that was seen, or 0", param="since")
+        raise BadRequest(f"{given!r} is not the ID of an event: send the last ID that you saw, or 0", param="since")
     return int(given)
 
 

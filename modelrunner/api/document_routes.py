@@ -1,4 +1,4 @@
-"""/openapi.json. It needs no API key: nothing in it is this machine's own."""
+"""/openapi.json. It needs no API key, since it holds no data of this machine."""
 
 import re
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ from modelrunner.openapi import Operation, make_document
 
 
 class DocumentRoutes:
-    """The routes of the whole control plane: `described` are all but its own. Raises `TypeError` for one whose handler
-    is not `documented`."""
+    """The routes of the whole control plane: its own and those in `described`. Raises `TypeError` for a route whose
+    handler is not `documented`."""
 
     def __init__(self, described: Iterable[web.RouteDef]) -> None:
         self._routes = [web.get("/openapi.json", self.document), *described]

@@ -1,4 +1,4 @@
-"""Handlers that say what they take and answer: /openapi.json is made from it, and their queries are checked by it."""
+"""Descriptions of handlers: /openapi.json is made from them, and queries and the Unix socket are checked by them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
@@ -26,8 +26,8 @@ def documented(
     answer: Any = None, *, query: Mapping[str, Any] | None = None, **described: Any
 ) -> Callable[[_Handler[_Answer]], _Handler[_Answer]]:
     """Describes a handler of a family of routes. `answer`, `query` and the rest are the fields of `Operation`, whose
-    text is the docstring. With a `query`, the handler refuses a parameter that is not in it with a `BadRequest`. What
-    is `local` to every request is checked before the handler runs; a handler calls `check_local` for a field."""
+    text is the docstring. With a `query`, unknown parameters raise `BadRequest`. A handler that is `local` for every
+    request is checked before it runs; for a `local` field, it calls `check_local` itself."""
 
     def wrap(handler: _Handler[_Answer]) -> _Handler[_Answer]:
         @wraps(handler)
@@ -45,7 +45,7 @@ def documented(
 
 
 def check_local(request: web.Request, field: str = "") -> None:
-    """For a request that uses the `field`, which its handler declares as `local`. Raises `Forbidden` over TCP."""
+    """Called for a request that uses `field`, which its handler declares as `local`. Raises `Forbidden` over TCP."""
     if not is_local(request):
         reason = request.match_info.handler.operation.local[field]  # type: ignore[attr-defined]
         raise Forbidden(f"{reason} only over the Unix socket", param=field or None)

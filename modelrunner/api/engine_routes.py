@@ -48,7 +48,7 @@ class EngineRoutes:
 
     @documented(dict[str, str])
     async def status(self, request: web.Request) -> web.Response:
-        """Tells of each backend whether it is running, installing, not installed or faulty."""
+        """Shows for each backend whether it is running, installing, not installed or faulty."""
         return json_response({name: str(status) for name, status in (await self._statuses()).items()})
 
     @documented(list[wire.RunnerStatus])
@@ -58,7 +58,7 @@ class EngineRoutes:
 
     @documented(wire.DiskUsage)
     async def df(self, request: web.Request) -> web.Response:
-        """Adds up the disk use."""
+        """Shows the disk use of models and engines."""
         usage = wireforms.disk_usage(await self._disk.usage())
         shown = [model for model in usage.models if self._reach.allows(request, model.id, *model.tags)]
         return json_response(msgspec.structs.replace(usage, models=shown))
@@ -70,7 +70,7 @@ class EngineRoutes:
 
     @documented(wire.UnloadResponse, body=wire.UnloadRequest)
     async def unload(self, request: web.Request) -> web.Response:
-        """Drains and ends runners."""
+        """Drains runners, and ends them."""
         wanted = await read_json(request, wire.UnloadRequest)
         done = await self._residency.unload(
             all=wanted.all, backend=wanted.backend, models=wanted.models, force=wanted.force

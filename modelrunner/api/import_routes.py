@@ -20,7 +20,7 @@ _LOCAL = {"": "models of other programs are seen and taken"}
 
 
 class ImportRoutes:
-    """Serves callers on the Unix socket alone, who may read these files themselves. `folder` returns a folder of the
+    """Serves only the Unix socket, whose clients may read these files themselves. `folder` returns a folder of the
     store."""
 
     def __init__(self, library: Library, foreign: ForeignStores, folder: Callable[[], Path]) -> None:
@@ -43,7 +43,7 @@ class ImportRoutes:
 
     @documented(PROGRESS, body=wire.ImportRequest, errors=(409, 422, 507), local=_LOCAL)
     async def take(self, request: web.Request) -> web.StreamResponse:
-        """Takes over one of these models."""
+        """Imports a model of another program."""
         wanted = await read_json(request, wire.ImportRequest)
         model = await asyncio.to_thread(lambda: self._foreign.get(wanted.model, self._folder()))
         recipe = await asyncio.to_thread(model.recipe)

@@ -1,4 +1,4 @@
-"""API keys: made, listed without their text, rotated, revoked."""
+"""API keys: creating, listing, rotating and revoking them."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ class KeyRoutes:
 
     @documented(wire.KeyCreated, status=201, body=wire.KeyRequest, errors=(409,))
     async def create(self, request: web.Request) -> web.Response:
-        """Makes an API key. The answer holds the key's text, which nobody can see again."""
+        """Makes an API key. Only this answer has the key's text."""
         wanted = await read_json(request, wire.KeyRequest)
         made, text = await asyncio.to_thread(
             self._keys.create,
@@ -50,13 +50,13 @@ class KeyRoutes:
 
     @documented(wire.KeyCreated)
     async def rotate(self, request: web.Request) -> web.Response:
-        """Gives an API key another text."""
+        """Gives an API key a new text. Only this answer has it."""
         made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
         return json_response(wire.KeyCreated(recordforms.key(made), text))
 
     @documented(wire.KeyRevoked, query={"open": bool}, errors=(409,))
     async def revoke(self, request: web.Request) -> web.Response:
-        """Revokes an API key. The last one stays unless `open` says that TCP may be open to everybody then."""
+        """Revokes an API key. The last key stays unless `open` allows TCP without keys for everybody."""
         name = request.match_info["name"]
         await asyncio.to_thread(self._keys.revoke, name, open=query_flag(request, "open"))
         return json_response(wire.KeyRevoked(name))

@@ -1,5 +1,5 @@
-"""Reads requests and writes answers of the control plane: JSON by msgspec. A wrong field raises a `BadRequest` that
-names it."""
+"""Reads requests and writes answers of the control plane, in JSON. A wrong field raises a `BadRequest` that names
+it."""
 
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -18,8 +18,8 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def read_json(request: web.Request, shape: type[T]) -> T:
-    """Returns the body as `shape`. Raises `BadRequest`, and `UnsupportedMediaType` for another type than JSON from a
-    web page, since a browser sends such a request without a preflight."""
+    """Returns the body as `shape`. Raises `BadRequest`, and `UnsupportedMediaType` for a web page's body of another
+    type than JSON, which a browser sends without a preflight."""
     if "Origin" in request.headers and request.content_type != "application/json":
         raise UnsupportedMediaType("send the body with Content-Type: application/json")
     try:
@@ -51,7 +51,8 @@ def check_query(request: web.Request, *known: str) -> None:
 
 
 def query_flag(request: web.Request, name: str) -> bool:
-    """`?force`, `?force=true` and `?force=1` are true; absent, `false` and `0` are false. Raises `BadRequest`."""
+    """Returns True for `?force`, `?force=true` and `?force=1`; False for `false`, `0` and without the parameter. Raises
+    `BadRequest`."""
     match request.query.get(name, "false").lower():
         case "" | "1" | "true":
             return True

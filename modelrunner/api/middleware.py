@@ -1,6 +1,6 @@
-"""The common parts of every answer of the control plane: a request ID, errors in one shape, the CORS fields, and the
-end of the answer, after which the client's connection goes on without aiohttp. The gateway has admitted the request:
-framing, method, Host and Origin need no second check."""
+"""The common parts of all answers of the control plane: the request ID, errors in one shape, CORS fields, and the end,
+after which the client's connection continues without aiohttp. The gateway has admitted the request: framing, method,
+Host and Origin need no second check."""
 
 import asyncio
 import logging
@@ -68,25 +68,25 @@ def is_local(request: web.BaseRequest) -> bool:
 
 
 def key_of(request: web.BaseRequest) -> KeyHolder | None:
-    """The API key of the request, None for the owner of the daemon."""
+    """Returns the API key of the request, None for the owner of the daemon."""
     transport = transport_of(request)
     return transport.admitted.key if transport is not None else None
 
 
 def check_scope(request: web.BaseRequest, scope: Scope) -> None:
-    """For what needs another scope than its route. Raises `Forbidden` for an API key that lacks it."""
+    """Raises `Forbidden` for an API key without the scope, `Unauthorized` for one that has expired."""
     if (key := key_of(request)) is not None:
         key.check(scope)
 
 
 def owner_of(request: web.BaseRequest) -> str:
-    """The owner of what the request stores and sees: an `ApiKey.owner`, "" for the daemon's owner."""
+    """Returns the owner of the data that the request stores and sees: an `ApiKey.owner`, "" for the daemon's owner."""
     key = key_of(request)
     return key.key.owner if key is not None else ""
 
 
 def is_admin(request: web.BaseRequest) -> bool:
-    """True for the daemon's owner, and for a key with the scope `admin`."""
+    """Returns True for the daemon's owner, and for a key with the scope `admin`."""
     key = key_of(request)
     return key is None or Scope.ADMIN in key.key.scopes
 
@@ -137,8 +137,8 @@ def _leads_to(resource: web.AbstractResource, path: str) -> bool:
 
 
 def envelope(is_ending: Callable[[], bool]) -> Middleware:
-    """Makes the middleware that checks the key and renders errors. While the daemon ends, reading requests are
-    answered, and all others are refused."""
+    """Makes the middleware that checks the key and renders errors. While the daemon ends, only requests that read are
+    answered."""
 
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -150,7 +150,7 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
                 raise web.HTTPMethodNotAllowed(request.method, ["POST"])
             if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
-            # Of the path as aiohttp routes it: an encoded slash is a part of a name.
+            # The path that aiohttp routes: an encoded slash is a part of a name.
             check_scope(request, scope_of(request.method, request.rel_url.path_safe))
             return await handler(request)
         except web.HTTPException as error:
@@ -176,8 +176,8 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
 
 
 async def finish_head(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`: every head passes here, those of streams inside their handler. aiohttp closes its side
-    after each answer; the header for the client describes the client's own connection."""
+    """Completes every head, as aiohttp's `on_response_prepare`; that of a stream while its handler runs. aiohttp closes
+    its side after each answer, but the client's header describes the client's own connection."""
     request[_STARTED] = True
     handed_over = transport_of(request)
     response.force_close()
@@ -215,7 +215,7 @@ class _OneRequest(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answers requests that no handler gets: a target that is no URL, or a fault in aiohttp."""
+        """Answers requests that reach no handler: those with an invalid URL, and faults in aiohttp."""
         if request.writer.output_size > 0:
             raise ConnectionAbortedError("the answer had begun")
         if status >= 500:

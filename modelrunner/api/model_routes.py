@@ -32,8 +32,8 @@ from modelrunner.progress import ProgressReport
 from modelrunner.types import ModelFormat
 from modelrunner.units import parse_age, parse_bytes
 
-# Words in the place of a model that are routes of this server for another method, or of docker/model-runner. A model of
-# such a name is reached by its longer name.
+# Words in place of a model that are routes for another method, or routes of docker/model-runner. A model of such a name
+# is reached by its longer name.
 _LONGEST_QUERY = 200
 _MOST_OFFERS = 100
 _WORDS = frozenset({"create", "load", "prune", "purge", "search"})
@@ -79,7 +79,7 @@ class ModelRoutes:
 
     @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:
-        """Shows a model; with `remote` the one at its source, which is not pulled."""
+        """Shows a model; with `remote` the model at its source, without a pull."""
         reference = _reference(request)
         self._reach.check(request, reference)
         if query_flag(request, "remote"):
@@ -131,7 +131,7 @@ class ModelRoutes:
 
     @documented(list[wire.Update], query={"model": str}, errors=(422,))
     async def updates(self, request: web.Request) -> web.Response:
-        """Asks whether the sources of a model, or of all that were pulled, have newer ones."""
+        """Asks whether the sources of a model, or of all pulled models, have a newer version."""
         models = self._reach.shown(request, self._library)
         if (reference := request.query.get("model")) is not None:
             self._reach.check(request, reference)
@@ -144,7 +144,7 @@ class ModelRoutes:
         """Finds models that hubs offer."""
         query, format = request.query.get("q", "").strip(), request.query.get("format", ModelFormat.GGUF)
         if not query or len(query) > _LONGEST_QUERY:
-            raise BadRequest(f"q has the words to look for, at most {_LONGEST_QUERY} characters", param="q")
+            raise BadRequest(f"q has the words of the search, at most {_LONGEST_QUERY} characters", param="q")
         if format not in list(ModelFormat):
             raise BadRequest(f"format is one of {', '.join(ModelFormat)}", param="format")
         limit = min(query_count(request, "limit") or 20, _MOST_OFFERS)
@@ -161,7 +161,7 @@ class ModelRoutes:
 
     @documented(wire.Cancelled, query={})
     async def cancel_pull(self, request: web.Request) -> web.Response:
-        """Ends a pull under way. What came is kept for the next pull."""
+        """Cancels a pull. The received bytes are kept for the next pull."""
         reference = reference_in_path(request, "/pulls/")
         self._reach.check(request, reference)
         pulls = [running.name for running in self._library.pulls() if reference in (running.name, running.source)]
@@ -170,7 +170,7 @@ class ModelRoutes:
 
     @documented(wire.PruneResponse, query={"unused": str, "to": str, "dry_run": bool}, errors=(409,))
     async def prune(self, request: web.Request) -> web.Response:
-        """Removes leftovers or, with `unused` or `to`, models that were not used for long."""
+        """Removes leftovers or, with `unused` or `to`, the models that were not used for the longest time."""
         self._reach.check_all(request)
         unused, size = request.query.get("unused"), request.query.get("to")
         rule = PruneRule(parse_age(unused) if unused else None, parse_bytes(size) if size else None)
@@ -209,7 +209,7 @@ class ModelRoutes:
 
     @documented(PROGRESS, query={}, errors=(422,))
     async def verify(self, request: web.Request) -> web.StreamResponse:
-        """Reads every byte of a model."""
+        """Verifies every byte of a model."""
         reference = self._before(request, "/verify")
 
         async def verify(report: ProgressReport) -> wire.Progress:
@@ -220,7 +220,7 @@ class ModelRoutes:
 
     @documented(wire.ModelShown, query={"remote": bool}, errors=(422, 501, 502))
     async def show(self, request: web.Request) -> web.Response:
-        """Shows a model's template, licences, and what it carries for requests; with `remote` those at its source."""
+        """Shows a model's template, licences and defaults for requests; with `remote` those at its source."""
         reference = self._before(request, "/show")
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
@@ -275,15 +275,15 @@ class ModelRoutes:
         return json_response(wire.Tagged(f"{reference} is tagged {target}", target), status=201)
 
     def _before(self, request: web.Request, action: str) -> str:
-        """The model in the path before an action; its name may have plain slashes. Raises `InvalidReference`, and
-        `Forbidden` for a model that the key may not use."""
+        """Returns the model in the path before `action`; its name may have plain slashes. Raises `InvalidReference`,
+        and `Forbidden` for a model that the key may not use."""
         reference = decode_reference(request.rel_url.raw_path.partition("/models/")[2].removesuffix(action))
         self._reach.check(request, reference)
         return reference
 
 
 def _reference(request: web.Request) -> str:
-    """The model in the path. Raises `RouteNotFound` for a word that is no model, `InvalidReference`."""
+    """Returns the model in the path. Raises `RouteNotFound` for one of `_WORDS`, `InvalidReference`."""
     reference = reference_in_path(request, "/models/")
     if reference in _WORDS:
         raise RouteNotFound(

@@ -26,8 +26,8 @@ from modelrunner.store.details import ModelDetails
 from modelrunner.wire import CarriedMessage, Progress
 
 API_VERSION = "0.13.5"
-"""The version of Ollama whose API this is; clients ask for it before they use what an older one lacks."""
-_CENTURY = 100 * 365 * 86400.0  # seconds: Ollama's way to say "for ever"
+"""The version of Ollama whose API this is; clients check it before they use newer features."""
+_CENTURY = 100 * 365 * 86400.0  # seconds: Ollama's "for ever"
 _CAPABILITIES = {
     "completion": "completion",
     "embedding": "embedding",
@@ -38,7 +38,7 @@ _CAPABILITIES = {
 
 
 class OllamaModelRequest(msgspec.Struct, frozen=True):
-    """Any request about one model. `name` is the older word for `model`."""
+    """A request about one model. `name` is an older word for `model`."""
 
     model: str = ""
     name: str = ""
@@ -165,7 +165,7 @@ class OllamaVersion(msgspec.Struct, frozen=True):
 
 
 class OllamaProgress(ProgressLines):
-    """`{"status"}`, with a digest and bytes while a file comes."""
+    """Lines of `{"status"}`, with a digest and byte counts during a download."""
 
     content_type: ClassVar[str] = "application/x-ndjson"
 
@@ -183,7 +183,7 @@ class OllamaProgress(ProgressLines):
 
 
 def listed(name: str, model: StoredModel, abilities: Abilities) -> OllamaModel:
-    """An entry of `GET /api/tags`."""
+    """Returns an entry of `GET /api/tags`."""
     return OllamaModel(
         name=name,
         model=name,
@@ -196,7 +196,7 @@ def listed(name: str, model: StoredModel, abilities: Abilities) -> OllamaModel:
 
 
 def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
-    """An entry of `GET /api/ps`. The memory is the measured one where it is known."""
+    """Returns an entry of `GET /api/ps`. Its memory is measured if possible, else estimated."""
     memory = view.memory.measured or view.memory.estimated
     vram = sum(memory.vram)
     keep = view.keep_alive.seconds
@@ -216,7 +216,7 @@ def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
 
 
 def shown(name: str, model: StoredModel, abilities: Abilities, told: ModelDetails) -> OllamaShown:
-    """`POST /api/show`. Its template is in Jinja."""
+    """Returns the answer of `POST /api/show`. Its template is in Jinja."""
     metadata = dict(model.config.get(model.format) or {})
     carried = told.defaults or NO_DEFAULTS
     window = {"num_ctx": abilities.window} if abilities.window else {}

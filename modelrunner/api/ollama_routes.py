@@ -1,4 +1,4 @@
-"""Ollama's routes about models: what is here and what runs, pulling, copying and removing."""
+"""Ollama's routes about models: listing, pulling, pushing, copying, making and removing them."""
 
 from aiohttp import web
 
@@ -144,7 +144,7 @@ class OllamaRoutes:
 
     @documented(_PROGRESS, body=OllamaCreateRequest, errors=(409, 422, 501, 502, 504, 507))
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Makes a model of another one, or of files that were sent before."""
+        """Makes a model from another one, or from files that were sent before."""
         wanted = await read_json(request, OllamaCreateRequest)
         order = wanted.order()
         self._reach.check_order(request, self._maker.pull_order(order))
@@ -165,7 +165,7 @@ class OllamaRoutes:
 
     @documented(status=201, body={"application/octet-stream": bytes}, also={200: None}, errors=(413, 507))
     async def put_blob(self, request: web.Request) -> web.Response:
-        """Takes a file that a model will be made of; its content must have the digest."""
+        """Takes a file for a model that is made later; its content must have the digest."""
         digest = request.match_info["digest"]
         if await self._reach.has_file(request, digest):
             return web.Response()
@@ -174,7 +174,7 @@ class OllamaRoutes:
 
 
 async def _streamed(request: web.Request, wanted: OllamaModelRequest, work: Work, *, mode: str) -> web.StreamResponse:
-    """The progress of the work, or only its end where the client wants no stream."""
+    """Answers with the progress of the work, or only with its end if the client wants no stream."""
     if wanted.stream is False:
         await work(lambda step: None)
         return json_response({"status": "success"})
@@ -184,7 +184,7 @@ async def _streamed(request: web.Request, wanted: OllamaModelRequest, work: Work
 def _refuse_insecure(wanted: OllamaModelRequest) -> None:
     if wanted.insecure:
         raise BadRequest(
-            "TLS is left out only where the configuration says so: leave `insecure` out, and write plain_http = true"
-            " into the table of the registry",
+            "only the configuration turns TLS off: leave `insecure` out, and write plain_http = true into the table of"
+            " the registry",
             param="insecure",
         )

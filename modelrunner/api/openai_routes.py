@@ -1,4 +1,4 @@
-"""OpenAI's list of models, and the routes of its API that no engine here serves: each is answered with a sentence."""
+"""OpenAI's list of models, and the routes of its API that no engine serves: they answer with the reason."""
 
 from aiohttp import web
 
@@ -39,7 +39,7 @@ class OpenAIRoutes:
 
     @documented(wire.OpenAIModels)
     async def list_models(self, request: web.Request) -> web.Response:
-        """Lists the models, an entry for each name: clients choose by name."""
+        """Lists the models, with an entry for each name, since clients choose by name."""
         models = [model for model in self._reach.shown(request, self._library) if self._is_served(request, model)]
         data = [
             wireforms.openai_model(name, model, abilities)
@@ -50,7 +50,7 @@ class OpenAIRoutes:
 
     @documented(wire.OpenAIModel, errors=(422,))
     async def get(self, request: web.Request) -> web.Response:
-        """Shows a model, as OpenAI's list does."""
+        """Shows a model in OpenAI's form."""
         reference = reference_in_path(request, "/v1/models/")
         self._reach.check(request, reference)
         model, name = self._library.named(reference)
@@ -69,7 +69,7 @@ class OpenAIRoutes:
 
     @documented(errors=(501,))
     async def refuse(self, request: web.Request) -> web.Response:
-        """Answers 501 with a sentence: no engine here serves this."""
+        """Answers 501 with the reason: no engine serves this route."""
         raise NotImplementedHere(_NOT_OFFERED[request.path.partition("/v1/")[2]])
 
     def _is_served(self, request: web.Request, model: StoredModel) -> bool:

@@ -13,8 +13,8 @@ from modelrunner.errors import BadRequest
 def page_of(
     request: web.Request, items: Sequence[tuple[str, Any]], *, usual: int, most: int | None = None
 ) -> web.Response:
-    """Answers with the page that the query asks for. `items` are the whole list, each with its ID: `limit` of them,
-    `usual` by default and at `most`, after the one with the ID `after`. Raises `BadRequest`."""
+    """Answers with the page that the query asks for: `limit` items, `usual` by default and `most` at most, after the
+    item with the ID `after`. `items` is the whole list, each item with its ID. Raises `BadRequest`."""
     if (after := request.query.get("after")) is not None:
         place = next((place for place, (id, _) in enumerate(items) if id == after), None)
         if place is None:

@@ -1,4 +1,4 @@
-"""The models that a request may name: those that its API key allows."""
+"""Checks that a request names only models that its API key allows."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,28 +17,28 @@ FILE_IS_PACKAGED = "a file of this machine is packaged"
 
 
 class Reach:
-    """Every route that names a model asks here first. What a key of some models may not use, it neither sees nor
-    changes; everybody else may name everything."""
+    """Every route that names a model calls this first. A key that is limited to some models neither sees nor changes
+    other models; all other callers may name every model."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def check(self, request: web.Request, reference: str) -> None:
-        """Raises `Forbidden` unless the key allows one of the names that the model is known by, or would get by a pull;
+        """Raises `Forbidden` unless the key allows one of the model's names, or the name that a pull would give it;
         `InvalidReference`."""
         if (key := _limited(request)) is not None:
             key.check_model(*self._library.names(reference))
 
     def check_names(self, request: web.Request, *names: str) -> None:
-        """For names that are given to a model or taken from it. Raises `Forbidden` unless the key allows each of them;
+        """Checks names that a model gets or loses. Raises `Forbidden` unless the key allows each of them;
         `InvalidReference`."""
         if (key := _limited(request)) is not None:
             for name in names:
                 key.check_model(Reference.parse(name).short)
 
     def check_order(self, request: web.Request, order: PullOrder, field: str = "") -> None:
-        """As both of them, for the source of a pull and the name that it gives. A source that is a file of this machine
-        needs the Unix socket: `field` has the source in the request, and is declared `local`."""
+        """Checks the source of a pull as `check`, and the name that it gives as `check_names`. A source that is a file
+        of this machine needs the Unix socket: `field` of the request has the source, and is declared `local`."""
         is_file = self._library.is_local(order)
         if is_file and not order.is_sent:
             check_local(request, field)
@@ -62,29 +62,29 @@ class Reach:
                 raise ModelNotFound(f"the file {name!r} ({digest}) is not here: send it first", param="files")
 
     def check_removal(self, request: web.Request, reference: str) -> None:
-        """As `check`, and as `check_names` for each name that goes. Raises `ModelNotFound`, too."""
+        """Checks the model as `check`, and as `check_names` the names that it loses. Raises `ModelNotFound`, too."""
         if _limited(request) is not None:
             self.check(request, reference)
             self.check_names(request, *self._library.names_removed(reference))
 
     def check_all(self, request: web.Request) -> None:
-        """For what concerns models that the request does not name. Raises `Forbidden` for a key of some models."""
+        """Checks a request that concerns all models. Raises `Forbidden` for a key that is limited to some."""
         if (key := _limited(request)) is not None:
             raise Forbidden(
-                f"the key {key.key.name} may not use what concerns other models too; it may use "
+                f"the key {key.key.name} may not use requests that concern other models too; it may use "
                 f"{', '.join(key.key.models)}"
             )
 
     def allows(self, request: web.Request, *names: str) -> bool:
-        """Whether a model of these names may be shown."""
+        """Returns whether the request may see a model with these names."""
         return (key := _limited(request)) is None or key.allows(*names)
 
     def shown(self, request: web.Request, models: Iterable[StoredModel]) -> list[StoredModel]:
-        """Those that may be shown."""
+        """Returns the models that the request may see."""
         return [model for model in models if self.allows(request, model.name, *model.tags)]
 
 
 def _limited(request: web.Request) -> KeyHolder | None:
-    """The key of the request if it is one of some models."""
+    """Returns the key of the request if it is limited to some models."""
     key = key_of(request)
     return key if key is not None and key.key.models else None

@@ -1,4 +1,4 @@
-"""Routes that keep models in memory or out of it: preload, pin, pause."""
+"""Routes that keep models in memory, or out of memory: preload, pin, pause."""
 
 from aiohttp import web
 
@@ -39,7 +39,7 @@ class ResidencyRoutes:
 
     @documented(wire.ModelState, body=wire.ModelName, errors=(422,))
     async def pin(self, request: web.Request) -> web.Response:
-        """Pins a model, which is then never evicted for another one, or unpins it."""
+        """Pins a model, so that it is never evicted for another model; or unpins it."""
         model, pin = (await read_json(request, wire.ModelName)).model, request.match_info["action"] == "pin"
         residency = await self._residency.pin(model, pin=pin)
         what = "is never evicted" if pin else "is evicted where another model needs the memory"

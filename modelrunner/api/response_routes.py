@@ -1,4 +1,4 @@
-"""The routes of stored responses: reading, cancelling and removing them. Making one is inference."""
+"""The routes of stored responses: reading, cancelling and removing them. Inference makes them."""
 
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ _PAGED = {"limit": Count, "after": str, "order": Literal["asc", "desc"]}
 
 
 class ResponseRoutes:
-    """A response is seen by the API key that made it, and by the daemon's owner."""
+    """Only the API key that made a response, and the daemon's owner, can see it."""
 
     def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
@@ -59,7 +59,8 @@ class ResponseRoutes:
 
     @documented(wire.ListPage[dict[str, Any]], query={**_PAGED, "include": str, "include[]": str})
     async def input_items(self, request: web.Request) -> web.Response:
-        """Lists the items that its request sent, the newest first unless `order` is asc; an ID is a place."""
+        """Lists the items of the response's request, the newest first unless `order` is asc. An item's ID ends with its
+        index."""
         stored = await self._responses.get(request.match_info["id"], owner_of(request))
         ids = [f"{stored.id}_{place}" for place in range(len(stored.input))]
         items = [(id, {"id": id} | item) for id, item in zip(ids, stored.input, strict=True)]

@@ -1,4 +1,4 @@
-"""The route of a stream that goes on in another connection than the one in which it was asked for."""
+"""The route of a stream that continues on another connection than that of its request."""
 
 from contextlib import aclosing
 from typing import Any
@@ -35,6 +35,6 @@ class StreamRoutes:
         if not response.prepared:
             await response.prepare(request)
         if not stream.complete and request.transport is not None:
-            request.transport.abort()  # as the stream itself ended
+            request.transport.abort()  # the stream itself was cut
         await response.write_eof()
         return response

@@ -24,8 +24,8 @@ Work = Callable[[ProgressReport], Awaitable[Progress]]
 
 
 class _Mailbox:
-    """Keeps the newest line of each kind, in the order in which the kinds first came: a slow client misses figures, and
-    lines do not pile up in the daemon."""
+    """Keeps the newest line of each kind, in the order in which the kinds first came. So a slow client misses some
+    figures, and lines do not pile up in the daemon."""
 
     def __init__(self) -> None:
         self._lines: dict[Any, Progress] = {}
@@ -72,7 +72,7 @@ async def stream_events(
     request: web.Request, feed: AsyncGenerator[T | None, None], render: Callable[[T], bytes]
 ) -> web.StreamResponse:
     """Sends a feed as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) until it ends
-    or the client leaves. `render` gives an item's event, b"" for one that is left out; None from the feed becomes a
+    or the client leaves. `render` gives an item's event, b"" to leave an item out; None from the feed becomes a
     comment."""
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
@@ -87,8 +87,8 @@ async def stream_events(
 
 
 class ProgressLines:
-    """The answer. Its head is sent with the first line. A subclass has another `render` and `content_type`; here, the
-    client chooses between JSON and text."""
+    """The answer, whose head is sent with the first line. The client chooses between JSON and text; a subclass may have
+    another `render` and `content_type`."""
 
     content_type: ClassVar[str] = ""
 

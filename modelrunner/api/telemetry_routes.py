@@ -21,7 +21,7 @@ from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.telemetry.usage import Grouping
 from modelrunner.units import parse_age
 
-_LONGEST = 36500 * 86400.0  # seconds, before the first usage
+_LONGEST = 36500 * 86400.0  # seconds: longer than the records of any daemon
 _GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
 
 
@@ -51,8 +51,8 @@ class TelemetryRoutes:
     @documented({"application/json": wire.Now, "text/event-stream": Any}, query={})
     async def now(self, request: web.Request) -> web.StreamResponse:
         """Shows runners, memory, and the requests that wait or are under way. A client that accepts `text/event-stream`
-        gets server-sent events: `now` with the whole state whenever it changed, `events` and `requests` with lists of
-        the new ones, `history` with the step that ended."""
+        gets server-sent events: `now` with the whole state after each change, `events` and `requests` with the new
+        ones, `history` with each complete step."""
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await stream_events(request, self._board.watch(), lambda frame: frame)
         return json_response(self._board.now())
@@ -68,10 +68,9 @@ class TelemetryRoutes:
         query={"model": str, "status": Count, "limit": Count},
     )
     async def requests(self, request: web.Request) -> web.StreamResponse:
-        """Lists the requests under way, then the last ones, the newest first: all 1,000, or `?limit=N`. `?model=`
-        selects the requests for one model (by the name that the client wrote, or by the model's own), `?status=` those
-        that ended with this status. A client that accepts `text/event-stream` gets the requests from now on as
-        server-sent events."""
+        """Lists the requests under way, then the last 1,000 or `?limit=N`, the newest first. `?model=` selects the
+        requests for one model (by the client's name for it, or by its own), `?status=` those that ended with this
+        status. A client that accepts `text/event-stream` gets the requests from now on as server-sent events."""
         wanted = RequestFilter(request.query.get("model"), query_count(request, "status"))
         limit = query_count(request, "limit")
         if "text/event-stream" in request.headers.get("Accept", ""):
@@ -80,8 +79,8 @@ class TelemetryRoutes:
 
     @documented(wire.RecordedRequest, query={})
     async def recorded(self, request: web.Request) -> web.Response:
-        """Shows a recorded request with its body and its answer, without keys and files. A key sees its own; one
-        with the scope `admin` too sees all."""
+        """Shows a recorded request with its body and its answer, without keys and files. An API key sees its own
+        requests; a key with the scope `admin` sees all."""
         owner = None if is_admin(request) else owner_of(request)
         return json_response(recordforms.recorded(self._recordings.find(request.match_info["id"], owner)))
 
@@ -93,7 +92,7 @@ class TelemetryRoutes:
 
     @documented(list[wire.UsageTotals], query={"by": Literal["model", "key", "day"], "since": str})
     async def usage(self, request: web.Request) -> web.Response:
-        """Sums `?by=` model (the default), key or day, of the last 30 days or of `?since=` (`7d`, `12h`)."""
+        """Shows sums by model, or `?by=` key or day, for the last 30 days or for `?since=` (`7d`, `12h`)."""
         by = request.query.get("by", "model")
         if by not in _GROUPINGS:
             raise BadRequest(f"usage is summed by {', '.join(_GROUPINGS)}, not by {by!r}", param="by")

@@ -10,7 +10,7 @@ from modelrunner.tools.toolbox import Toolbox
 
 
 class ToolRoutes:
-    """`toolbox` is None where no server is configured."""
+    """`toolbox` is None if no server is configured."""
 
     def __init__(self, toolbox: Toolbox | None) -> None:
         self._toolbox = toolbox

@@ -1,4 +1,4 @@
-"""The page for browsers. Its files hold no data, so they need no API key; all that they ask the daemon for does."""
+"""The page for browsers. Its files hold no data, so they need no API key; the requests that the page sends need one."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -12,12 +12,12 @@ from modelrunner.gateway.handover import HandoverTransport
 from modelrunner.gateway.pipeline import IS_OPEN
 from modelrunner.keys.ring import ApiKey, KeyRing
 
-_LOOK = 60.0  # seconds at most between two looks at the time of day, which may be set
+_LOOK = 60.0  # the most seconds between two checks of the time of day, which may be changed
 
 
 class KeyedRequests:
-    """Cuts a request once its key is revoked, has another text or has expired, and one that came over TCP without a key
-    once there are keys; its handler is cancelled as if the client had left. Belongs to one event loop."""
+    """Cuts requests whose key is revoked, rotated or expired, and requests over TCP without a key once there are keys.
+    Their handlers are cancelled as if the client had left. Belongs to one event loop."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -27,7 +27,7 @@ class KeyedRequests:
 
     @web.middleware
     async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Stands inside the envelope, which has checked the key."""
+        """Is a middleware inside `envelope`, which has checked the key."""
         transport = transport_of(request)
         if transport is None or not _ends(transport, request.path):
             return await handler(request)
@@ -56,7 +56,7 @@ class KeyedRequests:
                 timer.cancel()
 
     def _changed(self) -> None:
-        """Any thread may call this."""
+        """Called after a change of the keys, from any thread."""
         self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
@@ -66,7 +66,7 @@ class KeyedRequests:
 
 
 def _ends(transport: HandoverTransport, path: str) -> bool:
-    """False for the owner of the daemon, and for the answers of /keys, which tell of the very change."""
+    """Returns False for the owner of the daemon, and for the answers of /keys, which report the change itself."""
     if transport.admitted.key is None and (transport.local or IS_OPEN(transport.admitted.line.path)):
         return False
     return path != "/keys" and not path.startswith("/keys/")

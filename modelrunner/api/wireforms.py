@@ -34,7 +34,7 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
         found.id,
         found.tags,
         found.created,
-        msgspec.Raw(found.config_data),  # thousands of models: not decoded for it
+        msgspec.Raw(found.config_data),  # not decoded: there may be thousands of models
         found.damage,
         list(abilities.capabilities),
         abilities.window,
@@ -47,7 +47,7 @@ def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShow
 
 
 def remote_model(found: RemoteModel) -> wire.Model:
-    """The ID is "" if the source has none."""
+    """Returns a model at its source, with the ID "" if the source gives none."""
     order = [capability for capability in CAPABILITIES if capability in found.capabilities]
     return wire.Model(_id(found), [found.name], 0, found.config, "", order, found.config.get("context_size"))
 
@@ -79,7 +79,7 @@ def _shown(name: str, id: str, tags: list[str], config: Any, told: ModelDetails)
 
 
 def modelfile(name: str, carried: ModelDefaults) -> str:
-    """Returns the Modelfile of a model that is `name` with these defaults."""
+    """Returns a Modelfile that makes the model `name` with these defaults."""
     context = {"num_ctx": carried.context_size} if carried.context_size else {}
     messages = tuple((message.role, message.content) for message in carried.messages)
     return render(Modelfile(name, carried.system, parameters={**carried.parameters, **context}, messages=messages))
@@ -306,7 +306,7 @@ def _fields(fields: Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    """Shortens long values: a chat template has pages of text."""
+    """Shortens long values such as chat templates."""
     return text if len(text) <= _LONGEST_CHANGE else f"{text[:_LONGEST_CHANGE]}..."
 
 

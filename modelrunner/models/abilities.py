@@ -1,5 +1,5 @@
-"""Finds the backend, the context and the capabilities of each model: those of its runner if it is loaded, else those
-that its settings give."""
+"""Finds the backend, the context and the capabilities of each model: from its runner if it is loaded, else from its
+settings."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from modelrunner.store import Store
 from modelrunner.types import CAPABILITIES, Adapter, Mode
 
 MOST_AT_ONCE = 256
-"""Models whose abilities are found while a list of them waits: about a millisecond each."""
+"""The most models whose abilities a list of models waits for: about a millisecond each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class ShownAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """`backend` serves the requests that name no backend, None if no backend can run the model. `window` is the tokens
-    of one request, prompt and answer together: the least number that the model's settings allow, None if no backend can
-    run it. `capabilities` are the model's, in the order of `CAPABILITIES`; `adapters` are the LoRA adapters of its
-    runner or its configuration, else those that were packaged with it."""
+    """`backend` serves the requests that name no backend, None if no backend can run the model. `window` is the least
+    context size that the model's settings allow, in tokens of prompt and answer together; None if no backend can run
+    it. `capabilities` are the model's, in the order of `CAPABILITIES`; `adapters` are the LoRA adapters of its runner
+    or its configuration, else those that were packaged with it."""
 
     backend: str | None = None
     window: int | None = None
@@ -145,10 +145,10 @@ class KnownAbilities:
         return found
 
     def _store_changed(self) -> None:
-        """A change of the store matters to other models only where a setting names a model."""
+        """Called after a change of the store. It affects other models only if a setting names a model."""
         settings = self._configurations.settings
         named = {reference: settings.model_id(reference) for reference in settings.references()}
-        if named != self._named or self._looks != self._store.looks:  # those of a folder that is back
+        if named != self._named or self._looks != self._store.looks:  # the models of a folder that is back
             self._named, self._looks = named, self._store.looks
             self.forget()
 

@@ -14,7 +14,7 @@ from modelrunner.types import Mode
 
 
 class Aliases:
-    """An exact name comes before a pattern, and a pattern before those that follow it in the configuration."""
+    """The aliases of the configuration. An exact name comes before a pattern; of patterns, the first match counts."""
 
     def __init__(self, store: Store, resolver: Resolver, scheduler: Scheduler, aliases: Mapping[str, Alias]) -> None:
         self._store = store

@@ -2,8 +2,8 @@
 to the daemon.
 
 Posted settings are kept on disk, keyed by model ID. A change for one mode (completion, embedding, ...) lies over the
-one for all modes. The revision is part of a runner's key, so that a changed model never reuses an old process. It
-counts changes of the values that an engine is started with: another keep-alive alone never reloads anything.
+one for all modes. The revision is part of a runner's key, so a changed model never reuses an old process. It counts
+changes of the values that an engine is started with: a new keep-alive alone reloads no model.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Tables = Mapping[str, ModelConfiguration]
 
 
 class PostedConfiguration(msgspec.Struct, frozen=True):
-    """The posted settings of one model, for one mode or for all. Revision 0: none."""
+    """The posted settings of one model, for one mode or for all. Revision 0 means no settings."""
 
     revision: int
     configuration: ModelConfiguration
@@ -70,7 +70,7 @@ class ModelSettings:
         return self.effective(model_id, mode).configuration.over(self.from_file(model_id))
 
     def references(self) -> set[str]:
-        """Returns the names of models that the settings hold: of tables, and of draft models."""
+        """Returns the names of models in the settings: those of tables, and of draft models."""
         of_drafts = (*self.tables.values(), *(each.configuration for each in self.posted.values()))
         drafts = (each.speculative.draft_model for each in of_drafts if each.speculative)
         return {*self.tables, *filter(None, drafts)}
@@ -89,7 +89,7 @@ class ModelSettings:
         return replace(self, posted={**self.posted, _key(model_id, mode): posted})
 
     def for_absent(self, reference: Reference, model_id: str) -> "ModelSettings":
-        """Returns the settings that the model of `reference`, which is not here, would have with the ID `model_id`."""
+        """Returns the settings that the absent model `reference` would have with the ID `model_id`."""
 
         def named(table: str) -> str | None:
             return model_id if Reference.parse(table) == reference else None

@@ -50,9 +50,9 @@ class Configurator:
     async def change(
         self, reference: str, patch: Mapping[str, Any], mode: Mode | None = None, *, restart: bool = False
     ) -> ShownConfiguration:
-        """Checks a JSON merge patch, keeps it, and puts it into force. `reference` is a whole name or an ID. A change
-        that has begun is ended even if the caller is cancelled. Raises what `Validator.target`, `Configurations.keep`
-        and, for a restart, `Scheduler.acquire` raise; then nothing is changed."""
+        """Checks a JSON merge patch, stores it, and applies it. `reference` is a whole name or an ID. A change that has
+        begun is completed even if the caller is cancelled. Raises what `Validator.target`, `Configurations.keep` and,
+        for a restart, `Scheduler.acquire` raise; then nothing is changed."""
         model, _ = self._parts.store.whole(reference)
         bundle = await asyncio.to_thread(self._parts.store.bundle, model.id)
         change = asyncio.ensure_future(self._change(bundle, mode, patch, restart=restart))
@@ -134,7 +134,8 @@ class Configurator:
         return before.merged(folded(backend, patch), tables)
 
     async def _restart(self, targets: Collection[Target], leases: ExitStack) -> None:
-        """Holds a runner for each of `targets`; if one does not start, none is kept and the old runners go on."""
+        """Holds a runner for each of `targets` in the block; if one does not start, none is kept and the old runners
+        continue."""
         for target in targets:
             try:
                 leases.enter_context(await self._parts.scheduler.restart(target))

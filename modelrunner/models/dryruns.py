@@ -20,7 +20,7 @@ class DryRuns:
         self._scheduler = scheduler
 
     async def run(self) -> None:
-        """Asks for one model after the other, until the daemon ends."""
+        """Asks about one model after another, until the daemon ends."""
         async with aclosing(self._scheduler.events.subscribe()) as feed:
             async for event in feed:
                 if event is not None and event.event in ("pull", "configure"):

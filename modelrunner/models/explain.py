@@ -64,13 +64,13 @@ class Explainer:
         return await diagnostics.why(target)
 
     async def fit(self, reference: str) -> FitReport:
-        """Returns whether the model would get its memory now. A model that is not here is estimated from its header, if
-        its source lets a part of the file be read; else by the size of its files, which the forecast's reason says.
-        Raises as `why`, and `NotImplementedHere` where a source cannot say how large its model is."""
+        """Returns whether the model would get its memory now. An absent model is estimated from its header, if its
+        source allows reading a part of the file; else from the size of its files, which the forecast's reason tells.
+        Raises as `why`, and `NotImplementedHere` if a source does not tell the size of its model."""
         free = await asyncio.to_thread(lambda: shutil.disk_usage(roomy(self._store, 0)).free)
         try:
             return FitReport(await self._scheduler.diagnostics.fit(await self._target(reference, None)), 0, free)
-        except (ModelNotFound, InvalidReference):  # an address of a file is no reference
+        except (ModelNotFound, InvalidReference):  # the address of a file is not a reference
             preview = await self._puller.preview(reference)
             return FitReport(await self._fit_unseen(reference, preview), preview.size, free)
 

@@ -1,4 +1,4 @@
-"""Finds out which folders of models are there. Nobody waits for a disk that does not answer."""
+"""Checks which folders of models are there, without waiting for a disk that does not answer."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from modelrunner.store import Store
 from modelrunner.store.union import AbsentFolder
 
 WAIT = 1.0
-"""Seconds that a look may take before its callers go on with what was known before."""
+"""Seconds that a check may take before its callers continue with the result of the last one."""
 _THREADS = Pool("looking at folders", 1, prompt=False)
 
 
 class FolderLooks:
-    """Callers that ask while a look is under way share it. A disk that never answers keeps one thread of its own."""
+    """Callers share a check that is under way. A disk that never answers occupies one thread of its own."""
 
     def __init__(self, store: Store, wait: float = WAIT) -> None:
         self._store = store

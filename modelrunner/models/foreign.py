@@ -1,5 +1,5 @@
 """Models that other programs keep on this machine: Hugging Face's cache, Ollama's store, LM Studio's folder. Their
-files are only read; a file that is not a model is passed over.
+files are only read; files that are not models are skipped.
 
 Layouts: huggingface_hub's guide "Manage your cache"; LM Studio's documentation, "Import models".
 """
@@ -23,8 +23,8 @@ from modelrunner.store import Reference
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
     """`program` keeps it, `name` is the reference that it would get, `file` is its file or folder; `parts` are further
-    files, as `with_parts` takes them. `size` in bytes; `cost` says how it would be taken; `recipe` reads what it
-    carries for requests, and may raise `InvalidModel`."""
+    files, as `with_parts` takes them. `size` is in bytes; `cost` is the way of an import: reflink, hard link or copy;
+    `recipe` reads the model's defaults for requests, and may raise `InvalidModel`."""
 
     program: str
     name: str
@@ -132,7 +132,7 @@ def _named(
     parts: list[tuple[str, str]] | None = None,
     recipe: Callable[[], Recipe] = Recipe,
 ) -> Iterator[ForeignModel]:
-    """Yields the model, or nothing if its name is no reference."""
+    """Yields the model, or nothing if its name is not a reference."""
     with contextlib.suppress(InvalidReference):
         yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, tuple(parts or ()), recipe)
 

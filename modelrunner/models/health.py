@@ -1,4 +1,4 @@
-"""Decides how the daemon is, and whether it should get requests."""
+"""Decides the health of the daemon, and whether it should get requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ class HealthVerdict:
 
 
 class HealthCheck:
-    """`is_needed` tells of a model's ID whether the daemon is not ready without it: it is pinned or preloaded."""
+    """`is_needed` takes a model's ID, and returns whether the daemon needs the model to be ready: a pinned or preloaded
+    model."""
 
     def __init__(
         self, library: Library, scheduler: Scheduler, preloader: Preloader, is_needed: Callable[[str], bool]
@@ -49,9 +50,9 @@ class HealthCheck:
         return DaemonHealth(status)
 
     async def verdict(self, *, ending: bool = False, trouble: str = "") -> HealthVerdict:
-        """A model that keeps failing makes the daemon unready if it is needed; the others are served beside one that is
-        not, and beside a damaged one. `ending` is as of `health`; `trouble` is the reason if nobody can reach the
-        daemon."""
+        """Returns whether the daemon is ready. A failing model makes it unready only if the model is needed; a damaged
+        model never does. `ending` is as of `health`; `trouble` is the reason why no client can reach the daemon, or
+        ""."""
         health, looks = self.health(ending=ending), self._library.looks
         trouble = "the daemon is shutting down" if health is DaemonHealth.SHUTTING_DOWN else trouble or stuck()
         trouble = trouble or await self._scheduler.diagnostics.trouble()

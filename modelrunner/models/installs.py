@@ -1,5 +1,5 @@
 """Installs, updates and removes engines. Each backend has one piece of work at a time; it belongs to the daemon and
-goes on when the client that asked for it leaves."""
+continues after the client that asked for it has left."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class Installer:
         self._running: dict[str, tuple[tuple[Any, ...], JointWork[WorkProgress, str]]] = {}
 
     async def run(self, action: str, name: str, options: dict[str, Any], watcher: ProgressReport) -> str:
-        """Does `action` ("install", "update", "uninstall") or joins the one under way; returns a closing sentence.
+        """Does `action` ("install", "update", "uninstall") or joins the same action under way; returns a final message.
         `options` go to the backend. Raises `BackendNotFound`, `Conflict` (another action of the same backend is under
         way, or the engine is in use), and what the backend raises."""
         backend = self._registry.get(name)
@@ -39,8 +39,8 @@ class Installer:
         return await work.follow(watcher)
 
     async def need(self, name: str, watcher: ProgressReport) -> None:
-        """Installs the engine of the backend `name` if it is missing, or waits for what is under way with it. Raises as
-        `run` does."""
+        """Installs the engine of the backend `name` if it is missing, or waits for the action under way. Raises as
+        `run`."""
         status = await asyncio.to_thread(self._registry.get(name).status)
         if running := self._running.get(name):
             await running[1].follow(watcher)
@@ -48,7 +48,7 @@ class Installer:
             await self.run("install", name, {}, watcher)
 
     async def close(self) -> None:
-        """Cancels what is under way; a backend leaves nothing half-installed behind."""
+        """Cancels the actions under way; a backend leaves no incomplete installation behind."""
         tasks = [work.task for _, work in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -91,6 +91,8 @@ class Installer:
     def _ended(self, name: str, task: "asyncio.Task[str]") -> None:
         del self._running[name]
         self._changed()
-        if not task.cancelled() and (error := task.exception()):  # whoever waited gets it too; nobody may be left
+        if not task.cancelled() and (
+            error := task.exception()
+        ):  # waiting callers get it too, but all of them may have left
             self._scheduler.events.emit("install", reason=f"{task.get_name()} failed: {error}")
             log.error("%s: %s", task.get_name(), error, exc_info=None if isinstance(error, ModelRunnerError) else error)

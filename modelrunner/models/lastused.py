@@ -1,5 +1,5 @@
-"""Keeps the time at which each model was last used. Requests pay nothing for it: the scheduler's events report loads,
-and runners report their last request. The file is written at most once a minute, so a kill loses the last minute."""
+"""Keeps the time at which each model was last used, at no cost for requests: the scheduler's events report loads, and
+runners report their last request. The file is written at most once a minute, so a kill loses the last minute."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ class LastUsed:
             tasks.create_task(self._write_now_and_then())
 
     async def _watch_loads(self) -> None:
-        while True:  # a feed ends for a reader that is too far behind
+        while True:  # a feed ends if its reader is too slow
             async with aclosing(self._scheduler.events.subscribe()) as feed:
                 async for event in feed:
                     if event is not None and event.event in _LOADS and event.model:

@@ -1,4 +1,4 @@
-"""Makes a model of another one, or of files that were sent before, in one step or by a tool of an engine."""
+"""Makes a model from another one or from files that were sent before, perhaps in another quantization."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from modelrunner.progress import ProgressReport
 
 @dataclass(frozen=True, slots=True)
 class MakeOrder:
-    """The order of the model `name`, which is made of the model `base` or of `files`. `files` and the LoRA adapters
-    `adapters` were sent before: names and digests. `quantize` is the type of the new weights (Q4_K_M), "" for those
-    of `base`."""
+    """The order of the model `name`, which is made from the model `base` or from `files`. `files` and the LoRA adapters
+    `adapters` were sent before: they map names to digests. `quantize` is the type of the new weights (Q4_K_M), "" for
+    the weights of `base`."""
 
     name: str
     base: str = ""
@@ -31,8 +31,8 @@ class Maker:
         self._quantizer = quantizer
 
     def pull_order(self, wanted: MakeOrder) -> PullOrder:
-        """Returns the order of the same model without its quantization. Raises `BadRequest`; `NotImplementedHere` for
-        two steps in one order; `Forbidden` for a file of this machine."""
+        """Returns the order of the same model without its quantization. Raises `BadRequest`, `NotImplementedHere` for
+        several steps in one order, and `Forbidden` for a file of this machine."""
         together = {
             "adapters": wanted.adapters and (wanted.files or wanted.quantize),
             "quantize": wanted.quantize and wanted.files,

@@ -36,10 +36,10 @@ class Preloader:
         may_install: bool = True,
         owner: str | None = None,
     ) -> str:
-        """Returns the model's name once its runner is ready, for the `owner` who asks; `report` is called every half
+        """Returns the model's name once its runner is ready, for the asking `owner`; `report` is called every half
         second until then. A missing engine is installed if a request would install it and `may_install` is set. A
-        cancelled call stops waiting, and a load that has begun goes on. Raises the errors of resolving, installing and
-        scheduling."""
+        cancelled call stops waiting, but a load that has begun continues. Raises the errors of resolving, installing
+        and scheduling."""
         bundle = await asyncio.to_thread(self._store.bundle, model)
         mode = main_mode(bundle)
         if may_install:
@@ -61,9 +61,9 @@ class Preloader:
         return target.name
 
     async def run(self) -> None:
-        """Loads the list, one model after the other; then loads those that failed again after each pull, installation
-        and change of a configuration. It installs an engine once only, because a failed installation is such an event.
-        Ends when none has failed, or with the scheduler."""
+        """Loads the list, one model after another; after each pull, installation and change of a configuration, it
+        loads the failed models again. It installs an engine only once, because a failed installation is such an event.
+        Ends when no model has failed, or with the scheduler."""
         events = self._scheduler.events
         seen = events.last
         failed = await self._load(await asyncio.to_thread(self._wanted), may_install=True)

@@ -28,7 +28,7 @@ class PruneRule:
 
 @dataclass(frozen=True, slots=True)
 class PrunedThing:
-    """A leftover or a model that was removed, or would be. `size` is in bytes."""
+    """A removed leftover or model, or one that would be removed. `size` is in bytes."""
 
     kind: str
     name: str
@@ -84,7 +84,7 @@ class Pruner:
         return chosen
 
     async def _remove(self, model: StoredModel) -> bool:
-        """Removes the models name by name, since a model that somebody begins to use meanwhile stays."""
+        """Removes the models name by name, since a model that a client begins to use meanwhile stays."""
         try:
             for name in model.tags or [model.id]:
                 await self._library.remove(name)

@@ -21,8 +21,8 @@ class Publisher:
         token: str | None = None,
         key: Path | None = None,
     ) -> str:
-        """Returns the name at the registry, with the digest. `report` is called from the event loop's thread. Raises
-        as `Pusher.push`."""
+        """Pushes a model, and returns its name at the registry with the digest. `report` is called from the event
+        loop's thread. Raises as `Pusher.push`."""
         pushed = await self._pusher.push(reference, target, report, token=token, key=key)
         self._scheduler.events.emit("push", model=reference, reason=f"pushed to {pushed}")
         return pushed

@@ -1,4 +1,4 @@
-"""Makes a model of another one in another quantization, by the tool of an engine that has one."""
+"""Makes a model in another quantization, with the tool of an engine."""
 
 import asyncio
 from pathlib import Path
@@ -61,11 +61,11 @@ class Quantizer:
         requantize: bool = False,
         recipe: Recipe = Recipe(),  # noqa: B008  # it is immutable
     ) -> str:
-        """Makes the model `name` of the model `reference`, with weights of the `type` (Q4_K_M), what the `recipe` says,
-        and everything else that it has, and returns the name. It ends when no caller waits for it any more; `pulls`
-        shows it. `requantize` takes a model that is quantized already. Raises `ModelNotFound`, `BadRequest`,
-        `NotImplementedHere`, `BackendUnavailable` (no engine with the tool is here), `BackendExited` (the tool
-        failed), `InsufficientDisk`."""
+        """Makes the model `name` from the model `reference`, with weights of the `type` (Q4_K_M), the changes of the
+        `recipe`, and all other parts, and returns the name. The work ends when no caller waits for it any more; `pulls`
+        lists it. `requantize` accepts a model that is quantized already. Raises `ModelNotFound`, `BadRequest`,
+        `NotImplementedHere`, `BackendUnavailable` (no engine with the tool is here), `BackendExited` (the tool failed),
+        `InsufficientDisk`."""
         base = self._store.get(reference)
         making = recipe.making(await asyncio.to_thread(details_of, self._store, base.id))
         text = quantized_source(base.name, type, requantize=requantize)

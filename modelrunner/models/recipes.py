@@ -1,4 +1,4 @@
-"""Recipes: the defaults that a person gives a model, and their merge with those that the model has already."""
+"""Recipes: the defaults that a user gives a model, and their merge with the model's own defaults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -41,8 +41,8 @@ class FileSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that has another value in the file now. `name` is a setting's, or, with `of_model`, a model's; `before`
-    and `after` are then the fields that differ."""
+    """A setting with a new value in the file. `name` is that of the setting or, with `of_model`, of a model, whose
+    changed fields are `before` and `after`."""
 
     name: str
     before: Any
@@ -58,7 +58,7 @@ class _ModelChange:
     change: SettingChange
 
 
-# Gives the owner of a setting its new value, or returns the work that does so; is called with all values.
+# Applies a setting, or returns the work that does so. It is called with all values.
 Setter = Callable[[Mapping[str, Any]], Awaitable[None] | None]
 
 
@@ -139,7 +139,7 @@ class Reloader:
             if setter is not None and (work := setter(new.values)) is not None:
                 await work
         await asyncio.to_thread(self._parts.store.look)  # a disk may have been mounted
-        # What could not be put into force is reported again the next time.
+        # Changes that could not be applied are reported again by the next reload.
         holds = {name: value for name, value in new.values.items() if name in self._setters}
         self._current = FileSettings({**self._current.values, **holds}, new.models, new.place)
         self._parts.configurations.set_tables(new.models)
@@ -151,15 +151,15 @@ class Reloader:
             self._parts.retain(here.id)
 
     async def _replace(self, model_id: str) -> None:
-        """Drains the model's runners; requests that wait for one of them get another."""
+        """Drains the model's runners; the requests that wait for them get new runners."""
         for mode in self._parts.scheduler.modes(model_id):
             await self._parts.resolver.prepare(None, model_id, mode)
             self._parts.scheduler.retire(self._parts.resolver(None, model_id, mode))
 
 
 def check_tables(read: FileSettings, store: Store, wanted: ModelSettings, validator: Validator) -> None:
-    """Raises `ConfigurationError` for the first table of a backend or of a model that cannot be used. The table of a
-    model that is not here is checked as far as that goes. Reads files."""
+    """Raises `ConfigurationError` for the first invalid table of a backend or of a model. The table of an absent model
+    is checked as far as possible. Reads files."""
     validator.check_backends(read.values["backends"], read.place)
     for reference, table in read.models.items():
         try:
@@ -184,7 +184,7 @@ def _bundle(store: Store, reference: str) -> Bundle | None:
 
 
 def _difference(before: ModelConfiguration, after: ModelConfiguration) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the fields of each that the other lacks, or has with another value."""
+    """Returns the fields of each mapping that the other lacks, or has with another value."""
     mine, other = before.as_dict(), after.as_dict()
     names = [name for name in mine | other if mine.get(name) != other.get(name)]
     return {n: mine[n] for n in names if n in mine}, {n: other[n] for n in names if n in other}

@@ -15,8 +15,8 @@ from modelrunner.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """`name` is how a pull would call it, `version` a commit, branch or digest at its source. `config` is that of a
-    stored model as far as it is known; `files` are sizes in bytes by the names at the source."""
+    """`name` is the name that a pull would give it, `version` a commit, branch or digest at its source. `config` is
+    that of a stored model as far as it is known; `files` are sizes in bytes by the names at the source."""
 
     name: str
     version: str

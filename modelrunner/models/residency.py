@@ -31,15 +31,15 @@ class Residency:
         self._configurator = configurator
 
     async def pin(self, reference: str, *, pin: bool) -> ModelResidency:
-        """Pins the model, which is then never evicted for another one, or unpins it. Kept in its configuration; holds
-        at once. Raises as `Configurator.change`."""
+        """Pins the model, so that it is never evicted for another model, or unpins it: at once, and in its
+        configuration. Raises as `Configurator.change`."""
         model = self._whole(reference)
         await self._configurator.change(model.id, {"pin": pin})
         return self._of(model)
 
     async def pause(self, reference: str) -> ModelResidency:
         """Unloads the model, and lets its requests wait until `resume`. Returns when the runners are gone, or after the
-        time that a drain may take."""
+        time limit of a drain."""
         model = self._whole(reference)
         await asyncio.shield(asyncio.ensure_future(self._scheduler.pause(model.id)))
         return self._of(model)
@@ -55,7 +55,7 @@ class Residency:
     ) -> UnloadResult:
         """Ends runners: all runners, the runners of a backend, or the runners of models (a unique part of a name is
         enough, since the next request loads the model again). It waits for running requests, at most for the time of a
-        drain; `force` cuts them. Raises `BadRequest` where nothing is named, `BackendNotFound`."""
+        drain; `force` cuts them. Raises `BadRequest` if nothing is named, `BackendNotFound`."""
         if not (all or backend or models):
             raise BadRequest("say what to unload: all, a backend, or models", param="models")
         if backend:

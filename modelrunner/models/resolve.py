@@ -1,4 +1,4 @@
-"""Resolves a request's words (backend or none, model, mode) to the scheduler's `Target`.
+"""Resolves the backend (or None), the model and the mode of a request to the scheduler's `Target`.
 
 A request costs a dictionary look-up: targets are cached until a model or a configuration changes. Refusals come in the
 order of docs/api.md: 404, 412, 421, 501.
@@ -29,8 +29,8 @@ from modelrunner.types import Bundle, KeepAlive, Mode, RequestLimits, RunnerKey
 
 _MOST_REMEMBERED = 4096
 _INSTALLING_RETRY = 10.0  # seconds, for Retry-After
-# The capabilities that a mode needs, one of them. The engine decides about a model without capabilities. Any text model
-# has embeddings.
+# A mode needs one of these capabilities. For a model without capabilities, the engine decides. Any text model has
+# embeddings.
 _CAPABILITIES = {
     Mode.COMPLETION: {"completion"},
     Mode.EMBEDDING: {"embedding", "completion"},
@@ -55,8 +55,7 @@ class BeingInstalled(Unavailable):
 
 
 class Resolver:
-    """`known` holds the resolved targets that are still valid. `keep_alive` is for models that have none of their
-    own."""
+    """`known` holds the resolved targets that are still valid. `keep_alive` is that of models without their own."""
 
     def __init__(
         self,
@@ -113,12 +112,12 @@ class Resolver:
             self.known.clear()
 
     def set_keep_alive(self, keep_alive: KeepAlive) -> None:
-        """Sets the keep-alive of models that have none of their own."""
+        """Sets the keep-alive of models without their own."""
         self._keep_alive = keep_alive
         self.forget()
 
     def retained(self, settings: ModelConfiguration) -> RetainedSettings:
-        """Returns the settings that hold without another load."""
+        """Returns the settings that apply without another load."""
         keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
         limits = RequestLimits.of(settings.max_seconds, settings.max_tokens)
         return RetainedSettings(keep_alive, bool(settings.pin), limits)

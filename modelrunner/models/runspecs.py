@@ -35,7 +35,7 @@ class RunSpecs:
         self._logs = logs
         self._stop_grace = stop_grace
         self._permissions = permissions
-        self._drafting: set[tuple[str, str]] = set()  # model and draft, by ID, of one vocabulary
+        self._drafting: set[tuple[str, str]] = set()  # IDs of models and drafts that have the same vocabulary
 
     def make(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey) -> RunSpec:
         """Makes the specification; reads the files that the settings name. Raises `BadRequest`, and `ModelNotFound` for
@@ -117,8 +117,8 @@ def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle
 
 
 def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Moves runtime flags that have a field of their own (`--ctx-size`) into that field of the merge patch, so that
-    what is shown and counted is what runs. Raises `BadRequest` for a flag that is not allowed or
+    """Moves runtime flags that have a field of their own (`--ctx-size`) into that field of the merge patch, so that the
+    fields that are shown and counted are those that run. Raises `BadRequest` for a flag that is not allowed or
     contradicts its field."""
     if not patch.get("runtime-flags"):
         return patch

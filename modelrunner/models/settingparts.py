@@ -1,4 +1,4 @@
-"""The parts that a change of models' settings reaches, whether it was posted or stands in the file."""
+"""The parts that a change of models' settings reaches, from a request or from the file."""
 
 from dataclasses import dataclass
 

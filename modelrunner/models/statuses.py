@@ -1,5 +1,5 @@
-"""The states of the backends. A backend may have to run its engine to learn its state, so a thread asks, once for all
-callers at the same moment."""
+"""The states of the backends. A backend may have to run its engine to learn its state, so a thread asks it, once for
+all callers at the same time."""
 
 import asyncio
 

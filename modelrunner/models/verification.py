@@ -18,9 +18,9 @@ from modelrunner.store.records import Stamp
 from modelrunner.store.storereader import PlacedBlob
 
 RATE = 32 << 20
-"""Bytes that are read in a second, at most: a few hundredths of a processor, and of a disk less than a pull takes."""
-_PAUSE = 600.0  # seconds between two looks for files whose time has come
-_WRITE = 60.0  # seconds after which what was read is written down
+"""The most bytes that are read in a second: this takes a few percent of a CPU, and less of a disk than a pull."""
+_PAUSE = 600.0  # seconds between two searches for files that are due
+_WRITE = 60.0  # seconds between two writes of the results
 _READING = Pool("verifying", 1, prompt=False)
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ class _Read(msgspec.Struct, frozen=True):
 
 
 class Verifier:
-    """`every` is in seconds: a file is read when its last reading, or its arrival, is that long ago, and at once when
-    it has changed since its last reading. None turns the readings off. `file` keeps the results: a damaged file counts
-    as missing after a restart, too. `wall` is the time of day in Unix seconds; `pause` waits for an event for so many
-    seconds, and tells whether it came."""
+    """`every` is in seconds: a file is due when its last reading, or its arrival, is that long ago, and at once after a
+    change. None turns the readings off. `file` keeps the results: a damaged file counts as missing after a restart,
+    too. `wall` is the time of day in Unix seconds; `pause` waits for an event for so many seconds, and returns whether
+    it came."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Verifier:
         store.watchers.append(self._store_changed)
 
     async def run(self) -> None:
-        """Reads until it is cancelled, or returns at once where nothing is to be read."""
+        """Reads files until it is cancelled; returns at once if readings are off."""
         try:
             while self._every is not None:
                 await self.look()
@@ -73,10 +73,10 @@ class Verifier:
                 self._save()
 
     async def look(self) -> None:
-        """Reads every file whose time has come, the one that waits longest first; a disk that fails is left alone."""
+        """Reads every file that is due, the longest overdue first, except those of a failing disk."""
         stamps = await asyncio.to_thread(self._store.stamps)
         here = {file.folder for file in stamps}
-        self._read = {  # what is known of a folder that is away is kept
+        self._read = {  # the results of an absent folder are kept
             file: read
             for file, read in self._read.items()
             if file in stamps or (file.folder in self._store.folders and file.folder not in here)
@@ -92,7 +92,7 @@ class Verifier:
                     failing.add(file.folder)
 
     def _mark(self) -> None:
-        """Marks the files that were found damaged before a restart, or before their folder was away."""
+        """Marks the files that were found damaged before a restart, or before their folder was absent."""
         self._looks = self._store.looks
         for file, read in list(self._read.items()):
             if not read.sound:
