@@ -1,15 +1,24 @@
 """Every error that modelrunner raises on purpose, with the HTTP status it becomes (docs/api.md: one shape for all).
 
-ModelRunnerError 500 ├── BadRequest 400 ── InvalidReference, ContextTooLong ├── Unauthorized 401, Forbidden 403 ├──
-NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound, │ RequestNotFound, KeyNotFound ├──
-MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417 ├──
-HeadersTooLarge 431, UpgradeRefused 426, NotImplementedHere 501 ├── Conflict 409 ├── BackendUnavailable 412 ├──
-Misdirected 421 ├── UnsupportedModel 422 ── InvalidModel, UntrustedModel ├── QueueFull 429, RateLimited 429 ├──
-EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty ├── SourceFailed 502 a registry or
-hub did not answer as it should ├── Unavailable 503 ── ShuttingDown, BackingOff; RequestCancelled 503 ├── TimedOut 504
-── RequestTooLong ├── InsufficientMemory 507, InsufficientDisk 507 ── QuotaExceeded ├── FolderMissing 503 a disk with
-models is not mounted ├── StorageFailed 500 the disk failed, or the data is of a newer version └── DaemonUnreachable,
-AnswerBroken the client's own: nothing came back, or not to its end
+ModelRunnerError 500
+├── BadRequest 400 ── InvalidReference, ContextTooLong
+├── Unauthorized 401, Forbidden 403
+├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound, KeyNotFound, RequestNotFound
+├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
+├── UpgradeRefused 426, HeadersTooLarge 431, NotImplementedHere 501
+├── Conflict 409, BackendUnavailable 412, Misdirected 421
+├── UnsupportedModel 422 ── InvalidModel, UntrustedModel
+├── QueueFull 429, RateLimited 429
+├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
+├── SourceFailed 502      a registry or hub did not answer as it should
+├── ToolServerFailed 502  an MCP server did not
+├── Unavailable 503 ── ShuttingDown, BackingOff
+├── RequestCancelled 503
+├── TimedOut 504 ── RequestTooLong
+├── InsufficientMemory 507, InsufficientDisk 507 ── QuotaExceeded
+├── FolderMissing 503     a disk with models is not mounted
+├── StorageFailed 500     the disk failed, or the data is of a newer version
+└── DaemonUnreachable, AnswerBroken: the command line's own, for a missing or an incomplete answer
 
 A class knows its `status`, its `code` (stable, for programs) and its `type` (one of OpenAI's, except for a full
 context). Handlers raise errors; one place renders them. A message says what happened and what to do next.
@@ -84,7 +93,7 @@ class Unauthorized(ModelRunnerError):
 
 
 class Forbidden(ModelRunnerError):
-    """The Host or Origin of the request is not allowed here."""
+    """The request is not allowed: by its Host or Origin, by the rights of its API key, or over TCP."""
 
     status, code, type = 403, "forbidden", "permission_error"
 
