@@ -7,7 +7,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from modelrunner import wire
-from modelrunner.api import wireforms
+from modelrunner.api import openaiforms
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import owner_of
@@ -52,20 +52,20 @@ class BatchRoutes:
         if request.content_type != "multipart/form-data":
             raise BadRequest("send the file as multipart/form-data, with the fields purpose and file")
         made = await self._intake.upload(_Form(request), owner_of(request))
-        return json_response(wireforms.file(made))
+        return json_response(openaiforms.file(made))
 
     @documented(wire.ListPage[wire.FileStatus], query={"purpose": str, "order": str, **_PAGED})
     async def list_files(self, request: web.Request) -> web.Response:
         """Lists the files, the newest first."""
         files = await asyncio.to_thread(self._files.all, owner_of(request))
         purpose = request.query.get("purpose")
-        items = [(file.id, wireforms.file(file)) for file in files if purpose in (None, file.purpose)]
+        items = [(file.id, openaiforms.file(file)) for file in files if purpose in (None, file.purpose)]
         return page_of(request, items, usual=10_000)
 
     @documented(wire.FileStatus)
     async def get_file(self, request: web.Request) -> web.Response:
         """Shows a file."""
-        return json_response(wireforms.file(await self._file(request)))
+        return json_response(openaiforms.file(await self._file(request)))
 
     @documented({"application/octet-stream": bytes})
     async def content(self, request: web.Request) -> web.StreamResponse:
@@ -98,25 +98,25 @@ class BatchRoutes:
             wanted.metadata or {},
             owner_of(request),
         )
-        return json_response(wireforms.batch(batch))
+        return json_response(openaiforms.batch(batch))
 
     @documented(wire.ListPage[wire.BatchStatus], query=_PAGED)
     async def list(self, request: web.Request) -> web.Response:
         """Lists the batches, the newest first."""
         found = await asyncio.to_thread(self._batches.all, owner_of(request))
-        return page_of(request, [(batch.id, wireforms.batch(batch)) for batch in found], usual=20)
+        return page_of(request, [(batch.id, openaiforms.batch(batch)) for batch in found], usual=20)
 
     @documented(wire.BatchStatus)
     async def get(self, request: web.Request) -> web.Response:
         """Shows a batch."""
         found = await asyncio.to_thread(self._batches.get, request.match_info["id"], owner_of(request))
-        return json_response(wireforms.batch(found))
+        return json_response(openaiforms.batch(found))
 
     @documented(wire.BatchStatus, errors=(409,))
     async def cancel(self, request: web.Request) -> web.Response:
         """Stops a batch: none of its further requests is sent."""
         found = await self._intake.cancel(request.match_info["id"], owner_of(request))
-        return json_response(wireforms.batch(found))
+        return json_response(openaiforms.batch(found))
 
     async def _file(self, request: web.Request) -> UploadedFile:
         return await asyncio.to_thread(self._files.get, request.match_info["id"], owner_of(request))

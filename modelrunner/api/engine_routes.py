@@ -4,7 +4,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import wireforms
+from modelrunner.api import modelforms, wireforms
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.reach import Reach
@@ -59,7 +59,7 @@ class EngineRoutes:
     @documented(wire.DiskUsage)
     async def df(self, request: web.Request) -> web.Response:
         """Shows the disk use of models and engines."""
-        usage = wireforms.disk_usage(await self._disk.usage())
+        usage = modelforms.disk_usage(await self._disk.usage())
         shown = [model for model in usage.models if self._reach.allows(request, model.id, *model.tags)]
         return json_response(msgspec.structs.replace(usage, models=shown))
 

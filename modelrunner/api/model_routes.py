@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import wireforms
+from modelrunner.api import modelforms
 from modelrunner.api.documented import PROGRESS, check_local, documented
 from modelrunner.api.messages import (
     decode_reference,
@@ -75,7 +75,7 @@ class ModelRoutes:
         await self._library.looks.absent()
         models = self._reach.shown(request, (*self._library, *self._library.damaged()))
         abilities = await self._library.abilities(models)
-        return json_response([wireforms.model(*found) for found in zip(models, abilities, strict=True)])
+        return json_response([modelforms.model(*found) for found in zip(models, abilities, strict=True)])
 
     @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:
@@ -84,11 +84,11 @@ class ModelRoutes:
         self._reach.check(request, reference)
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
-            return json_response(wireforms.remote_model(await self._remote.get(reference)))
+            return json_response(modelforms.remote_model(await self._remote.get(reference)))
         model = self._library.get(reference)
         (abilities,) = await self._library.abilities([model])
         origins = [wire.Origin(each.name, each.source, each.version) for each in self._library.origins(model)]
-        return json_response(msgspec.structs.replace(wireforms.model(model, abilities), origins=origins))
+        return json_response(msgspec.structs.replace(modelforms.model(model, abilities), origins=origins))
 
     @documented(
         PROGRESS,
@@ -157,7 +157,7 @@ class ModelRoutes:
     async def pulls(self, request: web.Request) -> web.Response:
         """Lists the pulls under way."""
         found = [running for running in self._library.pulls() if self._reach.allows(request, running.name)]
-        return json_response([wireforms.pull(running) for running in found])
+        return json_response([modelforms.pull(running) for running in found])
 
     @documented(wire.Cancelled, query={})
     async def cancel_pull(self, request: web.Request) -> web.Response:
@@ -175,7 +175,7 @@ class ModelRoutes:
         unused, size = request.query.get("unused"), request.query.get("to")
         rule = PruneRule(parse_age(unused) if unused else None, parse_bytes(size) if size else None)
         dry_run = query_flag(request, "dry_run")
-        return json_response(wireforms.pruned(await self._pruner.prune(rule, dry_run=dry_run), dry_run=dry_run))
+        return json_response(modelforms.pruned(await self._pruner.prune(rule, dry_run=dry_run), dry_run=dry_run))
 
     @documented(list[wire.Removal], query={"force": bool}, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:
@@ -183,7 +183,7 @@ class ModelRoutes:
         reference = _reference(request)
         self._reach.check_removal(request, reference)
         removed = await self._library.remove(reference, force=query_flag(request, "force"))
-        return json_response(wireforms.removed(removed))
+        return json_response(modelforms.removed(removed))
 
     @documented(
         PROGRESS,
@@ -224,10 +224,10 @@ class ModelRoutes:
         reference = self._before(request, "/show")
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
-            return json_response(wireforms.remote_details(await self._remote.get(reference)))
+            return json_response(modelforms.remote_details(await self._remote.get(reference)))
         model, name = self._library.named(reference)
         details = await self._library.details(model.id)
-        return json_response(wireforms.details(name, model, details))
+        return json_response(modelforms.details(name, model, details))
 
     @documented(
         wire.Repackaged,

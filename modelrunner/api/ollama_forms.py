@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.api.modelforms import modelfile
 from modelrunner.api.streaming import ProgressLines
-from modelrunner.api.wireforms import modelfile
 from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.errors import BadRequest, ModelRunnerError, NotImplementedHere
 from modelrunner.gateway.dialects.dialect import Dialect

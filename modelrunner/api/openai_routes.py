@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import wireforms
+from modelrunner.api import openaiforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_flag, reference_in_path
 from modelrunner.api.reach import Reach
@@ -42,7 +42,7 @@ class OpenAIRoutes:
         """Lists the models, with an entry for each name, since clients choose by name."""
         models = [model for model in self._reach.shown(request, self._library) if self._is_served(request, model)]
         data = [
-            wireforms.openai_model(name, model, abilities)
+            openaiforms.openai_model(name, model, abilities)
             for model, abilities in zip(models, await self._library.abilities(models), strict=True)
             for name in model.tags or [model.id]
         ]
@@ -57,7 +57,7 @@ class OpenAIRoutes:
         if not self._is_served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
         (abilities,) = await self._library.abilities([model])
-        return json_response(wireforms.openai_model(name, model, abilities))
+        return json_response(openaiforms.openai_model(name, model, abilities))
 
     @documented(wire.DeletedObject, query={"force": bool}, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:

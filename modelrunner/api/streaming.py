@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from aiohttp import web
 
-from modelrunner.api import wireforms
+from modelrunner.api import modelforms
 from modelrunner.api.middleware import request_id_of
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.gateway.dialects.dialect import Dialect
@@ -51,7 +51,7 @@ async def stream_progress(
     same object. The work is cancelled when the client leaves. `lines` writes the lines in another form than ours."""
     mailbox = _Mailbox()
     answer = (lines or ProgressLines)(request, mode)
-    task = asyncio.ensure_future(work(lambda step: mailbox.put(wireforms.progress(step))))
+    task = asyncio.ensure_future(work(lambda step: mailbox.put(modelforms.progress(step))))
     taking = asyncio.ensure_future(mailbox.take())
     try:
         while not task.done():
