@@ -9,7 +9,7 @@ from modelrunner.scheduler.state import Group, Request
 from modelrunner.types import KeepAlive, RunnerKey, Variant
 
 if TYPE_CHECKING:
-    from modelrunner.scheduler.leases import Lease
+    from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.target import Target
 
 

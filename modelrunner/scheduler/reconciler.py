@@ -13,13 +13,12 @@ from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.failures import is_past
 from modelrunner.scheduler.fairness import note_turn
-from modelrunner.scheduler.leases import Lease, Slots
 from modelrunner.scheduler.ledger import Account
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.queues import Queue, Queues, Ticket
 from modelrunner.scheduler.runnerfactory import MakeRunner
 from modelrunner.scheduler.sleeping import Sleeping
-from modelrunner.scheduler.slots import RunnerSlot
+from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots
 from modelrunner.scheduler.state import (
     Action,
     Failure,

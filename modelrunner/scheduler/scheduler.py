@@ -12,13 +12,12 @@ from modelrunner.scheduler import failures, rollout, runnerfactory, views
 from modelrunner.scheduler.allocation import Allocation, subtract
 from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
-from modelrunner.scheduler.leases import Lease
 from modelrunner.scheduler.ledger import Account, Ledger
 from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.runnerfactory import MakeRunner, Measure
-from modelrunner.scheduler.slots import RunnerSlot
+from modelrunner.scheduler.slots import Lease, RunnerSlot
 from modelrunner.scheduler.state import Phase, Policy, Reason
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, Mode, RequiredMemory

@@ -9,9 +9,8 @@ import pytest
 
 from modelrunner.scheduler import slots
 from modelrunner.scheduler.eventloop import Alarm
-from modelrunner.scheduler.leases import Slots
 from modelrunner.scheduler.queues import Queue, Queues
-from modelrunner.scheduler.slots import RunnerSlot
+from modelrunner.scheduler.slots import RunnerSlot, Slots
 from modelrunner.scheduler.state import Phase, Reason
 from modelrunner.types import RequiredMemory, Variant
 from tests.scheduler.fakes import target
