@@ -79,6 +79,7 @@ def reference_in_path(request: web.Request, marker: str) -> str:
 
 
 def decode_reference(raw: str) -> str:
+    """Returns a percent-encoded reference as text. Raises `InvalidReference`."""
     try:
         text = unquote(raw, errors="strict")
     except UnicodeDecodeError:

@@ -154,4 +154,5 @@ def main_memory(found: MemoryUse) -> dict[str, int]:
 
 
 def moment(seconds: float) -> str:
+    """Returns a time in Unix seconds as RFC 3339 in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

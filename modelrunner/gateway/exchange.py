@@ -77,6 +77,7 @@ class Exchange:
         self.on_data: Callable[[bytes], object]  # set with the head of the answer
 
     def start(self) -> None:
+        """Asks the engine of a warm request at once; any other request waits in a task. Raises nothing."""
         pipeline, ask = self._pipeline, self.ask
         if ask.fields.prepares or ask.alias is not None:
             self._do(self._prepare())

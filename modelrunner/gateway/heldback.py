@@ -45,6 +45,7 @@ class HeldBack:
         return Held(self, seconds, then, gone)
 
     def let_go(self) -> None:
+        """Called when a delayed refusal ends."""
         self._count -= 1
 
 

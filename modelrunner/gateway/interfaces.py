@@ -99,7 +99,8 @@ class Sink(Protocol):
         """Writes the head and the available part of the body. `headers` are fields that many answers share; `own` are
         the lines of this answer alone, each with its CR LF. `length` is None if unknown."""
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes) -> None:
+        """Writes a part of the body."""
 
     def finish(self) -> None:
         """Called when the answer is complete."""
@@ -114,7 +115,8 @@ class UnderWay(Protocol):
 
     ask: Inference
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Begins the work. Called once."""
 
     def pause(self) -> None:
         """Called when the client reads no more for now. Safe to call again."""

@@ -58,6 +58,7 @@ ID_LINE = b"X-Request-ID: %b\r\n"
 
 
 def id_line(request_id: str) -> bytes:
+    """Returns the line of the X-Request-ID header."""
     return ID_LINE % request_id.encode()
 
 
@@ -72,6 +73,7 @@ WARM_TIMINGS = tuple(server_timing(0.0, 0.0, microseconds / 1e6) for microsecond
 
 
 def chunk(data: bytes) -> bytes:
+    """Returns `data`, which is not empty, as one chunk (RFC 9112, 7.1)."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 

@@ -1,4 +1,4 @@
-"""What an API key, or the clients at one address, may use together."""
+"""The limits of an API key, and of the clients at one address together."""
 
 import math
 import sys
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from modelrunner.errors import RateLimited
 from modelrunner.keys.lastminute import BYTES_PER_TOKEN, RequestLimit, TokenLimit
 
-_BUSY_PAUSE = 1.0  # seconds, for Retry-After where as many requests are under way as may be
-_LONGEST_PROMPT = 8192  # tokens, as of the usual window: a body with pictures has far more bytes than tokens
+_BUSY_PAUSE = 1.0  # seconds, for Retry-After while too many requests are under way
+_LONGEST_PROMPT = 8192  # tokens, of a usual window: a body with pictures has far more bytes than tokens
 _LARGE_PROMPT = _LONGEST_PROMPT * BYTES_PER_TOKEN
-_FEW = 1024  # addresses that are kept without a look for those that are gone
+_FEW = 1024  # addresses that are kept before idle ones are forgotten
 
 
 class Rates(NamedTuple):
@@ -26,15 +26,15 @@ class Rates(NamedTuple):
 
 
 class Allowance:
-    """Counts requests against `rates`. `who` begins the messages, such as "the key kim". `clock` is in seconds. `size`
-    is the bytes of a request's body, 0 for one that asks no model and so costs no tokens."""
+    """Counts requests against `rates`. `who` begins the messages ("the key kim"). `clock` is in seconds. `size` is that
+    of a request's body in bytes, 0 for a request that asks no model and so costs no tokens."""
 
     def __init__(self, who: str, rates: Rates, clock: Callable[[], float] = perf_counter) -> None:
         self._who = who
         self.clock = clock
         self.requests = RequestLimit(0, clock)
         self._tokens = TokenLimit(0, clock)
-        self._expected = 0  # tokens of the prompts under way, about
+        self._expected = 0  # an estimate of the tokens in the prompts under way
         self.rates = rates
         self.running = 0
 
@@ -44,7 +44,7 @@ class Allowance:
 
     @rates.setter
     def rates(self, rates: Rates) -> None:
-        """What was counted against a limit stays counted when the limit changes."""
+        """Sets the limits. What was counted before stays counted."""
         requests, tokens, running = self._rates = rates
         self.requests.limit, self._tokens.limit = requests or 0, tokens or 0
         self._counts_requests, self._counts_tokens = requests is not None, tokens is not None
@@ -55,12 +55,12 @@ class Allowance:
 
     @property
     def is_idle(self) -> bool:
-        """True if a new allowance would decide just the same."""
+        """True if a new allowance would decide the same."""
         return self.running == 0 and self.requests.is_idle and self._tokens.is_idle
 
     def begin(self, client: int, size: int, now: float) -> None:
-        """Counts a request in; `end` counts it out. `client` distinguishes connections, `now` is the time by `clock`.
-        Raises `RateLimited`."""
+        """Counts a request until `end`. `client` is a number for each connection, `now` the time of `clock`. Raises
+        `RateLimited`."""
         if self.running >= self._most_running or self._tokens.spent + self._expected >= self._most_tokens:
             self.check(size)
         if self._counts_requests and (wait := self.requests.admit(client, now)) is not None:
@@ -70,7 +70,7 @@ class Allowance:
             self._expected += size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
 
     def check(self, size: int) -> None:
-        """Raises `RateLimited` as `begin` does, but for the number of requests in a minute."""
+        """Raises `RateLimited` as `begin`, except for the number of requests in a minute."""
         _, most_tokens, most_running = self._rates
         if most_running is not None and self.running >= most_running:
             raise RateLimited(
@@ -82,38 +82,38 @@ class Allowance:
                 raise RateLimited(f"{self._who} may use {most_tokens} tokens a minute", retry_after=wait)
             if tokens.spent + self._expected >= most_tokens:
                 raise RateLimited(
-                    f"{self._who} may use {most_tokens} tokens a minute, and those under way take what is left",
+                    f"{self._who} may use {most_tokens} tokens a minute, and its requests under way take the rest",
                     retry_after=_BUSY_PAUSE,
                 )
 
     def too_many(self, wait: float) -> RateLimited:
-        """The refusal of a request that came too early."""
+        """Returns the error for a request that came too early; `wait` is in seconds."""
         return RateLimited(
             f"{self._who} may send {self._rates.requests_per_minute} requests a minute", retry_after=wait
         )
 
     def go_on(self, size: int) -> None:
-        """Counts in a request that was let in elsewhere, or its rest; `end` counts it out."""
+        """Counts a request that was admitted elsewhere, or its continuation, until `end`."""
         self.running += 1
         if self._counts_tokens:
             self._expected += size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
 
     def end(self, tokens: int, size: int, now: float) -> None:
-        """Counts a request out that cost so many tokens, those of its prompt included."""
+        """Ends the count of a request. `tokens` are those of its prompt and its answer."""
         self.running -= 1
         if self._counts_tokens:
             self._expected -= size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
-            if self._expected < 0:  # it began before there was a limit
+            if self._expected < 0:  # the request began before there was a limit
                 self._expected = 0
             self._tokens.spend(tokens, now)
 
     def leave(self, client: int) -> None:
-        """The connection `client` is closed: the slot that it was promised is for the next one that comes."""
+        """Called when the connection `client` is closed. Its promised slot goes to the next client."""
         self.requests.leave(client)
 
 
 def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> None:
-    """Counts a request in at all of them, or at none. Raises `RateLimited`."""
+    """Counts a request against all allowances, or against none. Raises `RateLimited`."""
     for allowance in allowances:
         allowance.check(size)
     count(allowances, client)
@@ -122,8 +122,9 @@ def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> No
 
 
 def count(allowances: Sequence[Allowance], client: int) -> None:
-    """Counts a request against the requests a minute of all of them, or of none, and against nothing else: it needs no
-    end. A client that came too early is told a time at which all of them keep a slot for it. Raises `RateLimited`."""
+    """Counts a request against the requests a minute of all allowances, or of none, and against no other limit: it
+    needs no `end`. A client that comes too early gets a time at which all of them keep a slot for it. Raises
+    `RateLimited`."""
     if not allowances:
         return
     now = allowances[0].clock()
@@ -140,8 +141,8 @@ def count(allowances: Sequence[Allowance], client: int) -> None:
 
 
 class AddressAllowances:
-    """The allowance of each client address, all with the same `rates`; of IPv6, a /64 counts as one address, since a
-    site hands out its own (RFC 4291, 2.5.4). Those that are idle are forgotten. `active` is True with a limit."""
+    """The allowance of each client address, all with the same rates. An IPv6 /64 counts as one address, since a site
+    assigns addresses within its own (RFC 4291, 2.5.4). Idle allowances are forgotten. `active` is True with a limit."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -159,7 +160,7 @@ class AddressAllowances:
             allowance.rates = rates
 
     def of(self, peer: str) -> Allowance | None:
-        """Returns what the client at this address may use; None without limits, or for "" (the Unix socket)."""
+        """Returns the allowance of this address; None without limits, and for "" (the Unix socket)."""
         if not self.active or not peer:
             return None
         address = _counted_as(peer)
@@ -172,14 +173,15 @@ class AddressAllowances:
         return found
 
     def leave(self, peer: str, client: int) -> None:
-        """The connection `client` from this address is closed."""
+        """Called when the connection `client` from this address is closed."""
         if self._found and (allowance := self._found.get(_counted_as(peer))) is not None:
             allowance.leave(client)
 
 
 @lru_cache(maxsize=1024)
 def _counted_as(peer: str) -> str:
-    """The address, or the network that counts as one; of an IPv4 address on an IPv6 socket, the IPv4 address."""
+    """Returns the address, or the network that counts as one; for an IPv4 address on an IPv6 socket, the IPv4
+    address."""
     if not peer:
         return ""
     address = ip_address(peer)

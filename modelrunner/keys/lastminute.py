@@ -1,8 +1,8 @@
-"""Limits over the last minute: of requests, exact, and of tokens.
+"""Limits over the last minute: an exact one of requests, and one of tokens.
 
-A refused client is told when to come again. That time is a promise: it is given to this client alone, and a slot is
-kept for it for a moment, so a client that obeys Retry-After is admitted, however many others ask meanwhile. A promise
-to a connection that was closed goes to the next one that comes: many clients open a connection for each request.
+A refused client gets a time to come again. That time is a promise to this client alone: a slot is kept for it for a
+moment, so a client that obeys Retry-After is admitted, however many others ask meanwhile. The promise to a closed
+connection goes to the next client, since many clients open a connection for each request.
 """
 
 import math
@@ -13,35 +13,35 @@ from operator import itemgetter
 from time import perf_counter
 
 WINDOW = 60.0
-"""Seconds."""
+"""The length of a limit's minute, in seconds."""
 GRACE = 2.0
 """Seconds for which a promised slot is kept: a whole second because Retry-After has no fractions, and one for the
 client's way here."""
 BYTES_PER_TOKEN = 4
-"""Of a request's body, for an estimate of its prompt: about that of English text."""
+"""Estimates the prompt from the size of a request's body: about right for English text."""
 _MOST_PROMISES = 1000
 _TOGETHER = 0.01  # seconds of spending that are kept as one sum
 
 
 class RequestLimit:
-    """At most `limit` requests in any 60 seconds. `client` is any number that distinguishes connections. Where several
-    limits hold, `is_open` and then `take` or `promise` ask all of them; `now` is the time by `clock`, in seconds.
+    """At most `limit` requests in any 60 seconds. `client` is a number for each connection. With several limits, ask
+    `is_open` of all of them, and then `take` or `promise`; `now` is the time of `clock`, in seconds.
 
-    An admitted request takes a slot for 60 seconds, a promised one from the promised time to 60 seconds after the last
-    moment at which its client may come. No more than `limit` of these spans overlap anywhere, so each promise is kept,
-    and one that lies far ahead leaves the time before it to others."""
+    An admitted request takes a slot for 60 seconds; a promised request takes one from the promised time to 60 seconds
+    after the last moment at which its client may come. At no time do more than `limit` of these spans overlap, so each
+    promise can be kept, and a promise far ahead leaves the time before it to others."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = perf_counter) -> None:
         self.limit = limit
         self._clock = clock
         self._admitted: deque[float] = deque()
-        # Client -> when its slot is free, the earliest first; clients that left have numbers below 0.
+        # Client -> the time of its slot, the earliest first; clients that left have negative numbers.
         self._promised: dict[int, float] = {}
         self._left = 0
         self._full = (0.0, 0.0)  # between these times no slot can be promised
 
     def admit(self, client: int, now: float) -> float | None:
-        """Admits a request: returns None, or the seconds after which this client is to come again."""
+        """Admits a request and returns None, or returns the seconds after which this client may come again."""
         admitted = self._admitted
         if not self._promised:
             while admitted and admitted[0] <= now - WINDOW:
@@ -55,11 +55,11 @@ class RequestLimit:
         return self.promise(client, now, now) - now
 
     def is_open(self, client: int, now: float) -> bool:
-        """True if a request of this client may begin now. It may get the promise to a client that is gone."""
+        """Returns whether a request of this client may begin now, perhaps with the promise of a client that left."""
         while self._admitted and self._admitted[0] <= now - WINDOW:
             self._admitted.popleft()
         while self._promised and (first := next(iter(self._promised.items())))[1] + GRACE < now:
-            self._drop(first[0])  # nobody came
+            self._drop(first[0])  # its client did not come
         due = self._promised.get(client)
         if due is None:
             if len(self._admitted) < self.limit and self._next(list(self._promised.values()), now, WINDOW) == now:
@@ -75,7 +75,7 @@ class RequestLimit:
         self._admitted.append(now)
 
     def promise(self, client: int, now: float, at: float) -> float:
-        """Keeps a slot for this client from `at` on, or as soon after it as there is one. Returns when."""
+        """Keeps a slot for this client from `at` on, or from the next free time after it. Returns that time."""
         due = self._promised.get(client)
         if due is not None:
             if due >= at:
@@ -104,7 +104,7 @@ class RequestLimit:
         return not counts and all(due + GRACE < now for due in self._promised.values())
 
     def leave(self, client: int) -> None:
-        """Frees the promise to a client that is gone for whoever comes next."""
+        """Frees the promise of a client that left, for the next client."""
         self._left -= 1
         self._rename(client, self._left)
 
@@ -117,12 +117,11 @@ class RequestLimit:
         self._full = (0.0, 0.0)
 
     def _next(self, dues: list[float], at: float, seconds: float) -> float:
-        """Returns `at` if a span of so many seconds from then on makes no overlap too large, else a later time, before
-        which none does. `dues` are those of the promises.
+        """Returns `at` if a span of `seconds` from `at` on keeps every overlap within the limit, else a later time: no
+        earlier time fits. `dues` are the times of the promises.
 
-        The spans lie in the order of their beginnings, and so of their ends. That at most `limit` overlap then says
-        that each begins after the end of the one `limit` places before it. A new one at `place` moves those after it by
-        one."""
+        The spans are sorted by their beginnings, and so by their ends. At most `limit` spans overlap if each begins
+        after the end of the span `limit` places before it. A new span at `place` moves the later ones by one place."""
         limit, begun = self.limit, len(self._admitted)
         count = begun + len(dues)
 
@@ -140,14 +139,14 @@ class RequestLimit:
 
 
 class TokenLimit:
-    """No further request once the last 60 seconds cost `limit` tokens. They are known when a request ends. Tokens that
-    are spent within a hundredth of a second count as spent at its end. `spent` is their sum, perhaps with older ones;
-    `now` is the time by `clock`, in seconds."""
+    """Allows no further request once the last 60 seconds cost `limit` tokens, which are known when a request ends.
+    Tokens of the same hundredth of a second count as spent at its end. `spent` is their sum, perhaps with older ones;
+    `now` is the time of `clock`, in seconds."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = perf_counter) -> None:
         self.limit = limit
         self._clock = clock
-        # When and how much, in two: a pair for each would be an object for the garbage collector.
+        # Times and amounts in two deques: pairs would be more objects for the garbage collector.
         self._times: deque[float] = deque()
         self._amounts: deque[int] = deque()
         self.spent = 0

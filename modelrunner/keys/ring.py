@@ -1,4 +1,4 @@
-"""The API keys of this daemon: made, found, revoked, and kept as digests."""
+"""The API keys of this daemon, which are stored as digests: making, finding and revoking them."""
 
 import math
 import re
@@ -24,7 +24,7 @@ _LONGEST = 36500 * 86400.0  # seconds until a key expires
 
 
 class Scope(StrEnum):
-    """What a key may do: ask models, change the models that are here, or everything about the daemon."""
+    """The rights of a key: to ask models, to change the stored models, or to do everything with the daemon."""
 
     INFERENCE = "inference"
     MODELS = "models"
@@ -32,10 +32,10 @@ class Scope(StrEnum):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key without its text. `models` are patterns with `*` of model names, () for all. Limits are None where there is
-    none: requests and tokens in any 60 seconds, requests at the same time, and what one request may take
-    (`RequestLimits`). `batch` requests let others go first. `created` and `expires` are in Unix seconds. `id` stays
-    when the text changes; a later key of the same name has another."""
+    """A key without its text. `models` are patterns of model names with `*`, () for all models. The limits are None for
+    no limit: of requests and tokens in any 60 seconds, of requests at the same time, and of each request
+    (`RequestLimits`). The requests of a `batch` key let others go first. `created` and `expires` are in Unix seconds.
+    `id` stays when the text changes; a later key of the same name has another ID."""
 
     name: str
     id: str = ""
@@ -53,13 +53,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The owner of what the key stores; never "", which is the daemon's."""
+        """The owner of the data that the key stores; never "", which is the daemon's owner."""
         return f"{self.name}#{self.id}"
 
 
 class KeyHolder:
-    """A key in use, with what it may still use, also as the one of `counted`, and what one request of it may take. One
-    that `may_always_ask` has the scope of inference and does not expire: `check` has nothing to say to a request."""
+    """A key in use: `allowance` counts its requests (`counted` has only that), and `limits` are those of one request. A
+    key that `may_always_ask` has the scope inference and does not expire, so its requests need no `check`."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.use(key)
@@ -70,7 +70,7 @@ class KeyHolder:
         self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
 
     def use(self, key: ApiKey) -> None:
-        """The same key with another text."""
+        """Replaces the key by the same key with another text."""
         self.key = key
         self.may_always_ask = Scope.INFERENCE in key.scopes and key.expires is None
         self._models = _matching(key.models) if key.models else None
@@ -84,12 +84,12 @@ class KeyHolder:
             raise Forbidden(f"the key {key.name} lacks the scope {scope}; it has {', '.join(key.scopes)}")
 
     def check_model(self, *names: str) -> None:
-        """`names` are those that the model is known by. Raises `Forbidden` unless the key allows one of them."""
+        """Raises `Forbidden` unless the key allows one of the `names` of a model."""
         if not self.allows(*names):
             raise Forbidden(f"the key {self.key.name} may not use {names[0]}; it may use {', '.join(self.key.models)}")
 
     def allows(self, *names: str) -> bool:
-        """True if the key allows one of the names."""
+        """Returns whether the key allows one of the names."""
         return self._models is None or any(map(self._models.fullmatch, names))
 
 
@@ -100,8 +100,8 @@ class KeyRing:
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] = time.time
     ) -> None:
-        """Raises `StorageFailed` for a damaged file: without it, keys that were revoked could not be told from others,
-        and a daemon without keys would let everybody in."""
+        """Raises `StorageFailed` for a damaged file: without it, revoked keys could not be told from others, and a
+        daemon without keys would let everybody in."""
         self._file = JsonFile(path, list[ApiKey], required=True)
         self._clock = clock
         self._wall = wall
@@ -113,40 +113,40 @@ class KeyRing:
         self._use(self._file.load() or [])
 
     def __bool__(self) -> bool:
-        """True if there are keys, so that TCP is open to their owners alone."""
+        """Returns whether there are keys, so that TCP is open only to their owners."""
         return bool(self._holders)
 
     def __iter__(self) -> Iterator[ApiKey]:
         return iter([holder.key for holder in self._holders.values()])
 
     def owner(self, owner: str) -> KeyHolder | None:
-        """The key that stores as `owner`, None where it was revoked."""
+        """Returns the key whose `ApiKey.owner` is `owner`, None if it was revoked."""
         found = self._holders.get(owner.partition("#")[0])
         return found if found is not None and found.key.owner == owner else None
 
     def find(self, text: str) -> KeyHolder:
-        """The key with this text, expired or not. Raises `Unauthorized`.
+        """Returns the key with this text, expired or not. Raises `Unauthorized`.
 
-        The look-up is by digest: how long it takes tells nothing about the text of a key that is here, since nobody
-        can choose a text whose digest is near that of a key."""
+        The look-up is by digest: its time tells nothing about the text of a stored key, since nobody can choose a text
+        whose digest is near that of a key."""
         found = self._by_digest.get(_digest(text))
         if found is None:
-            raise Unauthorized("this API key is not known here: look at `modelrunner keys ls`")
+            raise Unauthorized("unknown API key: `modelrunner keys ls` lists the keys")
         return found
 
     def known(self, text: str) -> KeyHolder | None:
-        """The key with this text, None without one."""
+        """Returns the key with this text, None without one."""
         return self._by_digest.get(_digest(text))
 
     def admits(self, key: ApiKey | None) -> bool:
-        """True while a request that was admitted with this key, or over TCP with none, would be admitted again."""
+        """Returns whether a request that was admitted with this key, or over TCP without one, would be admitted now."""
         if key is None:
             return not self._holders
         found = self._holders.get(key.name)
         return found is not None and found.key.digest == key.digest and self.left(key) > 0
 
     def left(self, key: ApiKey) -> float:
-        """The seconds until the key expires."""
+        """Returns the seconds until the key expires, infinity for never."""
         return key.expires - self._wall() if key.expires is not None else math.inf
 
     def create(
@@ -173,7 +173,7 @@ class KeyRing:
         if age is not None and age > _LONGEST:
             raise BadRequest("expires is an age of at most 36500d; leave it out for never", param="expires")
         if not _NAME.fullmatch(name):
-            raise BadRequest(f"{name!r} is no name of a key: letters, digits, dots and dashes, at most 64")
+            raise BadRequest(f"{name!r} is not a name for a key: use at most 64 letters, digits, dots and dashes")
         with self._changing:
             if name in self._holders:
                 raise Conflict(f"there is a key {name} already: `modelrunner keys rotate {name}` gives it a new text")
@@ -200,8 +200,8 @@ class KeyRing:
             return self._keep(self._get(name).key)
 
     def revoke(self, name: str, *, open: bool = False) -> None:
-        """Without keys, TCP is open to everybody. So the last key, expired or not, is revoked only with `open`, and
-        never while the daemon listens beyond loopback. Raises `KeyNotFound`, `Conflict`, `OSError`."""
+        """Revokes a key. Without keys, TCP is open to everybody: so the last key, expired or not, is revoked only with
+        `open`, and never while the daemon listens beyond loopback. Raises `KeyNotFound`, `Conflict`, `OSError`."""
         with self._changing:
             self._get(name)
             if len(self._holders) == 1 and self.listener is not None:
@@ -219,7 +219,7 @@ class KeyRing:
 
     def _get(self, name: str) -> KeyHolder:
         if name not in self._holders:
-            raise KeyNotFound(f"there is no key {name}: `modelrunner keys ls` shows those that are")
+            raise KeyNotFound(f"there is no key {name}: `modelrunner keys ls` lists the keys")
         return self._holders[name]
 
     def _keep(self, key: ApiKey) -> tuple[ApiKey, str]:
@@ -233,7 +233,7 @@ class KeyRing:
         self._use(keys)
 
     def _use(self, keys: list[ApiKey]) -> None:
-        """A key that got a new text keeps what it counted."""
+        """Uses these keys. A key with a new text keeps its counts."""
         holders = {}
         for key in keys:
             holders[key.name] = holder = self._holders.get(key.name) or KeyHolder(key, self._clock, self._wall)
@@ -245,16 +245,16 @@ class KeyRing:
 
 
 def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
-    """Raises `BadRequest` for a name that is no scope."""
+    """Returns the scopes with these names. Raises `BadRequest` for an unknown name."""
     known = list(Scope)
     for name in names:
         if name not in known:
-            raise BadRequest(f"{name!r} is no scope: the scopes are {', '.join(known)}", param="scopes")
+            raise BadRequest(f"unknown scope {name!r}: the scopes are {', '.join(known)}", param="scopes")
     return tuple(map(Scope, names))
 
 
 def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Matches what one of the patterns does, in which `*` stands for any text."""
+    """Compiles an expression for texts that match one of the patterns, in which `*` stands for any text."""
     return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)
 
 

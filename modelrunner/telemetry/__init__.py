@@ -1,1 +1,1 @@
-"""What is counted and kept about requests: metrics, the last requests, and usage by day."""
+"""The counts and records of requests: metrics, the last requests, and usage by day."""

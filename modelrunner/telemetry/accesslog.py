@@ -53,7 +53,7 @@ def _json(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def _text(records: Sequence[RequestRecord]) -> list[str]:
-    """What a line shares with the one before is not formatted again."""
+    """Returns the lines. Parts that a line shares with the line before are not formatted again."""
     lines, last, moment, alike = list[str](), 0, "", None
     before = after = ""
     for record in records:
@@ -77,7 +77,7 @@ def _text(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def _word(text: str) -> str:
-    """What a client wrote, quoted: one word in ASCII that a reader can tell from the others."""
+    """Quotes a client's text to one word in ASCII, which a reader can separate from the others."""
     return ascii(text).replace(" ", r"\x20")
 
 

@@ -1,4 +1,4 @@
-"""The times and tokens of requests that ended with the same labels, read from their records once for all that count."""
+"""The times and tokens of requests with the same labels, read from their records once for all counters."""
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -12,7 +12,7 @@ _labels = attrgetter("asked", "served", "status", "error")
 
 class Columns:
     """Records that share `asked`, `served`, `status` and `error`, in columns. Times are as in the records; `firsts` are
-    those of the records that have a first byte, `each` is the time per token after the first."""
+    the times to the first byte of records that have one, `each` are the times per token after the first."""
 
     __slots__ = (
         *("answer", "asked", "cached", "count", "drafted", "durations", "each", "error", "firsts", "loading"),
@@ -40,7 +40,7 @@ class Columns:
 
 
 def columns(records: Sequence[RequestRecord]) -> Iterator[Columns]:
-    """Yields the records by what they share. Records that come together are often all alike."""
+    """Yields the records grouped by their labels. Records that come together often have the same labels."""
     labels = list(map(_labels, records))
     if labels.count(labels[0]) == len(labels):
         yield Columns(records)

@@ -1,7 +1,7 @@
-"""Counters and histograms of requests and events, in the form in which Prometheus wants them.
+"""Counters and histograms of requests and events for Prometheus.
 
-They are plain numbers: a request adds to them in about two microseconds, and they become families of prometheus_client
-only when somebody scrapes.
+They are plain numbers: a request adds to them in about two microseconds, and only a scrape turns them into families of
+prometheus_client.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120
 """Upper bounds in seconds, from the first token of a small model to the load of a large one."""
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _UNKNOWN = "unknown"
-# Names and meanings: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/ where they exist there.
+# Names and meanings are from https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/, if they exist there.
 _HISTOGRAMS = (
     ("modelrunner_request_queue_seconds", "Time in the queue, without the load of the model", BUCKETS),
     ("modelrunner_request_load_seconds", "Time that the request waited for its model to load", BUCKETS),
@@ -44,7 +44,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
-        """Sorts the values: one search for each bound costs less than one for each value of many."""
+        """Adds the values, in seconds. They are sorted: a search for each bound is cheaper than one for each value."""
         ordered, below = sorted(values), 0
         for number, bound in enumerate(self.bounds):
             if below == len(ordered):
@@ -65,7 +65,8 @@ class Histogram:
 
 
 class RequestCounters:
-    """Counts finished requests. A model that no runner served is one label value: clients choose what they ask for."""
+    """Counts finished requests. Models that no runner served share one label value, since clients choose their
+    names."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str, str, int, str, str], int] = {}
@@ -112,7 +113,7 @@ class RequestCounters:
 
 
 class EventCounters:
-    """Counts what happens to runners, and how long loads take."""
+    """Counts the events of runners, and measures loads."""
 
     def __init__(self) -> None:
         self._events: Counter[tuple[str, str]] = Counter()

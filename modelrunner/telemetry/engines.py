@@ -1,4 +1,4 @@
-"""The metrics of the running engines, fetched when somebody scrapes the daemon."""
+"""The metrics of the running engines, fetched for each scrape of the daemon."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.scheduler import RunnerView
 from modelrunner.scheduler.state import Phase
 
-_LIMIT = 2.0  # seconds for all engines together: they are asked at the same time
+_LIMIT = 2.0  # seconds for all engines, which are asked at the same time
 _LARGEST = 4 << 20  # bytes of one engine's answer
-_OURS = ("modelrunner_", "gen_ai_server_", "process_")  # how the daemon's own names begin
+_OURS = ("modelrunner_", "gen_ai_server_", "process_")  # the prefixes of the daemon's own names
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class EngineMetrics:
 
 
 async def fetch(runners: Iterable[RunnerView], limit: float = _LIMIT) -> list[EngineMetrics]:
-    """Asks the engines of the ready runners. One that does not answer in `limit` seconds delays nobody for longer."""
+    """Asks the engines of the ready runners, and waits at most `limit` seconds for all of them."""
     ready = [runner for runner in runners if runner.state is Phase.READY]
     return list(await asyncio.gather(*(_ask(runner, limit) for runner in ready)))
 
@@ -42,18 +42,17 @@ async def _ask(runner: RunnerView, limit: float) -> EngineMetrics:
 
 
 def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metric]:
-    """Adds the engines' families to our `own`: those of one name become one family whose samples tell the runner. An
-    engine cannot add to what the daemon tells of itself: families with names of ours are left out. So are families of
-    another type than an earlier one of their name or of a sample's, samples that were told already, and answers that
-    cannot be parsed: the format allows none of them. Takes tens of milliseconds for a large engine: call it in a
-    thread."""
+    """Adds the engines' families to our `own`. Families of one name become one family, whose samples name the runner.
+    Left out are families with the daemon's own names, since an engine must not change the daemon's figures, and all
+    that the format forbids: families whose type differs from an earlier one of the same name or sample, repeated
+    samples, and answers that cannot be parsed. Takes tens of milliseconds for a large engine: call it in a thread."""
     families = {_told(family): family for family in own}
     homes: dict[str, str] = {}
     told: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for answer in answers:
         try:
             found = [family for family in text_string_to_metric_families(answer.text or "") if family.samples]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # the parser's, for text that is none
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # from the parser, for invalid text
             continue
         for family in found:
             name, names = _told(family), {sample.name for sample in family.samples}
@@ -72,5 +71,5 @@ def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metr
 
 
 def _told(family: Metric) -> str:
-    """The name without what a counter's gets when it is told: two families that differ in it alone collide."""
+    """Returns the name without the suffix of a counter: families that differ only in the suffix collide."""
     return family.name.removesuffix("_total")

@@ -1,4 +1,4 @@
-"""What `GET /metrics` answers: the daemon's own figures, and those of every running engine."""
+"""The answer of `GET /metrics`: the daemon's own figures, and those of every running engine."""
 
 import asyncio
 from collections import Counter
@@ -19,11 +19,11 @@ from modelrunner.types import RequiredMemory
 if TYPE_CHECKING:
     from modelrunner.telemetry.traces import Traces
 
-_PULSE = 0.005  # seconds of sleep that show how late the event loop is
+_PULSE = 0.005  # seconds of a sleep that measures the delay of the event loop
 
 
 class Exposition:
-    """`running` tells the number of requests under way."""
+    """`running` returns the number of requests under way."""
 
     def __init__(
         self, scheduler: Scheduler, requests: RequestCounters, events: EventCounters, running: Callable[[], int]
@@ -35,7 +35,7 @@ class Exposition:
         self.traces: Traces | None = None
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """Returns body and content type: OpenMetrics 1.0 (https://prometheus.io/docs/specs/om/open_metrics_spec/) where
+        """Returns body and content type: OpenMetrics 1.0 (https://prometheus.io/docs/specs/om/open_metrics_spec/) if
         the header `Accept` asks for it, else Prometheus' text format 0.0.4."""
         runners = self._scheduler.runners()
         answers = await engines.fetch(runners)
@@ -76,7 +76,7 @@ class Exposition:
 
 
 class _Given(Collector):
-    """Families that are there already, in the shape of a registry."""
+    """Presents existing families as a registry."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

@@ -9,9 +9,9 @@ from modelrunner.gateway.tokens import Tokens
 from modelrunner.telemetry.columns import Columns
 
 STEP = 10
-"""Seconds."""
+"""The length of a step in seconds."""
 _KEPT = 3600 // STEP
-_SAMPLES = 256  # of each latency in a step: the newest ones
+_SAMPLES = 256  # the newest samples that are kept of each latency in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Latency:
 @dataclass(frozen=True, slots=True)
 class CountedStep:
     """The requests that ended in the ten seconds from `time` on, in Unix seconds. `failed` counts answers with a status
-    of 400 or more, and those that broke off; a latency is None where no request was answered."""
+    of 400 or more, and answers that broke off; a latency is None if no request was answered."""
 
     time: int
     requests: int
@@ -36,7 +36,7 @@ class CountedStep:
 
 
 class History:
-    """A step without requests is left out. `wall` is the time of day in Unix seconds."""
+    """The steps with requests. `wall` is the time of day in Unix seconds."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall

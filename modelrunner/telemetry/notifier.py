@@ -1,5 +1,5 @@
-"""Tells people what they asked to be told: engines that keep crashing, models that cannot be loaded, disks that are
-nearly full. Each is a program that is run, or a POST to a webhook."""
+"""Sends notices of engines that keep crashing, models that cannot be loaded and disks that are nearly full: to a
+program that it runs, and with a POST to a webhook."""
 
 import asyncio
 import logging
@@ -25,8 +25,8 @@ from modelrunner.web.session import ask, new_client
 
 log = logging.getLogger(__name__)
 
-_CRASHES, _WITHIN = 3, 600.0  # so many in so many seconds are a loop
-_LOOK = 60.0  # seconds between two looks at the disks
+_CRASHES, _WITHIN = 3, 600.0  # so many crashes in so many seconds are a crash loop
+_LOOK = 60.0  # seconds between two checks of the disks
 _LIMIT = 30.0  # seconds for the program, and for the webhook
 _MOST_KEPT = 1000  # subjects whose last notice is remembered
 _THREADS = Pool("watching disks", 1, prompt=False)
@@ -39,8 +39,8 @@ class NoticeKind(StrEnum):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """`message` is a sentence without anything of a request, of an engine's log or of a key. `time` is in Unix seconds;
-    `withheld` counts the notices of this kind about the same model or disk since the last one that was sent."""
+    """`message` is a sentence without any part of a request, an engine's log or a key. `time` is in Unix seconds;
+    `withheld` counts the notices of this kind about the same model or disk that were not sent since the last one."""
 
     event: NoticeKind
     model: str
@@ -51,8 +51,8 @@ class Notice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NoticeRules:
-    """`command` is run with the notice as JSON on its standard input; `webhook` is a URL. The same is told again after
-    `every` seconds at the earliest. A disk with less than `disk_free` bytes is nearly full."""
+    """`command` runs with the notice as JSON on its standard input; `webhook` is a URL. A notice is repeated after
+    `every` seconds at the earliest. A disk with less than `disk_free` free bytes is nearly full."""
 
     command: Sequence[str]
     webhook: str
@@ -65,7 +65,7 @@ def _disk(folder: Path) -> tuple[int, int]:
 
 
 class Notifier:
-    """`places` gives the folders whose disks are watched, `clock` is in Unix seconds, `disk` gives the number of a
+    """`places` returns the folders whose disks are watched, `clock` is in Unix seconds, `disk` returns the number of a
     folder's disk and its free bytes."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Notifier:
         self._told: dict[tuple[NoticeKind, str], tuple[float, int]] = {}
 
     async def run(self) -> None:
-        """Until the events end. A burst that is too long for them costs its notices."""
+        """Sends notices until the events end. The events of a burst that is too long for the feed are lost."""
         watching = asyncio.create_task(self._watch_disks(), name="watch disks")
         try:
             while not self._events.closed:
@@ -108,7 +108,7 @@ class Notifier:
                 await self._tell(NoticeKind.CRASH_LOOP, model, why, model)
 
     async def _watch_disks(self) -> None:
-        """A disk that never answers keeps one thread, and the other disks untold."""
+        """Checks the disks. One that never answers occupies a thread, and ends the checks of the others."""
         loop = asyncio.get_running_loop()
         while True:
             for folder, free in await loop.run_in_executor(_THREADS, self._nearly_full):
@@ -120,7 +120,7 @@ class Notifier:
         """Returns a folder on each nearly full disk, with the free bytes."""
         disks: dict[int, tuple[Path, int]] = {}
         for folder in self._places():
-            with suppress(OSError):  # the folder may be on a disk that is away
+            with suppress(OSError):  # the disk of the folder may be absent
                 number, free = self._disk(folder)
                 disks.setdefault(number, (folder, free))
         return [(folder, free) for folder, free in disks.values() if free < self._rules.disk_free]
@@ -132,7 +132,7 @@ class Notifier:
             self._told[kind, subject] = last, withheld + 1
             return
         self._told.pop((kind, subject), None)
-        self._told[kind, subject] = now, 0  # at the end: the first is the oldest
+        self._told[kind, subject] = now, 0  # moved to the end: the first one is the oldest
         if len(self._told) > _MOST_KEPT:
             del self._told[next(iter(self._told))]
         body = msgspec.json.encode(Notice(kind, model, message, now, withheld))
@@ -167,7 +167,7 @@ class Notifier:
             log.warning("notify: %s ended with %d", program, process.returncode)
 
     async def _post(self, body: bytes) -> None:
-        """The URL may hold a secret: only its host is ever logged."""
+        """Posts a notice. The URL may hold a secret, so only its host is logged."""
         url, headers = self._rules.webhook, {"Content-Type": "application/json"}
         try:
             async with new_client(url) as client:

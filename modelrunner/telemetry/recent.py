@@ -1,4 +1,4 @@
-"""The last requests, and those under way."""
+"""The last requests, and the requests under way."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ class RequestFilter:
 
 
 class RecentRequests(Feed[RequestRecord]):
-    """The last 1,000 requests. `under_way` gives those that have not ended."""
+    """The last 1,000 requests. `under_way` returns the requests that have not ended."""
 
     def __init__(self, under_way: Callable[[], Collection[UnderWay]], kept: int = _KEPT) -> None:
         super().__init__(1, kept)
         self._under_way = under_way
 
     def running(self) -> list[RequestRecord]:
-        """The requests under way, the oldest first, with the status 0."""
+        """Returns the requests under way, the oldest first, with the status 0."""
         records = [msgspec.structs.replace(exchange.record(), status=0) for exchange in self._under_way()]
         return sorted(records, key=lambda record: -record.duration)
 
     def find(self, request_id: str) -> UnderWay | None:
-        """The request under way with this ID; the oldest one where clients gave the same ID to several."""
+        """Returns the request under way with this ID; the oldest one if clients gave several the same ID."""
         found = [exchange for exchange in self._under_way() if exchange.ask.request_id == request_id]
         return min(found, key=lambda exchange: exchange.ask.arrived, default=None)

@@ -1,4 +1,5 @@
-"""Bodies of requests to models whose configuration says `recording`: in memory, cut, and without keys and files."""
+"""Recorded bodies of requests to models with `recording` in their configuration: in memory, shortened, and without keys
+and files."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,11 +15,11 @@ from modelrunner.telemetry.redaction import redacted
 from modelrunner.types import Mode
 
 _SEARCHED = 1 << 20  # bytes of a body that are searched for keys and files; the rest is cut off
-_OVERHEAD = 2048  # bytes of a recording beside its bodies, about
+_OVERHEAD = 2048  # bytes of a recording without its bodies, about
 
 
 class RecordedBody(msgspec.Struct, frozen=True):
-    """`text` is the start of a body of `size` bytes, `whole` or not; `redacted` counts what was taken out of it."""
+    """`text` is the start of a body of `size` bytes, `whole` or not; `redacted` counts the parts that were removed."""
 
     text: str
     size: int
@@ -27,7 +28,7 @@ class RecordedBody(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """One request to `path`. `owner` is as of `Terms.owner`."""
+    """One request to `path`. `owner` is its `Terms.owner`."""
 
     record: RequestRecord
     owner: str
@@ -41,8 +42,8 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Recordings:
-    """The newest recordings, of at most `memory` bytes; each body has at most `limit` bytes. `is_on` tells by the name
-    of a model whether its requests are recorded."""
+    """The newest recordings, of at most `memory` bytes; each body has at most `limit` bytes. `is_on` takes the name of
+    a model, and returns whether its requests are recorded."""
 
     def __init__(self, is_on: Callable[[str, Mode], bool], memory: int, limit: int) -> None:
         self._is_on = is_on
@@ -51,22 +52,22 @@ class Recordings:
         self._size = 0
 
     def tap(self, ask: Inference, sink: Sink) -> "Tap":
-        """Stands between a request and its client."""
+        """Returns a tap between a request and its client."""
         return Tap(self, ask, sink)
 
     def find(self, id: str, owner: str | None) -> Recorded:
-        """The newest recording of a request with this ID that `owner` may see; None may see all. Raises
+        """Returns the newest recording of a request with this ID that `owner` may see; None may see all. Raises
         `RequestNotFound`."""
         for one in reversed(self._kept):
             if one.record.request_id == id and owner in (None, one.owner):
                 return one
         raise RequestNotFound(
-            "no recording of a request with this ID is kept: bodies are recorded only for models that are configured "
-            "so (`modelrunner configure MODEL --recording on`)"
+            "there is no recording of a request with this ID: bodies are recorded only for models with "
+            "`modelrunner configure MODEL --recording on`"
         )
 
     def take(self, ask: Inference, record: RequestRecord, answer: bytes, size: int) -> None:
-        """Keeps the bodies of a request that is over, if its model is recorded."""
+        """Keeps the bodies of a request that has ended, if its model is recorded."""
         route = ask.terms.route
         if not record.served.model or not self._is_on(record.served.model, route.mode):
             return
@@ -84,8 +85,8 @@ class Recordings:
 
 
 class Tap:
-    """The `Sink` of a request, which passes its answer on to the client's and keeps the start of it; and, with `work`,
-    the request under way."""
+    """The `Sink` of a request, which passes the answer on to the client's sink and keeps its start; also an `UnderWay`,
+    which passes every call on to `work`."""
 
     takes_chunks = False
     work: UnderWay

@@ -1,4 +1,4 @@
-"""Takes keys and files out of bodies that are recorded."""
+"""Removes keys and files from recorded bodies."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 _FILE = re.compile(r"(data:(?:[\w.+-]|\\?/)*(?:;[\w=.+-]+)*,)((?:[^\"'\\\s<>)]|\\/)+)", re.ASCII)
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]|\\/){512,}={0,2}")
-# Keys by the form that their makers gave them: ours, and those of model services, hubs and clouds.
+# Keys of a known form: ours, and those of model services, hubs and clouds.
 _KEY = re.compile(
     r"mr-[\w-]{43}|\bmr-[\w-]{16,}|\bsk-[\w-]{16,}|\b(?:hf|gh[opsur]|glpat|npm)[_-]\w{16,}|\bgithub_pat_\w{16,}|\bxox[a-z]-[\w-]{10,}"
     r"|\bA(?:KIA|SIA)[0-9A-Z]{16}|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
@@ -15,7 +15,7 @@ _KEY = re.compile(
     re.DOTALL,
 )
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
-# Names of secrets: of members of JSON, and of variables and parameters (`NAME=text`).
+# Names of secrets in members of JSON, and in variables and parameters (`NAME=text`).
 _NAMES = (
     r"api[-_]?key|authorization|(?:api|access|auth|bearer|refresh|session|id)[-_]?token|secret|password|passwd|pwd"
     r"|passphrase|(?:secret|private|access|secret[-_]?access)[-_]?key"
@@ -36,15 +36,15 @@ _GONE = "[redacted]"
 
 
 def redacted(text: str) -> tuple[str, int]:
-    """Returns the text without API keys, passwords by the names of JSON members and of variables, the contents of
-    `data:` URLs, and base64 of 512 characters and more; and how many were taken out. A JSON text stays one. JSON in the
-    strings of JSON, such as the arguments of a call, is searched as well."""
+    """Returns the text without API keys, secrets by the names of JSON members and variables, the contents of `data:`
+    URLs, and base64 of 512 characters and more; and the number of removed parts. JSON stays valid. JSON in strings of
+    JSON, such as the arguments of a call, is searched as well."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             changed, count = _in_value(msgspec.json.decode(text))
             return (msgspec.json.encode(changed).decode(), count) if count else (text, 0)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            pass  # a part of JSON, or text that only begins like it
+            pass  # a part of JSON, or another text that begins like JSON
     total = 0
     if r"\"" in text:
         text, total = _in_literals(text)
@@ -79,7 +79,7 @@ def _is_secret(name: str, text: str, members: dict[str, Any]) -> bool:
 
 
 def _in_literals(text: str) -> tuple[str, int]:
-    """Searches the strings of a text with JSON that may be JSON themselves. The last one may be cut off."""
+    """Searches strings of a JSON text that may themselves be JSON. The last string may be cut off."""
     total = 0
 
     def searched(found: re.Match[str]) -> str:

@@ -1,5 +1,4 @@
-"""The observer that hands each request to the counters, the recent requests and the usage, and answers questions about
-them."""
+"""The observer that passes each request to the counters, the recent requests and the usage, and reads them."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
@@ -20,9 +19,9 @@ from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
 
 
 class Telemetry:
-    """An `Observer`. `under_way` gives the requests that have not ended; `state` is the folder of the usage file;
-    `wall` is the time of day in Unix seconds. Requests are told some time after their end: each look at what was
-    counted calls `flush` first, so that it sees all of them."""
+    """An `Observer`. `under_way` returns the requests that have not ended; `state` is the folder of the usage file;
+    `wall` is the time of day in Unix seconds. Records come some time after the end of their requests: so each method
+    that reads counts calls `flush` first."""
 
     def __init__(
         self,
@@ -58,11 +57,11 @@ class Telemetry:
         return await self.exposition.render(accept)
 
     def running(self) -> list[RequestRecord]:
-        """The requests under way, the oldest first, with the status 0."""
+        """Returns the requests under way, the oldest first, with the status 0."""
         return self._recent.running()
 
     def requests(self, wanted: RequestFilter, limit: int | None = None) -> list[RequestRecord]:
-        """The requests under way, then the last ones, the newest first."""
+        """Returns the requests under way, then the last ones, the newest first."""
         self._flush()
         found = (*self._recent.running(), *reversed(list(self._recent)))
         return [record for record in found if wanted.admits(record)][:limit]
@@ -73,23 +72,22 @@ class Telemetry:
         return _chosen(self._recent.subscribe(idle=idle), wanted)
 
     def ended_after(self, number: int) -> tuple[int, list[RequestRecord]]:
-        """Returns how many requests have ended, and those of them after the first `number`, the oldest first, as far as
-        they are kept."""
+        """Returns how many requests have ended, and the kept ones after the first `number`, the oldest first."""
         self._flush()
         return self._recent.last, self._recent.after(number)
 
     def history(self) -> list[CountedStep]:
-        """The steps of the last hour that have ended, the oldest first."""
+        """Returns the complete steps of the last hour, the oldest first."""
         self._flush()
         return list(self._history)
 
     def latest_step(self) -> CountedStep | None:
-        """The last step with requests that has ended."""
+        """Returns the last complete step with requests."""
         self._flush()
         return self._history.latest()
 
     async def usage(self, by: Grouping, since: timedelta) -> list[UsageSum]:
-        """Sums of the days that `since` reaches back to. Raises as `Usage.sums`."""
+        """Returns the sums since the day that is `since` ago. Raises as `Usage.sums`."""
         self._flush()
         return await self._usage.sums(by, since)
 
@@ -97,20 +95,21 @@ class Telemetry:
         """Ends a request under way; its client gets a `RequestCancelled`. Raises `RequestNotFound`."""
         exchange = self._recent.find(request_id)
         if exchange is None:
-            raise RequestNotFound("no request with this ID is under way: `modelrunner requests` shows those that are")
+            raise RequestNotFound("no request with this ID is under way: `modelrunner requests` lists the requests")
         exchange.stop(RequestCancelled("the request was cancelled by `modelrunner requests cancel`"))
 
     async def write_usage(self) -> None:
-        """Writes usage to the disk now and then, until it is cancelled."""
+        """Writes usage to the disk regularly until it is cancelled."""
         await self._usage.run()
 
     async def close(self) -> None:
-        """Counts the requests that ended last, and writes their usage."""
+        """Counts the last requests, and writes their usage."""
         self._flush()
         await self._usage.flush()
 
     async def count_events(self) -> None:
-        """Counts the scheduler's events until it closes. A burst that is too long for the feed costs its events."""
+        """Counts the scheduler's events until it closes. The events of a burst that is too long for the feed are
+        lost."""
         events = self._scheduler.events
         while not events.closed:
             async for event in events.subscribe():

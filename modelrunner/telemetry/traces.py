@@ -1,6 +1,6 @@
-"""Traces for OpenTelemetry: a span for each request, with what it waited for and the engine's work as its children.
+"""Traces for OpenTelemetry: a span for each request, whose children are its waits and the engine's work.
 
-Spans are made when a request has ended, and a thread of the SDK's sends them. The variables OTEL_* say where
+Spans are made when a request has ended, and a thread of the SDK sends them. The variables OTEL_* configure where
 (https://opentelemetry.io/docs/specs/otel/protocol/exporter/). Only `tracing.py` imports this module: the SDK is an
 extra."""
 
@@ -32,15 +32,15 @@ from modelrunner.gateway.routes import all_routes
 from modelrunner.gateway.tracecontext import Trace
 from modelrunner.types import Mode
 
-_PATIENCE = 2000  # milliseconds for the last spans at the end of the daemon
-# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and the names of the routes where it has none.
+_PATIENCE = 2000  # milliseconds to send the last spans when the daemon ends
+# From https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/; other operations have the names of routes.
 _OF_MODE = {Mode.EMBEDDING: "embeddings", Mode.RERANKING: "rerank"}
 _OF_PATH = {"/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/completions": "text_completion"}
 
 
 @cache
 def _operations() -> Mapping[str, str]:
-    """The operation of each route, by its pattern."""
+    """Returns the operation of each route, by its pattern."""
     return {
         route.pattern: _OF_MODE.get(route.mode) or _OF_PATH.get(route.path) or route.path.rpartition("/")[2]
         for _, _, route in all_routes()
@@ -48,7 +48,7 @@ def _operations() -> Mapping[str, str]:
 
 
 class _GivenIds(IdGenerator):
-    """The engine got its span's ID before there is a span."""
+    """Gives spans the IDs of their records: the engine gets its span's ID before the span is made."""
 
     trace = span = 0
 
@@ -72,10 +72,10 @@ class _CountingExporter(OTLPSpanExporter):
 
 
 class Traces:
-    """An `Observer`. A collector that fails costs spans, which are counted, and nothing else."""
+    """An `Observer`. A failing collector loses spans, which are counted, but affects no request."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs every span that is lost
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs every lost span
         named = "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         resource = Resource.create({} if named else {"service.name": "modelrunner"})
         self._ids, self._exporter = _GivenIds(), _CountingExporter()
@@ -90,14 +90,14 @@ class Traces:
                 self._add(record, record.trace)
 
     def families(self) -> list[CounterMetricFamily]:
-        """Spans by their fate; those that are neither sent nor failed wait, or were too many."""
+        """Returns the spans by their fate. Spans that were neither sent nor failed wait, or were dropped."""
         spans = CounterMetricFamily("modelrunner_spans", "Spans of traces", labels=("fate",))
         for fate in ("made", "sent", "failed"):
             spans.add_metric([fate], self._made if fate == "made" else getattr(self._exporter, fate))
         return [spans]
 
     def close(self) -> None:
-        """Sends what is left, for at most two seconds. Blocks."""
+        """Sends the remaining spans, for at most two seconds. Blocks."""
         self._provider.force_flush(_PATIENCE)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
         self._provider.shutdown()
@@ -136,7 +136,7 @@ class Traces:
 
 
 def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
-    """Without anything of a prompt or an answer."""
+    """Returns the attributes, which have no part of a prompt or an answer."""
     tokens = record.tokens
     found = {
         "gen_ai.operation.name": operation,

@@ -1,4 +1,4 @@
-"""Whether requests are traced."""
+"""Decides whether requests are traced."""
 
 import logging
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 def traces(environ: Mapping[str, str]) -> "Traces | None":
-    """Returns the observer that the variables OTEL_* ask for, None where they ask for none. Logs a warning if the extra
-    is missing."""
+    """Returns the observer that the variables OTEL_* ask for, None if they ask for none. Logs a warning if the extra is
+    missing."""
     off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
     if off or not any(map(environ.get, _ENDPOINTS)):
         return None

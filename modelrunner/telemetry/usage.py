@@ -16,9 +16,9 @@ from modelrunner.telemetry.columns import Columns
 log = logging.getLogger(__name__)
 
 EVERY = 1.0
-"""Seconds between two writes, and so the most that a kill can lose, with the time of a write."""
-_LARGEST = 64 << 20  # bytes of the file, after which the oldest days go
-_MOST_KEPT = 10_000  # sums that wait for the disk: callers name themselves, and a disk may be full for days
+"""Seconds between two writes. A kill loses at most this time and that of a write."""
+_LARGEST = 64 << 20  # bytes of the file above which the oldest days are removed
+_MOST_KEPT = 10_000  # sums that wait for the disk: callers choose their names, and a disk may be full for days
 _OTHERS = "(others)"
 _TABLE = """create table if not exists usage (
     day text, caller text, model text, requests integer, prompt integer, answer integer, seconds real,
@@ -39,7 +39,7 @@ class Grouping(StrEnum):
 @dataclass(frozen=True, slots=True)
 class UsageSum:
     """Requests that reached an engine, their tokens, and the `seconds` that engines worked for them. `name` is the day,
-    the model or the caller that they are the sum of."""
+    the model or the caller of the sum."""
 
     name: str
     requests: int
@@ -49,8 +49,8 @@ class UsageSum:
 
 
 class Usage:
-    """Adds up in memory, and writes once a second in a thread: no request waits for the disk. `wall` is the time of day
-    in Unix seconds; `pause` waits for so many seconds."""
+    """Sums requests in memory, and writes the sums once a second in a thread: no request waits for the disk. `wall` is
+    the time of day in Unix seconds; `pause` waits for so many seconds."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Usage:
         self._writes: set[asyncio.Task[None]] = set()
 
     def add(self, alike: Columns) -> None:
-        """Adds requests of one caller that a model answered; others do not count."""
+        """Adds requests of one caller. Requests that no model answered do not count."""
         if not alike.served.model:
             return
         day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
@@ -87,8 +87,8 @@ class Usage:
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes the sums that are new, after those that are being written. A disk that refuses them loses nothing: the
-        next call tries again. Nor does a call that is cancelled: its write goes on, and the next call waits for it."""
+        """Writes the new sums, after a write under way. If the disk refuses them, the next call tries again; if the
+        call is cancelled, its write continues, and the next call waits for it. So no sum is lost."""
         self._writes.add(write := asyncio.create_task(self._write_new(), name="write usage"))
         write.add_done_callback(self._writes.discard)
         await asyncio.shield(write)
@@ -104,7 +104,7 @@ class Usage:
             await asyncio.to_thread(self._write, new)
             self._failing = False
         except (sqlite3.Error, OSError) as error:
-            if not self._failing:  # once, not every second
+            if not self._failing:  # logged once, not every second
                 log.warning("usage stays in memory: %s cannot be written: %s", self._database.path, error)
             self._failing = True
             for key, sums in new.items():
@@ -112,7 +112,7 @@ class Usage:
                 later[:] = [a + b for a, b in zip(sums, later, strict=True)]
 
     async def sums(self, by: Grouping, since: timedelta) -> list[UsageSum]:
-        """Sums by day, model or caller, of the days that `since` reaches back to; the newest day or the largest number
+        """Returns sums by day, model or caller since the day that is `since` ago; the newest day or the largest number
         of requests first. Raises `OSError`, `sqlite3.Error`."""
         await self.flush()
         first = (datetime.fromtimestamp(self._wall(), UTC) - since).date().isoformat()

@@ -121,7 +121,7 @@ def test_what_requests_under_way_were_expected_to_cost_is_settled() -> None:
     allowance = Allowance("it", Rates(tokens_per_minute=100), clock)
     allowance.begin(1, 4 * 60, clock())
     allowance.begin(2, 4 * 60, clock())
-    with pytest.raises(RateLimited, match="those under way") as refused:
+    with pytest.raises(RateLimited, match="requests under way take") as refused:
         allowance.begin(3, 9, clock())
     assert refused.value.retry_after == 1
     allowance.end(30, 4 * 60, clock())

@@ -69,6 +69,7 @@ class Relay:
         self.tokens: Tokens = NONE
 
     def start(self) -> None:
+        """Begins the work. Called once."""
         if self._counted:
             self._pipeline.running.add(self)
         self._source.begin(self)

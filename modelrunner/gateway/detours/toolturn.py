@@ -42,6 +42,7 @@ class ToolCall(NamedTuple):
 
 
 def sse(data: bytes, event: str = "") -> bytes:
+    """Returns a server-sent event, with the name `event` unless that is ""."""
     return (b"event: %b\n" % event.encode() if event else b"") + b"data: %b\n\n" % data
 
 
