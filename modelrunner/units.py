@@ -31,13 +31,8 @@ def format_bytes(count: float) -> str:
     """Returns bytes with a binary unit and three significant digits: `92.1MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
-            return (
-                f"{count:.0f}{unit}"
-                if unit == "B"
-                else f"{count:.3g}{unit}"
-                if abs(count) < 1000
-                else f"{count:.0f}{unit}"
-            )
+            is_whole = unit == "B" or abs(count) >= 999.5  # three digits would be 1e+03
+            return f"{count:.0f}{unit}" if is_whole else f"{count:.3g}{unit}"
         count /= 1024
     raise AssertionError
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modelrunner.backend import BackendState, BackendStatus
@@ -72,6 +72,7 @@ def test_what_is_no_size(text: str | int) -> None:
 
 
 @given(st.integers(min_value=0, max_value=2**62))
+@example(round(999.7 * 2**30))
 def test_a_printed_size_is_within_one_percent(count: int) -> None:
     printed = format_bytes(count)
     assert parse_bytes(printed) == pytest.approx(count, rel=0.01)
