@@ -38,7 +38,7 @@ def daemon(installed: Path, make_daemon: StartDaemon) -> Iterator[Daemon]:
     daemon = make_daemon("wheel")
     (daemon.data / "engines" / "vllm").symlink_to(installed)
     assert engines.usable(daemon.data / "engines" / "vllm")
-    daemon.start()
+    daemon.start(listen="127.0.0.1:0")  # a port that is closed to vLLM
     configured = daemon.run("configure", SMOLLM2_SAFETENSORS, "--set", "vllm.tool-call-parser=hermes")
     assert configured.returncode == 0, configured.stderr
     yield daemon
