@@ -73,14 +73,14 @@ class Lifecycle:
         """Stops on TERM and INT (Ctrl-C). With `last` the process ends after the block, and ignores later signals, so
         that its exit status is its own."""
         loop = asyncio.get_running_loop()
-        asked = {
+        asked: dict[int, Callable[[], None]] = {
             signal.SIGTERM: self.request_stop,
             signal.SIGINT: self.request_stop,
             signal.SIGHUP: self.hang_up,
         }
 
         def handle(number: int, _: object) -> None:
-            loop.call_soon_threadsafe(asked[signal.Signals(number)])
+            loop.call_soon_threadsafe(asked[number])  # few frames: a flood of signals nests them
 
         before = {number: signal.signal(number, handle) for number in asked}
         try:
