@@ -23,7 +23,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -36,6 +35,7 @@ import pytest
 
 from modelrunner.backend import Backend, BackendContext, BackendState
 from modelrunner.engine.processphase import ProcessPhase
+from modelrunner.engine.readiness import free_port
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
@@ -253,13 +253,8 @@ def make_runner(backend: Backend, spec: RunSpec) -> Runner:
     key = RunnerKey(backend.name, spec.model_id, spec.mode)
     folder = Path(tempfile.gettempdir()) / f"modelrunner-{os.urandom(6).hex()}"
     endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
-    return Runner(backend, spec, key, id="contract", endpoint=endpoint, folder=folder)
-
-
-def free_port() -> Endpoint:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])
+    other_port = free_port if backend.uses_tcp else None
+    return Runner(backend, spec, key, id="contract", endpoint=endpoint, folder=folder, other_port=other_port)
 
 
 def tree(runner: Runner) -> list[psutil.Process]:

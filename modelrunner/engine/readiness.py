@@ -34,6 +34,13 @@ def is_free(endpoint: Endpoint) -> bool:
     return True
 
 
+def free_port() -> Endpoint:
+    """Returns a port of 127.0.0.1 that is free now. Another process may take it before the engine listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])
+
+
 def pause(starting: float, silent: float) -> float:
     """Returns the seconds between two questions to an engine: 0.01 at first, at most 0.25. The engine has been
     `starting` for so many seconds, and `silent` for so many since its last line."""

@@ -2,12 +2,12 @@
 
 import asyncio
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+from modelrunner.engine.readiness import free_port
 from modelrunner.engine.runner import Runner
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.processtree import process_tree
@@ -47,7 +47,7 @@ class RunnerFactory:
         if key.batch:  # beside the clients' runner, which has the same specification
             log = spec.process.log_path
             spec = replace(spec, process=replace(spec.process, log_path=log.with_stem(f"{log.stem}-batch")))
-        endpoint = _free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
+        endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
         return Runner(
             backend,
             spec,
@@ -58,7 +58,7 @@ class RunnerFactory:
             stall_limit=self._stall_limit,
             wedge_limit=self._wedge_limit,
             clock=self._clock,
-            other_port=_free_port if backend.uses_tcp else None,
+            other_port=free_port if backend.uses_tcp else None,
         )
 
 
@@ -77,9 +77,3 @@ def _measured(runner: Runner) -> RequiredMemory | None:
         return replace(memory, vram=held_by(devices(), (process.pid for process in process_tree(pid))))
     except (OSError, ValueError):  # the probe logs it
         return memory
-
-
-def _free_port() -> Endpoint:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])

@@ -1,6 +1,7 @@
 """A proxy that listens as the daemon does, and a client that speaks raw bytes and reads answers strictly (h11)."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -227,9 +228,8 @@ async def proxy(
     async with scripted_engine(folder / "engine.sock", script) as engine:
         runner = FakeRunner(engine.endpoint)
         scheduler = FakeScheduler(runner)
-        listening = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
-        port = listening.sockets[0].getsockname()[1]
-        listening.close()
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
         access = Access(host_names(port, ("test:*", "x:*") if kind == "tls" else ()), origins)
         pipeline = Pipeline(FakeResolver(), scheduler, access, limits or only())  # type: ignore[arg-type]
         app = web.Application(middlewares=[envelope(lambda: False)])
@@ -248,7 +248,7 @@ async def proxy(
         }
         servers = [
             await loop.create_unix_server(lanes["unix"], str(folder / "proxy.sock")),
-            await loop.create_server(lanes["tcp"], "127.0.0.1", port),
+            await loop.create_server(lanes["tcp"], sock=listener),
         ]
         made = Proxy(engine, runner, scheduler, pipeline, lanes, folder / "proxy.sock", port, kind, written)
         try:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.ports import reserved_port
+
 PROGRAM = shutil.which("docker-registry")
 OCI = "application/vnd.oci.image.manifest.v1+json"
 # bcrypt of "secret".
@@ -31,35 +33,33 @@ class Registry:
 def serving(folder: Path, *, users: str = "", tls: tuple[Path, Path] | None = None) -> Iterator[Registry]:
     """A registry with its files in `folder`; `users` are lines of htpasswd, `tls` a certificate and its key."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config: dict[str, Any] = {
-        "version": 0.1,
-        "log": {"level": "warn", "accesslog": {"disabled": False}},
-        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}, "delete": {"enabled": True}},
-        "http": {"addr": f"127.0.0.1:{port}", "secret": "of these tests"},
-    }
-    if users:
-        (folder / "htpasswd").write_text(users)
-        config["auth"] = {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}
-    if tls:
-        config["http"]["tls"] = {"certificate": str(tls[0]), "key": str(tls[1])}
-    (folder / "config.yml").write_text(json.dumps(config))
-    assert PROGRAM is not None, "scripts/setup-ci installs docker-registry"
-    log = folder / "log"
-    with open(log, "wb") as output:
-        process = subprocess.Popen([PROGRAM, "serve", str(folder / "config.yml")], stdout=output, stderr=output)
-    try:
-        while True:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-                break
-            assert process.poll() is None, log.read_text()
-        host = f"localhost:{port}" if tls else f"127.0.0.1:{port}"
-        yield Registry(host, f"{'https' if tls else 'http'}://{host}", log)
-    finally:
-        process.terminate()
-        process.wait()
+    with reserved_port() as port:
+        config: dict[str, Any] = {
+            "version": 0.1,
+            "log": {"level": "warn", "accesslog": {"disabled": False}},
+            "storage": {"filesystem": {"rootdirectory": str(folder / "data")}, "delete": {"enabled": True}},
+            "http": {"addr": f"127.0.0.1:{port}", "secret": "of these tests"},
+        }
+        if users:
+            (folder / "htpasswd").write_text(users)
+            config["auth"] = {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}
+        if tls:
+            config["http"]["tls"] = {"certificate": str(tls[0]), "key": str(tls[1])}
+        (folder / "config.yml").write_text(json.dumps(config))
+        assert PROGRAM is not None, "scripts/setup-ci installs docker-registry"
+        log = folder / "log"
+        with open(log, "wb") as output:
+            process = subprocess.Popen([PROGRAM, "serve", str(folder / "config.yml")], stdout=output, stderr=output)
+        try:
+            while True:
+                with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert process.poll() is None, log.read_text()
+            host = f"localhost:{port}" if tls else f"127.0.0.1:{port}"
+            yield Registry(host, f"{'https' if tls else 'http'}://{host}", log)
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def digest(data: bytes) -> str:

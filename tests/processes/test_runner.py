@@ -13,7 +13,7 @@ import pytest
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.lastwords import last_words
 from modelrunner.engine.processphase import ProcessPhase
-from modelrunner.engine.readiness import pause
+from modelrunner.engine.readiness import free_port, pause
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
 from modelrunner.processes import process
@@ -21,6 +21,7 @@ from modelrunner.processes.processtree import activity_of
 from modelrunner.types import Endpoint, ProcessOptions, RunSpec
 from tests.e2e.daemons import until
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
+from tests.ports import reserved_port
 from tests.waiting import HUNG
 
 GRACE = 100 * HUNG
@@ -74,15 +75,10 @@ def watch(tmp_path):
     return watch
 
 
-def free_port() -> Endpoint:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])
-
-
 @pytest.fixture
 def port():
-    return free_port().port
+    with reserved_port() as port:
+        yield port
 
 
 async def test_states_and_stages_are_reported(watch, tmp_path):
@@ -286,10 +282,10 @@ async def test_a_port_that_is_taken_leads_to_another(watch, tmp_path, port):
         await watched.stop()
 
 
-async def test_an_engine_that_forks_workers_is_no_stranger(watch, tmp_path):
+async def test_an_engine_that_forks_workers_is_no_stranger(watch, tmp_path, port):
     """Workers that hold its listening socket come and go all the time."""
     for _ in range(10):
-        watched = watch("--forking", backend=FakeTcpBackend(tmp_path), endpoint=free_port())
+        watched = watch("--forking", backend=FakeTcpBackend(tmp_path), endpoint=Endpoint(host="127.0.0.1", port=port))
         await watched.ready()
         await watched.stop()
 

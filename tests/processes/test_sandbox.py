@@ -19,6 +19,7 @@ from modelrunner.processes import confinement, process, seccomp
 from modelrunner.sandbox import Permissions
 from modelrunner.types import ProcessOptions
 from tests.fakes import Observer
+from tests.ports import reserved_port
 from tests.processes.intruder import ATTEMPTS
 
 BY_MACHINE = {  # what they need without a sandbox, some kernels, settings of theirs or file systems do not have
@@ -159,17 +160,14 @@ async def test_a_variable_that_binds_threads_is_a_permission_and_is_reported(gro
 
 
 async def test_an_endpoint_on_tcp_is_the_only_port(ground, daemon, listener) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     code = "import socket, sys\nfor port in map(int, sys.argv[1:]):\n try: socket.create_server(('127.0.0.1', port))\n"
     code += " except OSError as error: print(port, error.errno)\n else: print(port, 'listens')"
     observer = Observer()
-    options = ProcessOptions(ground.log, observer, permissions=Permissions(port=port))
-    with pytest.raises(BackendExited):
-        await process.run(
-            [sys.executable, "-c", code, str(port), "0"], env=process.scrubbed_environment(), options=options
-        )
+    with reserved_port() as port:
+        options = ProcessOptions(ground.log, observer, permissions=Permissions(port=port))
+        words = [sys.executable, "-c", code, str(port), "0"]
+        with pytest.raises(BackendExited):
+            await process.run(words, env=process.scrubbed_environment(), options=options)
     assert observer.lines == [f"{port} listens", f"0 {errno.EACCES}"]
 
 

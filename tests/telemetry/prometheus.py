@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from tests.ports import reserved_port
 
 CONTRIB = Path(__file__).parents[2] / "contrib"
 
@@ -20,29 +21,23 @@ def promtool(*words: str, told: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def prometheus(folder: Path, target: int, every: str = "250ms") -> AsyncIterator[aiohttp.ClientSession]:
     """A Prometheus that scrapes the daemon at that port, and a client for its API."""
-    port, config = free_port(), folder / "prometheus.yml"
+    config = folder / "prometheus.yml"
     jobs = [{"job_name": "modelrunner", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}]
     rules = [str(CONTRIB / "prometheus-rules.yml")]
     config.write_text(json.dumps({"global": {"scrape_interval": every}, "scrape_configs": jobs, "rule_files": rules}))
-    options = [f"--config.file={config}", f"--storage.tsdb.path={folder}", f"--web.listen-address=127.0.0.1:{port}"]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec("prometheus", *options, stdout=log, stderr=log)
-    try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-            yield client
-    finally:
-        process.terminate()
-        await process.wait()
+    with reserved_port() as port:
+        options = [f"--config.file={config}", f"--storage.tsdb.path={folder}", f"--web.listen-address=127.0.0.1:{port}"]
+        with (folder / "prometheus.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec("prometheus", *options, stdout=log, stderr=log)
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+                yield client
+        finally:
+            process.terminate()
+            await process.wait()
 
 
 async def query(client: aiohttp.ClientSession, expression: str) -> dict[tuple[str, ...], float]:

@@ -1,6 +1,5 @@
 """Tools of MCP servers through a whole daemon: real servers, over stdio and HTTP."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from tests.api.conftest import Daemon, StartDaemon, start_daemon
 from tests.gateway.fakes import until
+from tests.ports import reserved_port
 from tests.waiting import HUNG
 
 __all__ = ["start_daemon"]
@@ -27,12 +27,11 @@ async def daemon(start_daemon: StartDaemon) -> Daemon:
 
 @pytest.fixture
 def http() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, SERVER, str(port)], stderr=subprocess.DEVNULL)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
+    with reserved_port() as port:
+        process = subprocess.Popen([sys.executable, SERVER, str(port)], stderr=subprocess.DEVNULL)
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+        process.wait()
 
 
 def servers() -> list[psutil.Process]:

@@ -20,6 +20,7 @@ from modelrunner.testing import running
 from modelrunner.types import RunSpec
 from modelrunner_vllm import VllmBackend
 from tests.e2e.daemons import command_line
+from tests.ports import reserved_port
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
@@ -45,24 +46,22 @@ class Cluster(NamedTuple):
 @pytest.fixture
 def cluster(installed: Path) -> Iterator[Cluster]:
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets are below it, and their paths have 107 bytes
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    address = f"{own_address()}:{port}"
-    env = scrubbed_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
-    python = str(installed / "bin/python")
-    command = [python, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=1"]
-    nodes = (
-        ["--head", f"--port={port}", "--include-dashboard=false"],
-        [f"--address={address}"],
-    )
-    try:
-        for words in nodes:
-            subprocess.run([*command, *words], env=env, check=True, timeout=HUNG, capture_output=True)
-        yield Cluster(address, folder)
-    finally:
-        _end(folder, address)
-        shutil.rmtree(folder, ignore_errors=True)
+    with reserved_port("") as port:
+        address = f"{own_address()}:{port}"
+        env = scrubbed_environment() | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+        python = str(installed / "bin/python")
+        command = [python, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=1"]
+        nodes = (
+            ["--head", f"--port={port}", "--include-dashboard=false"],
+            [f"--address={address}"],
+        )
+        try:
+            for words in nodes:
+                subprocess.run([*command, *words], env=env, check=True, timeout=HUNG, capture_output=True)
+            yield Cluster(address, folder)
+        finally:
+            _end(folder, address)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(*marks: str) -> None:
