@@ -87,9 +87,8 @@ def _plan(policy: type[Eviction]) -> type[Plan]:
 RULES = {
     "all rules": Rules(),
     "without wait": Rules(Policy(patience=0.0, crowd_patience=0.0)),
-    "without sparing": Rules(Policy(spare=0.0, crowd_rest=0.0)),
-    "crowds as all others": Rules(Policy(crowd_patience=6.0, crowd_loads=8.0, crowd_rest=0.0)),
-    "no rest beside a crowd": Rules(Policy(crowd_rest=0.0)),
+    "without sparing": Rules(Policy(spare=0.0)),
+    "crowds as all others": Rules(Policy(crowd_patience=6.0, crowd_loads=8.0)),
     "without turns of models": Rules(plan=_OldestRequestFirst),
     "batches as all others": Rules(Policy(ageing=0.0)),
     "without a batch's own runner": Rules(plan=_SharedRunner),
@@ -109,8 +108,6 @@ DROPPED = {
     "a wait without limit": Rules(Policy(patience=math.inf, crowd_patience=math.inf)),
     "spared for two loads": Rules(Policy(spare=2.0)),
     "as the router": Rules(
-        Policy(
-            600.0, math.inf, loads=math.inf, spare=0.0, crowd_patience=math.inf, crowd_loads=math.inf, crowd_rest=0.0
-        )
+        Policy(600.0, math.inf, loads=math.inf, spare=0.0, crowd_patience=math.inf, crowd_loads=math.inf)
     ),
 }

@@ -3,8 +3,7 @@
 A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price). For a crowd,
 which has more requests than an engine works on at once, let wait = min(crowd_patience, 48 * price).
 
-- An idle runner goes once it has been idle for load(runner), beside a crowd at least for `crowd_rest`, or the group
-  has waited for `wait`.
+- An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.
@@ -46,8 +45,7 @@ class _Victim(NamedTuple):
 @dataclass
 class Eviction:
     """The candidates for eviction within one plan: `slots` but for those that are `gone`. `waited_for` are the keys
-    that requests wait for, `urgent` those of them with a request that does not yield to interactive ones. `crowded` is
-    true if a crowd is among the requests."""
+    that requests wait for, `urgent` those of them with a request that does not yield to interactive ones."""
 
     slots: Collection[Slot]
     waited_for: Container[RunnerKey]
@@ -55,7 +53,6 @@ class Eviction:
     memory: Allocation
     policy: Policy
     now: float
-    crowded: bool
     gone: set[RunnerKey] = field(default_factory=set)
     _candidates: dict[bool, list[_Victim]] = field(default_factory=dict)  # for urgent groups, and for others
 
@@ -74,8 +71,7 @@ class Eviction:
             case Phase.STARTING:
                 return at_once if slot.key not in self.waited_for or (urgent and not interactive) else None
             case Phase.READY if not slot.leases:
-                rest = self.policy.crowd_rest if self.crowded else 0.0
-                return -math.inf, slot.last_used + max(rest, self.policy.spare * load)
+                return -math.inf, slot.last_used + self.policy.spare * load
             case Phase.READY if urgent is interactive:
                 return slot.ready_at, math.inf
             case Phase.READY if urgent:

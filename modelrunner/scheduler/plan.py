@@ -169,8 +169,7 @@ class Plan:
         urgent, waited_for = self._turns.urgent(waiting), {group.key for group in waiting}
         self._due += [min(map(self._turns.yields_until, g.waiting)) for g in waiting if g.key not in urgent]
         chosen = self._choose([group for group in waiting if self._may_be_admitted(group)])
-        crowded = any(group.is_crowd for group in self.state.groups)
-        eviction = self.eviction(self.live.values(), waited_for, urgent, self.memory, self.policy, self.now, crowded)
+        eviction = self.eviction(self.live.values(), waited_for, urgent, self.memory, self.policy, self.now)
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
         for group in self._turns.in_line([g for g in waiting if g.key in chosen or g.key in loads], urgent):
             if group.key in chosen and group.key not in eviction.gone:  # a sleeping runner may have been evicted

@@ -137,16 +137,14 @@ class Failure:
 class Policy:
     """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `loads` and `spare` in multiples
     of load times say when runners go, see `eviction`; for a crowd, `crowd_patience` and `crowd_loads` stand for the
-    first two, and beside one no runner goes that has been idle for less than `crowd_rest` seconds. A batch whose caller
-    got nothing for `ageing` seconds counts as interactive until its next turn."""
+    first two. A batch whose caller got nothing for `ageing` seconds counts as interactive until its next turn."""
 
     max_wait: float = 600.0
     patience: float = 6.0
     loads: float = 8.0
     spare: float = 1.0
-    crowd_patience: float = 18.0
+    crowd_patience: float = 30.0
     crowd_loads: float = 48.0
-    crowd_rest: float = 0.5
     ageing: float = 60.0
 
 
