@@ -72,12 +72,14 @@ async def stream_events(
     request: web.Request, feed: AsyncGenerator[T | None, None], render: Callable[[T], bytes]
 ) -> web.StreamResponse:
     """Sends a feed as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) until it ends
-    or the client leaves. `render` gives an item's event, b"" to leave an item out; None from the feed becomes a
-    comment."""
+    or the client leaves; to HEAD only the head. `render` gives an item's event, b"" to leave an item out; None from the
+    feed becomes a comment."""
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     async with aclosing(feed):
+        if request.method == "HEAD":
+            return response
         async for item in feed:
             event = b": alive\n\n" if item is None else render(item)
             if event:

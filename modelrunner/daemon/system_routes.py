@@ -98,7 +98,8 @@ class SystemRoutes:
         """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N lines
         only, `?follow` continues as the log grows."""
         path, lines = self._log_of(request), query_count(request, "lines")
-        ending = self._lifecycle.stop if query_flag(request, "follow") else None
+        follow = query_flag(request, "follow") and request.method != "HEAD"
+        ending = self._lifecycle.stop if follow else None
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
         await response.prepare(request)
         async for chunk in read_log(path, ending, lines=lines):

@@ -44,6 +44,7 @@ class HandoverTransport(asyncio.Transport):
         self.peer, self.client = client.peer, id(client)
         self._client = client
         self._protocol = protocol
+        self._is_head = admitted.line.method == "HEAD"
         self._whole = False
         self._paused = False
         self._closed = False
@@ -95,9 +96,14 @@ class HandoverTransport(asyncio.Transport):
     # asyncio.Transport: aiohttp's side
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._closed:
-            self.began = True
+        if self._closed:
+            return
+        if not self._is_head:
             self._client.write(bytes(data))
+        elif not self.began:  # aiohttp writes the body of a stream too, which the client would take for its next answer
+            head, end, _ = bytes(data).partition(b"\r\n\r\n")
+            self._client.write(head + end)
+        self.began = True
 
     def is_closing(self) -> bool:
         return self._closed or self._client.is_closing()

@@ -14,6 +14,7 @@ from modelrunner.api.streaming import Work, stream_progress
 from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
 from modelrunner.progress import FileProgress, ProgressReport, WorkProgress
 from modelrunner.wire import Progress
+from tests.api.conftest import StartDaemon
 from tests.waiting import HUNG
 
 Get = Callable[[Work], Awaitable[aiohttp.ClientResponse]]
@@ -162,3 +163,16 @@ async def test_a_refusal_never_stands_inside_an_answer_that_has_begun(tmp_path: 
             assert answer.endswith(b"the beginning\r\n")
     finally:
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("path", ["/engines/events?since=0", "/engines/requests", "/engines/now", "/logs?follow=true"])
+async def test_a_look_at_the_head_of_a_feed_ends(start_daemon: StartDaemon, path: str) -> None:
+    daemon = await start_daemon()
+    reader, writer = await asyncio.open_unix_connection(str(daemon.settings.runtime_dir / "modelrunner.sock"))
+    fields = "Host: x\r\nAccept: text/event-stream\r\n"
+    writer.write(f"HEAD {path} HTTP/1.1\r\n{fields}\r\nGET / HTTP/1.1\r\n{fields}Connection: close\r\n\r\n".encode())
+    async with asyncio.timeout(HUNG):
+        first, second, body = (await reader.read()).split(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert (second[:13], body) == (b"HTTP/1.1 200 ", b"modelrunner is running\n")
+    writer.close()
