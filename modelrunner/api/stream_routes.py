@@ -16,7 +16,7 @@ class StreamRoutes:
         self._streams = streams
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/v1/streams/{id}", self.get)]
+        return [web.get("/v1/streams/{id}", self.get, allow_head=False)]  # a look takes the stream over
 
     @documented({"text/event-stream": Any, "application/x-ndjson": str}, query={"from": Count})
     async def get(self, request: web.Request) -> web.StreamResponse:
@@ -32,9 +32,10 @@ class StreamRoutes:
                 if not response.prepared:
                     await response.prepare(request)
                 await response.write(piece)
+                place += len(piece)
         if not response.prepared:
             await response.prepare(request)
-        if not stream.complete and request.transport is not None:
-            request.transport.abort()  # the stream itself was cut
+        if (not stream.complete or place < stream.end) and request.transport is not None:
+            request.transport.abort()  # the stream itself was cut, or a newer connection has it
         await response.write_eof()
         return response

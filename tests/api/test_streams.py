@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from modelrunner.gateway.detours import streams
 from tests.api.conftest import Daemon, StartDaemon
 from tests.gateway.fakes import until
 from tests.waiting import HUNG
@@ -70,6 +71,33 @@ async def test_the_newest_connection_has_the_stream(daemon: Daemon, gate: Path) 
                 await first_token(third)
                 gate.touch()
                 assert b"[DONE]" in await third.read()
+
+
+async def test_a_reader_that_falls_behind_loses_the_stream_and_notices(daemon: Daemon) -> None:
+    """Also where the stream is complete: the rest of it is missing."""
+    daemon.backend.knobs = ("--tokens", "4000")
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
+        whole = await answer.read()
+    assert 400_000 < len(whole) < streams.LIMIT  # more than the sockets hold
+    path = str(daemon.settings.runtime_dir / "modelrunner.sock")
+    reader, writer = await asyncio.open_unix_connection(path, limit=1 << 10)
+    writer.write(b"GET /v1/streams/r1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(HUNG):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        async with daemon.unix.get("/v1/streams/r1") as second:
+            assert await second.read() == whole
+        rest = await reader.read()
+    assert not rest.endswith(b"0\r\n\r\n")
+    writer.close()
+
+
+async def test_a_look_at_the_head_takes_no_stream_over(daemon: Daemon, gate: Path) -> None:
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
+        await first_token(answer)
+        async with daemon.tcp.head("/v1/streams/r1") as look:
+            assert (look.status, look.headers["Allow"]) == (405, "GET")
+        gate.touch()
+        assert b"[DONE]" in await answer.read()
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Resumable": "no"}])
