@@ -31,6 +31,8 @@ _HANDED_ON = {
 ERROR_BODY_LIMIT = 256 << 10
 """The limit of an engine's error answer, in bytes."""
 _CLIENT_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
+_LONGEST, _MOST = 64, 32  # characters of an ignored field's name, and names: clients choose them
 
 _OF_STATUS: dict[int, type[ModelRunnerError]] = {
     404: NotFound,
@@ -97,7 +99,8 @@ def own_headers(variant: str, ignored: tuple[str, ...] = (), model: str = "") ->
     if model:
         headers += ((b"X-Modelrunner-Model", model.encode("ascii", "replace")),)
     if ignored:
-        headers += ((b"X-Modelrunner-Ignored", ", ".join(ignored).encode("ascii", "replace")),)
+        names = ", ".join([_UNSAFE.sub("?", name[:_LONGEST]) for name in ignored[:_MOST]])
+        headers += ((b"X-Modelrunner-Ignored", names.encode()),)
     return headers
 
 

@@ -5,14 +5,12 @@ Source of the fields and their defaults: https://platform.openai.com/docs/api-re
 vLLM and llama.cpp, which clients send to each other's servers.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.bodies import MEMBERS
+from modelrunner.gateway.dialects.dialect import decoded
 
 _OURS = frozenset({"model", "stream", "keep_alive", "cache_control"})  # engines cache prompts without the last
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -47,8 +45,6 @@ _MEANT: Mapping[str, frozenset[str]] = {
 }
 """The fields of each endpoint of an engine without which the answer would mean something else: it has another shape or
 length, breaks a rule, or lacks a part of the question."""
-_UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
-_LONGEST, _MOST = 64, 32  # characters of a name, and names: they go into a header
 
 
 def unread(body: bytes, path: str, read: Collection[str]) -> tuple[str, ...]:
@@ -62,15 +58,15 @@ def unread(body: bytes, path: str, read: Collection[str]) -> tuple[str, ...]:
         return ()
     found, meant = [], _MEANT.get(path, _OF_ALL)
     for name in members:
-        if name in strange and _asks(name, msgspec.json.decode(members[name])):
+        if name in strange and _asks(name, decoded(members[name], name)):
             if name in meant:
                 raise BadRequest(
                     f"the engine of this model does not know `{name}`, and the answer would mean something else "
                     "without it: leave it out, or ask a model that another backend runs",
                     param=name,
                 )
-            found.append(_UNSAFE.sub("?", name[:_LONGEST]))
-    return tuple(found[:_MOST])
+            found.append(name)
+    return tuple(found)
 
 
 def _asks(name: str, value: Any) -> bool:
