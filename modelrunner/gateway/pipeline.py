@@ -6,6 +6,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from time import perf_counter, time
 
+import msgspec
+
 from modelrunner.errors import (
     BadRequest,
     ExpectationFailed,
@@ -181,6 +183,8 @@ class Pipeline(Leasing):
         Raises `BadRequest`, `RateLimited`; `Unauthorized` and `Forbidden` for the API key."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
+        if fields.stream and not terms.route.streams:
+            fields = msgspec.structs.replace(fields, stream=None)
         if fields.modelrunner_tools is not None:
             self._check_tools(terms)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)

@@ -19,13 +19,14 @@ from modelrunner.types import Mode
 class Route:
     """`pattern` is the client's path, with `{backend}` or `{runner}` in place of a name; `path` is the engine's
     endpoint, `instead` the endpoint for engines without it. `backend` and `runner` are the backend and the ID of the
-    runner that the client's path names."""
+    runner that the client's path names. `streams` is `Call.streams`."""
 
     dialect: Dialect
     pattern: str
     mode: Mode
     path: str
     instead: str | None = None
+    streams: bool = False
     backend: str | None = None
     runner: str | None = None
 
@@ -40,7 +41,7 @@ def register(dialect: Dialect) -> None:
     _families.append(dialect)
     for prefix in dialect.prefixes:
         for tail, call in dialect.calls.items():
-            _routes[prefix + tail] = Route(dialect, prefix + tail, call.mode, call.path, call.instead)
+            _routes[prefix + tail] = Route(dialect, prefix + tail, call.mode, call.path, call.instead, call.streams)
 
 
 register(OPENAI := OpenAI())

@@ -48,6 +48,11 @@ class Call:
     body: Any = field(default_factory=lambda: ANYTHING)
     answer: Any = field(default_factory=lambda: ANYTHING)
 
+    @property
+    def streams(self) -> bool:
+        """True if the answer may be a stream. An answer that is described by a type alone is one piece of JSON."""
+        return isinstance(self.answer, Mapping)
+
 
 def streamed(answer: type, media_type: str = "text/event-stream") -> Mapping[str, Any]:
     """Describes an answer of this type in JSON, or a stream if the client asks for one."""
