@@ -178,8 +178,9 @@ class Exchange:
             return
         dialect = self._dialect
         path, body, self._translation = dialect.request(ask, runner)
-        if not checked and (read := dialect.reads(ask, path, runner)) is not None:
-            self._ignored = unread(ask.body, path if dialect.refuses_unread else "", read)
+        if not checked:
+            read = dialect.reads(ask, path, runner)
+            self._ignored = () if read is None else unread(ask.body, path if dialect.refuses_unread else "", read)
         if (defaults := runner.spec.bundle.defaults) is not None:
             body = filled(path, body, defaults)
         key = ask.terms.key
@@ -302,8 +303,7 @@ class Exchange:
         if upstream.reused and not upstream.answered:
             self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
         elif self._passed:
-            whole = self._translation is not None or upstream.at_event_boundary()
-            self._do(self._break_off(error, lease, whole=whole))
+            self._do(self._break_off(error, lease))
         else:
             self._do(self._recover(error, lease, untouched=self._translation is not None or not upstream.begun))
 
@@ -315,15 +315,15 @@ class Exchange:
         again = untouched and not self._retried and self.ask.terms.route.runner is None
         self._retried = True
         self._beside().end_turn = await self._pipeline.quarantine.second_try(lease, self.ask, error, allowed=again)
-        self.lease = None
+        self.lease = self._refusal = None
         await self._wait()
 
     async def _refuse_as_the_engine(self, refusal: EngineRefusal, lease: Lease) -> None:
         self._refuse(await refusal.error(lease.runner.request_error))
 
-    async def _break_off(self, error: OSError | EngineProtocolError, lease: Lease, *, whole: bool) -> None:
-        """Ends an answer in its middle. `whole` is True if its last event is complete."""
-        self._refuse(await self._pipeline.quarantine.blame(lease, self.ask, error), tell=whole)
+    async def _break_off(self, error: OSError | EngineProtocolError, lease: Lease) -> None:
+        """Ends an answer in its middle."""
+        self._refuse(await self._pipeline.quarantine.blame(lease, self.ask, error))
 
     # answers of our own
 
@@ -339,13 +339,14 @@ class Exchange:
         else:
             self._respond(200, self._dialect.stream_headers, None, data)
 
-    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
-        """Ends the request with an error: as its status or, if the head of a stream is out, as an event."""
+    def _refuse(self, error: ModelRunnerError) -> None:
+        """Ends the request with an error: as its status or, if the head of a stream is out, as an event where one can
+        stand."""
         if self._over:
             return
         self._error = error
         if self._responded:
-            if tell and self.ask.fields.stream:
+            if self.ask.fields.stream and self._is_between_events():
                 self._say(self._dialect.error_event(error, self.ask.request_id))
             self._close()
             self._sink.cut()
@@ -353,6 +354,11 @@ class Exchange:
         headers, body = self._dialect.error(error, self.ask.request_id)
         self._respond(error.status, headers, len(body), body)
         self._finish()
+
+    def _is_between_events(self) -> bool:
+        """True if an event of our own can follow what the client has. Asked only once."""
+        upstream = self._upstream
+        return not self._passed or self._translation is not None or upstream is None or upstream.at_event_boundary()
 
     # the end
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.fakes import OK, SSE, Call, FakeRunner, answer_ok, chunk, event, scripted_engine
-from tests.gateway.harness import proxy, request
+from tests.gateway.harness import CHAT, proxy, request
 
 
 async def test_a_dead_engine_is_asked_once_more_anew(folder: Path, kind: str) -> None:
@@ -51,6 +51,43 @@ async def test_an_engine_that_dies_after_its_head_is_asked_once_more(
         assert (answer.status, answer.complete) == (200, True)
         assert answer.body.endswith(b"data: a\n\ndata: [DONE]\n\n")
         spare.upstream.close()
+
+
+async def test_an_engine_that_dies_within_its_error_is_asked_once_more(folder: Path) -> None:
+    """What came of the error says nothing about the second answer."""
+
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 500 X\r\nContent-Length: 9\r\n\r\noo")
+        served.runner.die()
+        served.scheduler.runner = spare
+        call.close()
+
+    async def stream(call: Call) -> None:
+        last = event('{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}')
+        await call.send(SSE + last + event("[DONE]") + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script) as served, scripted_engine(folder / "spare.sock", stream) as second:
+        spare = FakeRunner(second.endpoint)
+        spare.asked_as_streams = served.runner.asked_as_streams = {CHAT: {"stream": True}}
+        answer = await served.ask()
+        assert (answer.status, answer.json()["choices"][0]["message"]["content"]) == (200, "a")
+        spare.upstream.close()
+
+
+async def test_what_an_engine_ignores_is_named_once(folder: Path) -> None:
+    """However often the request was sent."""
+
+    async def script(call: Call) -> None:
+        if len(served.engine.received) == 2:
+            call.reset()
+        else:
+            await call.send(OK)
+
+    async with proxy(folder, "fast", script) as served:
+        body = {"model": "m", "query": "a", "documents": ["b"], "return_documents": True}
+        for _ in range(2):
+            answer = await served.ask(request("/v1/rerank", body))
+            assert (answer.status, answer.headers["x-modelrunner-ignored"]) == (200, "return_documents")
 
 
 @pytest.mark.parametrize("sent", [b"", SSE[:-9], SSE])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from modelrunner.errors import BadRequest
+from modelrunner.errors import BadRequest, RequestCancelled
 from modelrunner.gateway.tokenlimit import with_most_tokens
 from modelrunner.types import NO_LIMITS, RequestLimits
-from tests.gateway.fakes import SSE, Call, event
+from tests.gateway.fakes import SSE, Call, chunk, event
 from tests.gateway.harness import CHAT, proxy, request
 
 CHATS = "/v1/chat/completions"
@@ -115,6 +115,29 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error(folder: Path, kin
         assert b"request_too_long" in answer.body
         assert not answer.complete
         await served.engine.until(lambda engine: engine.open == 0)
+
+
+@pytest.mark.parametrize("sent", [chunk(b"data: ha"), b"40\r\ndata: ha", event("ha")[:-2], event("ha")])
+async def test_an_error_event_stands_between_events_only(folder: Path, kind: str, sent: bytes) -> None:
+    """Elsewhere it would be a part of the engine's event, or break the framing of its chunk."""
+
+    async def script(call: Call) -> None:
+        await call.send(SSE + sent)
+        await call.left()
+
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect()
+        await client.send(request(stream=True))
+        answer = await client.head()
+        while b"ha" not in answer.body:
+            await client.more(answer)
+        [exchange] = served.pipeline.running
+        exchange.stop(RequestCancelled("cancelled"))
+        while await client.more(answer):
+            pass
+        assert not answer.complete
+        assert (b"event: error" in answer.body) == (sent == event("ha"))
+        assert answer.body.startswith(b"data: ha\n\nevent: error\n" if sent == event("ha") else b"data: ha")
 
 
 async def test_an_answer_in_time_is_whole(folder: Path) -> None:

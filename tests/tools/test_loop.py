@@ -355,6 +355,18 @@ async def test_a_keys_limit_of_tokens_holds_for_each_answer_of_the_model(served:
     assert told["choices"][0]["message"]["content"] == "w0 w1 "
 
 
+async def test_an_answer_that_breaks_off_counts_too(served: Served) -> None:
+    """The engine has read its prompt, whatever ended it."""
+    async with served.daemon.unix.post("/engines/_configure", json={"model": "smol", "max-seconds": 0.3}) as answer:
+        assert answer.status == 202
+    served.calls([ADD], knobs=("--token-gate", str(served.record.parent / "never")))
+    _, told = await served.ask()
+    assert told["error"]["code"] == "request_too_long"
+    async with served.daemon.unix.get("/engines/requests") as answer:
+        [found] = await answer.json()
+    assert found["prompt_tokens"] > 0
+
+
 async def test_an_alias_and_a_cold_model(start_daemon: StartDaemon, tmp_path: Path) -> None:
     daemon = await start_daemon(models={"smol": 0}, mcp={"local": STDIO}, aliases={"gpt": "smol"})
     served = Served(daemon, tmp_path)

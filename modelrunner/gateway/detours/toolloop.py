@@ -47,7 +47,7 @@ class _Question(Exchange):
 
     def __init__(self, pipeline: "Pipeline", ask: Inference, loop: "_ToolLoop", dialect: TurnDialect) -> None:
         super().__init__(pipeline, ask, loop)
-        self.is_told = False
+        self.is_told = self.is_counted = False
         self._dialect = self._turns = dialect
         self._loop = loop
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -56,7 +56,7 @@ class _Question(Exchange):
     def turn(self) -> ToolTurn:
         return self._turns.turn
 
-    def _refuse(self, error: ModelRunnerError, *, tell: bool = True) -> None:
+    def _refuse(self, error: ModelRunnerError) -> None:
         if not self._over:
             self._close()
             self.end(error)
@@ -110,7 +110,7 @@ class _ToolLoop:
         if (question := self._question) is not None:
             self._note_lease(question)
             if not question.over.done():
-                self._count(question.record().tokens)
+                self._count(question, question.record().tokens)
                 question.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -130,7 +130,7 @@ class _ToolLoop:
     def finish(self) -> None:
         assert self._question is not None
         used = self._question.turn.usage
-        self._count(Tokens(used.prompt_tokens, used.completion_tokens, used.cached))
+        self._count(self._question, Tokens(used.prompt_tokens, used.completion_tokens, used.cached))
         self._question.end()
 
     def cut(self) -> None:
@@ -179,20 +179,23 @@ class _ToolLoop:
     async def _asked(self, chat: ToolChat, ours: Sequence[dict[str, Any]]) -> ToolTurn:
         """Asks the model, and returns its complete answer."""
         pipeline, body = self._loops.pipeline, chat.request(ours)
-        try:
-            pipeline.buffer(len(body), len(body))
-        except PayloadTooLarge as error:
-            raise error.saying(f"the conversation with the results of tools is too large: {error.message}") from None
         dialect = TurnDialect(
             lambda: ToolTurn(chat.theirs, streams=self._streams, first=self._first), streams=self._streams
         )
         fields = msgspec.structs.replace(dialect.read(body), keep_alive=self._ask.fields.keep_alive)
         fields = msgspec.structs.replace(fields, model=self._ask.fields.model)
+        try:
+            pipeline.buffer(len(body), len(body))
+        except PayloadTooLarge as error:
+            raise error.saying(f"the conversation with the results of tools is too large: {error.message}") from None
         ask = msgspec.structs.replace(self._ask, body=body, fields=fields)
         self._question = question = _Question(pipeline, ask, self, dialect)
         try:
             question.start()
             await question.over
+        except BaseException:
+            self._count(question, question.record().tokens)
+            raise
         finally:
             self._note_lease(question)
             question.cancel()
@@ -205,7 +208,11 @@ class _ToolLoop:
         """Keeps the lease for the record, also if no answer came."""
         self.relay.lease = question.lease or self.relay.lease
 
-    def _count(self, used: Tokens) -> None:
+    def _count(self, question: _Question, used: Tokens) -> None:
+        """Adds the tokens of a question that is over. Does nothing for one that was counted."""
+        if question.is_counted:
+            return
+        question.is_counted = True
         self._usage = [a + b for a, b in zip(self._usage, (used.prompt, used.answer, used.cached), strict=True)]
         self.relay.tokens = Tokens(*self._usage)
 
