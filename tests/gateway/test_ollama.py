@@ -121,6 +121,17 @@ async def test_options_are_mapped_and_others_are_named(folder: Path, kind: str) 
         assert "max_tokens" not in asked(served)
 
 
+async def test_a_named_option_is_no_line_of_the_head(folder: Path, kind: str) -> None:
+    options = {"x\r\nX-Evil: 1\r\n\r\nHTTP/1.1 200 OK": 1, "y" * 100_000: 1} | {f"z{n}": n for n in range(100)}
+    async with proxy(folder, kind, answering(*SAID)) as served:
+        answer = await served.ask(chat(options=options))
+        names = answer.headers["x-modelrunner-ignored"].split(", ")
+        assert names[0] == "options.x??X-Evil??1????HTTP?1.1?200?OK"
+        assert (len(names), max(map(len, names))) == (32, 64)
+        assert "x-evil" not in answer.headers
+        assert lines(answer)[-1]["done"]
+
+
 async def test_formats(folder: Path, kind: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     async with proxy(folder, kind, answering(*SAID)) as served:
@@ -190,6 +201,23 @@ async def test_messages_with_calls_and_images(folder: Path, kind: str) -> None:
         ]
         ids = [made["id"] for made in second["tool_calls"]]
         assert [third["tool_call_id"], fourth["tool_call_id"]] == ids[::-1]
+
+
+async def test_results_keep_the_ids_of_their_calls(folder: Path, kind: str) -> None:
+    """Clients that know IDs, as LangChain's, write them into both messages."""
+    calls = [{"id": id, "type": "function", "function": {"name": "sum", "arguments": {}}} for id in ("a", "b")]
+    said: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [*calls, {"function": {"name": "sum", "arguments": {}}}]},
+        {"role": "tool", "content": "2", "tool_call_id": "b", "tool_name": "sum"},
+        {"role": "tool", "content": "1", "tool_call_id": "a"},
+        {"role": "tool", "content": "3", "tool_name": ""},
+    ]
+    async with proxy(folder, kind, answering(*SAID)) as served:
+        await served.ask(chat(messages=said))
+        made, *results = asked(served)["messages"]
+        ids = [call["id"] for call in made["tool_calls"]]
+        assert ids[:2] == ["a", "b"]
+        assert [result["tool_call_id"] for result in results] == ["b", "a", ids[2]]
 
 
 async def test_logprobs(folder: Path, kind: str) -> None:

@@ -33,6 +33,7 @@ class OllamaFunction(msgspec.Struct):
 
 class OllamaCall(msgspec.Struct):
     function: OllamaFunction
+    id: str | None = None
 
 
 class OllamaMessage(msgspec.Struct):
@@ -167,8 +168,9 @@ def _is_used(option: str, known: Collection[str] | None) -> bool:
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Returns OpenAI's messages. Their tool calls have IDs, which Ollama's lack: a result belongs to the first call of
-    its tool without a result. Raises `BadRequest` for an image that is not base64."""
+    """Returns OpenAI's messages. Their tool calls have IDs, which Ollama's may lack: a result belongs to the call with
+    its ID, else to the first call of its tool without a result. Raises `BadRequest` for an image that is not
+    base64."""
     found: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # ID and name
     for number, message in enumerate(messages):
@@ -177,7 +179,10 @@ def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
             names = [call.function for call in message.tool_calls]
-            open_calls = [(f"call_{number}_{place}", function.name) for place, function in enumerate(names)]
+            open_calls = [
+                (call.id or f"call_{number}_{place}", call.function.name)
+                for place, call in enumerate(message.tool_calls)
+            ]
             one["tool_calls"] = [
                 {
                     "id": id,
@@ -187,12 +192,17 @@ def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
                 for (id, _), function in zip(open_calls, names, strict=True)
             ]
         if message.role == "tool":
-            call = next((call for call in open_calls if message.tool_name in (None, call[1])), None)
+            call = next((call for call in open_calls if _answers(message, *call)), None)
             one["tool_call_id"] = message.tool_call_id or (call[0] if call else "call_0")
             if call:
                 open_calls.remove(call)
         found.append(one)
     return found
+
+
+def _answers(message: OllamaMessage, id: str, name: str) -> bool:
+    """Returns whether a tool's message may be the result of this call."""
+    return message.tool_call_id == id if message.tool_call_id else (message.tool_name or name) == name
 
 
 def _content(message: OllamaMessage) -> Any:
