@@ -42,6 +42,7 @@ class ClientConnection(Answers):
         self._admitted: AdmittedHead | None = None
         self._before, self._after = NO_HEAD  # the parts of its head
         self._body: RequestBody | None = None  # an incomplete one
+        self._head = b""  # of the last body that came in pieces
         self._pieces: list[bytes] = []  # of an inference request's body
         self._deadline = _NEVER
         self._reading = True
@@ -211,9 +212,9 @@ class ClientConnection(Answers):
         return admitted, admitted.length if length is None else length
 
     def _begin_body(self, admitted: AdmittedHead, length: int | None, head: bytes, data: bytes) -> None:
-        self._data = b""
+        self._data, self._head = b"", head
         self._body = body = RequestBody(length)
-        if admitted.expects and not body.done and not data:
+        if admitted.expects and self.takes_chunks and not body.done and not data:  # RFC 9110, 10.1.1: not for HTTP/1.0
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if admitted.terms is None:
             self._hand_over(admitted, head)
@@ -227,6 +228,8 @@ class ClientConnection(Answers):
             if admitted.terms is not None:
                 self._pipeline.buffer(len(piece), body.size if body.length is None else body.length)
                 self._pieces.append(piece)
+                if body.done and admitted.generation != self._pipeline.access.generation:
+                    admitted, _ = self._admit(self._head)  # its key may have been revoked while the body came
         except ModelRunnerError as error:
             self._refuse_body(error, admitted)
             return

@@ -1,6 +1,7 @@
 """What is under way on the control plane ends with the API key that it was admitted with."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -99,3 +100,23 @@ async def test_a_request_ends_with_its_key_before_its_answer_has_begun(start_dae
         await revoke(daemon)
         with pytest.raises(aiohttp.ClientError):
             await loading
+
+
+@pytest.mark.parametrize("end", [revoke, rotate])
+async def test_a_question_is_not_asked_after_the_end_of_its_key(
+    start_daemon: StartDaemon, end: Callable[[Daemon], Awaitable[None]]
+) -> None:
+    """Its head came before, the rest of its body after."""
+    daemon = await start_daemon(models={"smol": 0})
+    await make_key(daemon, name="other")
+    key, body = await make_key(daemon), json.dumps(CHAT)
+    head = f"Host: localhost:{daemon.port}\r\nX-API-Key: {key}\r\nExpect: 100-continue\r\nContent-Length: {len(body)}"
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+    writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode())
+    async with asyncio.timeout(HUNG):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await end(daemon)
+        writer.write(body.encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+    writer.close()
+    assert daemon.backend.runs == 0

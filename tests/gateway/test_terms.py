@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.fakes import until
 from tests.gateway.harness import CHAT, proxy, request
 
 KEY = sha256(b"secret").hexdigest()[:16]
@@ -62,6 +63,17 @@ async def test_requests_that_differ_in_their_length_only(folder: Path, kind: str
             head = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\n{name}{len(body)}\r\nAccept: */*\r\n\r\n"
             assert (await client.ask(head.encode() + body)).status == 200
         assert [seen.body for seen in served.engine.received] == bodies
+
+
+async def test_a_client_that_does_not_know_expect_gets_its_answer_alone(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        client = await served.connect()
+        head, _, body = request(http="1.0", Expect="100-continue").partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n")
+        lane = served.lanes["tcp" if kind == "tls" else "unix"]
+        await until(lambda: any(connection._body for connection in lane.listener._connections))  # type: ignore[attr-defined]
+        await client.send(body)
+        assert (await client.reader.readline()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_remembered_head_does_not_let_a_body_grow_too_large(folder: Path, kind: str) -> None:
