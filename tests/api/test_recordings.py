@@ -166,7 +166,9 @@ async def test_a_key_sees_its_own(daemon: Daemon) -> None:
 
 
 async def test_by_detours_and_aliases(start_daemon: StartDaemon) -> None:
-    daemon = await start_daemon(models={"smol": 0}, response_cache="1MiB", aliases={"gpt": "smol"})
+    daemon = await start_daemon(
+        models={"smol": 0}, response_cache="1MiB", aliases={"gpt": "smol"}, embedding_window=0.001
+    )
     await recording(daemon)
     body = chat(temperature=0) | {"model": "gpt"}
     for id in ("miss", "hit"):
@@ -175,6 +177,11 @@ async def test_by_detours_and_aliases(start_daemon: StartDaemon) -> None:
     texts = [(await recorded(daemon, id))["answer"]["text"] for id in ("miss", "hit")]
     assert texts[0] == texts[1]
     assert (await recorded(daemon, "stream"))["answer"]["text"].endswith("data: [DONE]\n\n")
+    for id in ("cold", "lone"):  # a request to a model that is not resolved yet is not gathered
+        assert await ask(daemon, id, "/v1/embeddings", {"model": "smol", "input": "x"}) == 200
+    for id in ("miss", "stream", "lone"):
+        found = (await recorded(daemon, id))["request"]
+        assert (found["status"], found["model_name"], found["prompt_tokens"] > 0) == (200, "smol", True)
 
 
 async def test_of_one_mode(daemon: Daemon) -> None:

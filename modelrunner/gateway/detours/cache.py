@@ -106,7 +106,7 @@ class ResponseCache:
         recording = Recording(self._memory // _SHARE, unheard=unheard, ended=ended)
         recording.work = exchange = self._pipeline.plain(ask, recording)
         self._running[digest] = recording
-        return Relay(self._pipeline, ask, sink, recording, headers=((_HEADER, b"miss"),), counted=False)
+        return Relay(self._pipeline, ask, sink, recording, headers=((_HEADER, b"miss"),), counted_by=exchange)
 
     def _keep(self, digest: RequestDigest, recording: Recording, exchange: Exchange) -> None:
         head, lease = recording.head, exchange.lease

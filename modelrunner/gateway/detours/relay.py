@@ -40,8 +40,8 @@ class AnswerSource(Protocol):
 
 
 class Relay:
-    """Works like an `Exchange`, with an answer from `source`. `headers` are added to the answer's. With `counted`, the
-    relay counts and records the request, else the exchange that the source makes for it does. `lease` and `tokens` go
+    """Works like an `Exchange`, with an answer from `source`. `headers` are added to the answer's. The relay counts and
+    records the request, unless the exchange `counted_by`, which the source makes for it, does. `lease` and `tokens` go
     into the record; `served` names the model and the backend of a relay without a lease."""
 
     def __init__(
@@ -52,14 +52,14 @@ class Relay:
         source: AnswerSource,
         *,
         headers: tuple[Header, ...] = (),
-        counted: bool = True,
+        counted_by: Exchange | None = None,
     ) -> None:
         self._pipeline = pipeline
         self.ask = ask
         self._sink = sink
         self._source = source
         self._headers = headers
-        self._counted = counted
+        self._counted_by = counted_by
         self._alone: Exchange | None = None
         self._error: ModelRunnerError | None = None
         self._status = 0
@@ -70,7 +70,7 @@ class Relay:
 
     def start(self) -> None:
         """Begins the work. Called once."""
-        if self._counted:
+        if self._counted_by is None:
             self._pipeline.running.add(self)
         self._source.begin(self)
 
@@ -104,6 +104,10 @@ class Relay:
             self.refuse(error)
 
     def record(self) -> RequestRecord:
+        if self._alone is not None:
+            return self._alone.record()
+        if self._counted_by is not None:  # it goes on where this client has left
+            return msgspec.structs.replace(self._counted_by.record(), status=self._status)
         error = self._error.code if self._error is not None else ""
         record = record_of(self.ask, self.lease, self._status, error, 0.0, 0, self.tokens)
         if self.lease is None and self.served.model:
@@ -159,7 +163,7 @@ class Relay:
 
     def _close(self) -> None:
         self._over = True
-        if not self._counted:
+        if self._counted_by is not None:
             return
         self._pipeline.running.discard(self)
         self._pipeline.unbuffer(len(self.ask.body))

@@ -139,7 +139,8 @@ class ResumableStreams:
         stream.work = self._pipeline.plain(ask, stream)
         self._streams[id] = stream
         place = f"/v1/streams/{id}".encode()
-        return Relay(self._pipeline, ask, sink, stream, headers=((b"X-Modelrunner-Stream", place),), counted=False)
+        headers = ((b"X-Modelrunner-Stream", place),)
+        return Relay(self._pipeline, ask, sink, stream, headers=headers, counted_by=stream.work)
 
     def find(self, id: str, owner: str) -> ResumableStream:
         """Returns the stream of the request `id`. Its owner and the daemon's owner ("") may see it. Raises
