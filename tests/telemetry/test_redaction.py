@@ -115,6 +115,14 @@ def test_the_work_grows_with_the_text(piece: str) -> None:
     assert search(160_000) < 40 * search(20_000) + 40
 
 
+@pytest.mark.parametrize("word", ["a" * 511, "eyJ-" * 127, "/" * 511])
+def test_words_that_are_nearly_files_cost_little_more_than_others(word: str) -> None:
+    def search(word: str) -> float:
+        return cost(lambda: redacted(word * (200_000 // len(word))))
+
+    assert search(f"{word} ") < 6 * search("a" * 15 + " ") + 6
+
+
 def test_files() -> None:
     image = "iVBORw0KGgo" * 20
     for url in (f"data:image/png;base64,{image}", f"data:image\\/png;base64,{image}", f"data:x;base64,{image}"):
