@@ -69,7 +69,7 @@ class DiagnosticRoutes:
             self._library.get(reference)
         except (ModelNotFound, InvalidReference):
             check_scope(request, Scope.MODELS)
-        return json_response(wireforms.fit(await self._explainer.fit(reference)))
+        return json_response(self._reach.of_fit(request, wireforms.fit(await self._explainer.fit(reference))))
 
     def _names(self, reference: str) -> set[str]:
         model = self._library.get(reference)

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
 from aiohttp import web
 
+from modelrunner import wire
 from modelrunner.api.documented import check_local
 from modelrunner.api.middleware import key_of
 from modelrunner.errors import Forbidden, ModelNotFound
 from modelrunner.keys.ring import KeyHolder
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
+from modelrunner.scheduler import Fitting
 from modelrunner.store import Reference, StoredModel
 
 FILE_IS_PACKAGED = "a file of this machine is packaged"
@@ -78,6 +81,13 @@ class Reach:
     def allows(self, request: web.Request, *names: str) -> bool:
         """Returns whether the request may see a model with these names."""
         return (key := _limited(request)) is None or key.allows(*names)
+
+    def of_fit(self, request: web.Request, fit: wire.Fit) -> wire.Fit:
+        """Returns what the request may see of `fit`: not the names of other models that would make room."""
+        if (key := _limited(request)) is None:
+            return fit
+        reason = "it fits once other models have made room" if fit.fits == Fitting.AFTER_EVICTION else fit.reason
+        return msgspec.structs.replace(fit, would_evict=[*filter(key.allows, fit.would_evict)], reason=reason)
 
     def shown(self, request: web.Request, models: Iterable[StoredModel]) -> list[StoredModel]:
         """Returns the models that the request may see."""

@@ -9,6 +9,7 @@ import pytest
 import yarl
 
 from modelrunner.keys.ring import Scope
+from modelrunner.types import RequiredMemory
 from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_keys import CHAT, call, make_key
 from tests.api.test_openapi import NAMES, SAMPLES, document_of
@@ -134,6 +135,18 @@ async def test_a_key_of_some_models_reaches_no_other(start_daemon: StartDaemon, 
                 else:
                     assert "secret/other" not in told
     assert nameless == set(routes(NAMES_NO_MODEL))
+
+
+async def test_what_would_make_room_is_not_named(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"secret/other": 0, "team/mine": 1, "team/old": 2}, memory_budget=100)
+    daemon.backend.memory = RequiredMemory(60)
+    key = await team_key(daemon)
+    for loaded, seen in (("secret/other", []), ("team/old", ["team/old"])):
+        async with daemon.unix.post("/v1/chat/completions", json=CHAT | {"model": loaded}) as answer:
+            assert answer.status == 200
+        status, told = await call(daemon, "GET", "/models/team%2Fmine/fit", key)
+        assert (status, told["fits"], told["would_evict"]) == (200, "after_eviction", seen)
+        assert "secret" not in told["reason"]
 
 
 async def names_of(daemon: Daemon) -> list[str]:
