@@ -63,7 +63,7 @@ class ResponseRoutes:
         index."""
         stored = await self._responses.get(request.match_info["id"], owner_of(request))
         ids = [f"{stored.id}_{place}" for place in range(len(stored.input))]
-        items = [(id, {"id": id} | item) for id, item in zip(ids, stored.input, strict=True)]
+        items = [(id, item | {"id": id}) for id, item in zip(ids, stored.input, strict=True)]
         if request.query.get("order") != "asc":
             items.reverse()
         return page_of(request, items, usual=20, most=_MOST_ITEMS)

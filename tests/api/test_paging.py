@@ -9,7 +9,8 @@ from tests.api.conftest import Daemon, StartDaemon
 
 
 async def pages(daemon: Daemon, path: str, **query: str) -> tuple[list[list[str]], list[str]]:
-    """The IDs of each page, walked from `last_id` to `last_id`, and those of the list as a whole."""
+    """The IDs of each page, walked from `last_id` to `last_id`, and those of the list as a whole. A client walks by the
+    last item's own ID, which is the same."""
     async with daemon.unix.get(path, params=query | {"limit": "100"}) as answer:
         whole = [item["id"] for item in (await answer.json())["data"]]
     found: list[list[str]] = []
@@ -43,7 +44,8 @@ async def test_pages_of_files(start_daemon: StartDaemon) -> None:
 
 async def test_pages_of_a_responses_input(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
-    said = [{"role": "user", "content": text} for text in "abcde"]
+    said: list[dict[str, Any]] = [{"role": "user", "content": text} for text in "abcd"]
+    said.append({"id": "msg_1", "type": "message", "role": "assistant", "content": "e"})  # as an answer before it had
     async with daemon.unix.post("/v1/responses", json={"model": "smol", "input": said}) as answer:
         path = f"/v1/responses/{(await answer.json())['id']}/input_items"
     (newest, _), (oldest, whole) = await pages(daemon, path), await pages(daemon, path, order="asc")
