@@ -138,7 +138,7 @@ class _Form:
                 if part.name == "purpose":
                     self.purpose = (await part.read_chunk(64)).decode("utf-8", "replace")
                 elif part.name == "file" and self.filename is None:
-                    self.filename = part.filename or "file"
+                    self.filename = (part.filename or "file").encode("utf-8", "replace").decode()
                     while piece := await part.read_chunk(_PIECE):
                         yield piece
         except (ValueError, AssertionError, BadHttpMessage) as error:

@@ -292,6 +292,15 @@ async def test_a_broken_form_keeps_nothing(start_daemon: StartDaemon, form: byte
     assert not folder.exists() or not list(folder.iterdir())
 
 
+async def test_a_name_that_is_no_text_is_made_one(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    form = PURPOSE + CONTENT.replace(b'"a"', b'"\xff.jsonl"') + b"--b--\r\n"
+    async with daemon.unix.post("/v1/files", data=form, headers=FORM) as answer:
+        assert (answer.status, (await answer.json())["filename"]) == (200, "?.jsonl")
+    async with daemon.unix.get("/v1/files") as answer:
+        assert [file["filename"] for file in (await answer.json())["data"]] == ["?.jsonl"]
+
+
 async def make_key(daemon: Daemon, path: str = "/keys", **fields: Any) -> str:
     async with daemon.unix.post(path, json=fields or None) as answer:
         text: str = (await answer.json())["text"]
