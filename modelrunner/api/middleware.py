@@ -186,7 +186,10 @@ async def finish_head(request: web.BaseRequest, response: web.StreamResponse) ->
         response.headers["Connection"] = "close"
     response.headers["Server"] = "modelrunner"
     response.headers.setdefault("X-Request-ID", request_id_of(request))
+    varies = response.headers.get("Vary")
     response.headers.update(_text(handed_over.admitted.cors if handed_over is not None else cors(None)))
+    if varies is not None:
+        response.headers["Vary"] += f", {varies}"
 
 
 def connections(server: web.Server, limits: Limits) -> Callable[[], web.RequestHandler]:

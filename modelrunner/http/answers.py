@@ -3,7 +3,10 @@
 Header = tuple[bytes, bytes]
 """Name and value of one header field of an answer."""
 
-_EXPOSED = b"X-Request-ID, Server-Timing, Retry-After, X-Modelrunner-Variant, X-Modelrunner-Ignored"
+_EXPOSED = (
+    b"X-Request-ID, Server-Timing, Retry-After, X-Modelrunner-Variant, X-Modelrunner-Ignored, X-Modelrunner-Model, "
+    b"X-Modelrunner-Cache, X-Modelrunner-Stream, X-Modelrunner-Tools-Missing"
+)
 _VARY: tuple[Header, ...] = ((b"Vary", b"Origin"),)
 
 

@@ -41,6 +41,7 @@ async def test_files_are_compressed_and_fetched_once(start_daemon: StartDaemon):
         async with client.get("/ui/app.js", headers={"Accept-Encoding": "gzip"}) as answer:
             assert gzip.decompress(await answer.read()) == (STATIC / "app.js").read_bytes()
             etag = answer.headers["ETag"]
+            assert answer.headers["Vary"] == "Origin, Accept, Accept-Encoding"
         async with client.get("/ui/app.js", headers={"Accept-Encoding": "identity"}) as answer:
             assert await answer.read() == (STATIC / "app.js").read_bytes()
             assert answer.headers["ETag"] != etag  # strong: it names these bytes
