@@ -21,11 +21,12 @@ _File = tuple[str, int]  # digest as hexadecimal digits, bytes
 
 
 class _Cached(msgspec.Struct, frozen=True, array_like=True):
-    """An entry. `stamps` are those of record, manifest and configuration; `tags` are host, path and tag of each."""
+    """An entry. `stamps` are those of record, manifest and configuration; `tags` are host, path, tag and revision of
+    each."""
 
     id: str
     stamps: list[Stamp]
-    tags: list[tuple[str, str, str]]
+    tags: list[tuple[str, ...]]
     created: int
     number: int
     version: int
@@ -50,11 +51,12 @@ class Index:
         return len(self._cached)
 
     def entry(self, id: Digest) -> Entry | None:
-        """Returns the model's entry, which is valid while its files have the `stamps`; None for an unknown model."""
+        """Returns the model's entry, which is valid while its files have the `stamps`; None for an unknown model, and
+        for an entry of a release that kept no revisions."""
         found = self._cached.get(id.hex)
         try:
             return _entry(id, found) if found else None
-        except InvalidReference:
+        except (InvalidReference, ValueError):
             return None
 
     def stamps(self, id: Digest) -> list[Stamp]:
@@ -83,7 +85,7 @@ def _entry(id: Digest, found: _Cached) -> Entry:
         {name: _stored(file) for name, file in found.files.items()},
         tuple(map(_stored, found.others)),
     )
-    tags = tuple(Reference(*tag) for tag in found.tags)
+    tags = tuple(Reference(host, path, tag, None, revision) for host, path, tag, revision in found.tags)
     return Entry(id, tags, found.created, bytes(found.config), contents, number=found.number, version=found.version)
 
 
@@ -91,7 +93,7 @@ def _cached(entry: Entry, contents: Contents, stamps: list[Stamp]) -> _Cached:
     return _Cached(
         entry.id.hex,
         stamps,
-        [(tag.host, tag.path, tag.tag) for tag in entry.tags],
+        [(tag.host, tag.path, tag.tag, tag.revision) for tag in entry.tags],
         entry.created,
         entry.number,
         entry.version,

@@ -137,6 +137,13 @@ def test_a_lost_index_and_lost_names_leave_the_models(store):
     for suffix in (".names", ".copy"):
         for path in (store.data / "manifests/sha256").glob(f"*{suffix}"):
             path.unlink()
+def test_a_name_keeps_its_revision_at_every_start(store):
+    store.tag("a", "hf.co/org/repo:Q4_0@v1.2")
+    for _ in range(3):  # from the records, then from the index that the first start writes
+        store = Store(store.data)
+        assert "hf.co/org/repo:Q4_0@v1.2" in store.get("a").tags
+
+
     reopened = Store(store.data)
     assert {model.id for model in reopened.list()} == ids
     assert all(model.tags == [] for model in reopened.list())

@@ -75,6 +75,15 @@ def flip_a_byte(folder: Path) -> str:
     return digest
 
 
+def test_a_name_keeps_its_revision_while_its_folder_is_away(disks: Disks) -> None:
+    store = disks.open()
+    add_to(store, disks.one, "hf.co/org/repo@v1.2")
+    store = disks.open()
+    disks.unmount(disks.one)
+    store = disks.open()
+    assert [model.tags for model in store.damaged()] == [["hf.co/org/repo@v1.2"]]
+
+
 def test_a_new_model_goes_to_the_first_folder_and_all_are_listed(disks: Disks) -> None:
     store = disks.open()
     add_model(store, "a")
