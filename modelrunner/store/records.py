@@ -5,6 +5,7 @@ record without a `HEX.names` allows the removal of its model's files, besides a 
 damaged is made again from its second copy, `HEX.copy`; without both, a model loses at most its names.
 """
 
+import errno
 import logging
 import os
 import time
@@ -98,8 +99,15 @@ class Records:
         return {id: files for stem, files in found.items() if (id := Digest.named(stem))}
 
     def read(self, id: Digest) -> Record | None:
-        """Returns the record; None if it is missing, or damaged, which is set aside. Raises `OSError`."""
-        return self._file(id, _NAMES).load()
+        """Returns the record; None if it is missing, or damaged, or if the disk cannot read it: then it is set aside.
+        Raises `OSError`."""
+        try:
+            return self._file(id, _NAMES).load()
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EACCES):
+                raise
+            durable.set_aside(self.path(id), error)
+            return None
 
     def write(self, record: Record) -> int:
         """Writes the record and returns its size in bytes. Raises `OSError`; then the record is unchanged."""

@@ -1,5 +1,6 @@
 """What a store makes of a data directory that was damaged, or left by a daemon that was killed."""
 
+import errno
 import json
 import os
 import shutil
@@ -96,6 +97,20 @@ def names_in(store):
     return {model.id: model.tags for model in store.list()}
 
 
+def test_a_record_that_the_disk_cannot_read_costs_no_model_its_names(store, monkeypatch):
+    record, names = manifest_of(store, "a").with_suffix(".names"), names_in(store)
+    real = os.open
+
+    def failing(path, *args, **options):
+        if str(path) == str(record):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *args, **options)
+
+    (store.data / "index.json").unlink()
+    monkeypatch.setattr(os, "open", failing)
+    assert names_in(Store(store.data)) == names
+
+
 def test_no_flipped_bit_in_a_record_loses_anything(store):
     names = names_in(store)
     path = next((store.data / "manifests/sha256").glob("*.names"))
@@ -122,6 +137,13 @@ def test_an_index_that_is_older_than_the_models_loses_none(store):
     assert reopened.bundle("late").model_file.exists()
 
 
+def test_a_name_keeps_its_revision_at_every_start(store):
+    store.tag("a", "hf.co/org/repo:Q4_0@v1.2")
+    for _ in range(3):  # from the records, then from the index that the first start writes
+        store = Store(store.data)
+        assert "hf.co/org/repo:Q4_0@v1.2" in store.get("a").tags
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_removed_model_does_not_come_back_with_an_old_or_lost_index(store, again):
     store.remove("b")
@@ -137,13 +159,6 @@ def test_a_lost_index_and_lost_names_leave_the_models(store):
     for suffix in (".names", ".copy"):
         for path in (store.data / "manifests/sha256").glob(f"*{suffix}"):
             path.unlink()
-def test_a_name_keeps_its_revision_at_every_start(store):
-    store.tag("a", "hf.co/org/repo:Q4_0@v1.2")
-    for _ in range(3):  # from the records, then from the index that the first start writes
-        store = Store(store.data)
-        assert "hf.co/org/repo:Q4_0@v1.2" in store.get("a").tags
-
-
     reopened = Store(store.data)
     assert {model.id for model in reopened.list()} == ids
     assert all(model.tags == [] for model in reopened.list())
