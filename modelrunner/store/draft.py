@@ -50,9 +50,12 @@ class Draft:
             carried |= {"context_size": size} if (size := defaults.context_size) else {}  # docker's word for it
         stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in reading.files.items()}
         data = manifests.encode_config(reading.config | carried, stored)
+        if len(data) > manifests.LARGEST:
+            raise InvalidModel(f"what it carries for requests has over {manifests.LARGEST >> 20} MiB")
         others = tuple(StoredFile(licence.digest, licence.size) for licence in licences)
         contents = Contents(StoredFile(Digest.of(data), len(data)), stored, others)
         manifest = manifests.encode(contents)
+        manifests.parse(manifest)  # which the next start does: it refuses a model of too many files
         return cls(Digest.of(manifest), contents, reading.header, published_config(data, contents), data, manifest)
 
     @classmethod

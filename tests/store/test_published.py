@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from modelrunner.defaults import ModelDefaults
+from modelrunner.defaults import DefaultMessage, ModelDefaults
 from modelrunner.errors import InvalidModel
 from modelrunner.store import Blob, Store
+from modelrunner.store.manifests import MOST_LAYERS
 from modelrunner.store.mediatypes import FILE_TYPE, GGUF_TYPE, PROJECTOR_TYPE, SAFETENSORS_TYPE, TEMPLATE_TYPE
-from tests.store.folders import model_files
+from tests.store.folders import model_files, write
 from tests.store.samples import write_gguf
 
 LICENSE = "application/vnd.docker.ai.license"
@@ -87,6 +88,18 @@ def test_the_context_size_that_we_publish(store: Store, tmp_path: Path) -> None:
     small = store.create(store.files("plain"), "small", defaults=ModelDefaults(context_size=512))
     assert (plain.config["context_size"], small.config["context_size"]) == (2048, 512)
     assert store.bundle("plain").defaults is None
+
+
+def test_a_model_that_the_next_start_would_not_read_is_refused(store: Store) -> None:
+    given = {"model.gguf": store.ingest(write_gguf(store.partial / "x.gguf"))}
+    long = ModelDefaults(messages=(DefaultMessage("user", "x" * (1 << 17)),) * 40)
+    with pytest.raises(InvalidModel, match="over 4 MiB"):
+        store.create(given, "mine", defaults=long)
+    files = {name: store.ingest(write(store.partial, {name: data}) / name) for name, data in model_files().items()}
+    many = {f"words-{number}.txt": files["tokenizer.json"] for number in range(MOST_LAYERS)}
+    with pytest.raises(InvalidModel, match=f"the most allowed are {MOST_LAYERS}"):
+        store.create(files | many, "mine")
+    assert Store(store.data).list() == []
 
 
 @pytest.mark.parametrize("version", [V1, V2])
