@@ -143,7 +143,7 @@ def _models(blobs: Mapping[Digest, Blob], documents: Mapping[str, bytes]) -> Ite
             if each.media_type in INDEX_TYPES:
                 data = _document(blobs, imageindex.choose(data))
             yield data, _name(each.annotations)
-    except (msgspec.MsgspecError, InvalidReference, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidReference, RecursionError) as error:
         raise InvalidModel(f"the archive's index cannot be parsed ({error})") from None
 
 

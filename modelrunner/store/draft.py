@@ -81,7 +81,7 @@ class Draft:
         try:
             data = durable.read(given[contents.config.digest][1], manifests.LARGEST)
             config = published_config(data, contents)
-        except (durable.UnusableFile, msgspec.MsgspecError) as error:
+        except (durable.UnusableFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidModel(f"its configuration cannot be parsed ({error})") from None
         kept = unpacked if manifests.archives(manifests.parse(manifest)) else None
         return cls(id, contents, reading.header, config, data, manifest, kept)

@@ -142,7 +142,7 @@ def parse(data: bytes) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
         for descriptor in (manifest.config, *manifest.layers):
             descriptor.stored()
-    except (msgspec.MsgspecError, InvalidReference, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidReference, RecursionError) as error:
         raise InvalidModel(f"its manifest cannot be parsed ({error})") from None
     if manifest.config.media_type not in CONFIG_TYPES:
         raise InvalidModel(f"its configuration has the unknown media type {manifest.config.media_type[:80]!r}")

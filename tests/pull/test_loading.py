@@ -149,6 +149,28 @@ def flipped(files: Files) -> Files:
     return files | {name: files[name][:-1] + bytes([files[name][-1] ^ 1])}
 
 
+def with_document(name: str, data: bytes) -> Callable[[Files], Files]:
+    """The manifest or the configuration is replaced by `data`, and what names it names that."""
+
+    def replaced(files: Files) -> Files:
+        index = json.loads(files["index.json"])
+        manifest = json.loads(files.pop(place(index["manifests"][0]["digest"])))
+        if name == "configuration":
+            files.pop(place(manifest["config"]["digest"]))
+            manifest["config"] |= {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+            files |= dict([blob(data)])
+        content = data if name == "manifest" else json.dumps(manifest).encode()
+        index["manifests"][0]["digest"] = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        return files | dict([blob(content)]) | {"index.json": json.dumps(index).encode()}
+
+    return replaced
+
+
+def place(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+DEEP = b'{"config": {"a": ' + b"[" * 100_000
 HOSTILE: dict[str, Callable[[Files], Files]] = {
     "another content": flipped,
     "no models": without("index.json"),
@@ -156,6 +178,11 @@ HOSTILE: dict[str, Callable[[Files], Files]] = {
     "leads out of the folder": lambda files: {"../up": b"", **files},
     "index cannot be parsed": lambda files: files | {"index.json": b"[1]"},
     "names 0 models": lambda files: files | {"index.json": b'{"manifests": []}'},
+    "index cannot be parsed .*codec": lambda files: files | {"index.json": b'{"manifests":[{"mediaType":"\xff"}]}'},
+    "manifest cannot be parsed .*recursion": with_document("manifest", DEEP),
+    "manifest cannot be parsed .*codec": with_document("manifest", b'{"schemaVersion":2,"mediaType":"\xff"}'),
+    "configuration cannot be parsed .*recursion": with_document("configuration", DEEP),
+    "configuration cannot be parsed .*codec": with_document("configuration", b'{"config":{"a":"\xff"}}'),
     "64 lower-case": lambda files: files | {"index.json": b'{"manifests":[{"mediaType":"x","digest":"sha256:../x"}]}'},
     "twice": lambda files: (
         {f"x/../{name}".removeprefix("x/../"): data for name, data in files.items()} | {"BLOBS": b"", "blobs": b""}
