@@ -180,7 +180,7 @@ def _clean(name: str) -> str:
 
 
 class Gunzipped:
-    """The content of a gzip stream (RFC 1952), read a piece at a time."""
+    """The content of a gzip stream (RFC 1952), which may have several members, read a piece at a time."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -190,14 +190,19 @@ class Gunzipped:
     def read(self, size: int, /) -> bytes:
         data = b""
         while size > len(data):
-            if self._inflate.eof:
-                return data
             self._pending = self._pending or self._stream.read(_PIECE)
+            if self._inflate.eof:
+                if not self._pending:
+                    return data
+                self._pending = self._pending.lstrip(b"\0")  # padding after a member
+                if not self._pending:
+                    continue
+                self._inflate = zlib.decompressobj(_GZIP)
             try:
                 piece = self._inflate.decompress(self._pending, size - len(data))
             except zlib.error:
                 raise InvalidModel("its archive is damaged: it cannot be unpacked") from None
-            if not piece and not self._pending and not self._inflate.unconsumed_tail:
-                return data
-            data, self._pending = data + piece, self._inflate.unconsumed_tail
+            if not piece and not self._pending and not self._inflate.eof:
+                raise InvalidModel("its archive is damaged: it ends too early")
+            data, self._pending = data + piece, self._inflate.unconsumed_tail or self._inflate.unused_data
         return data

@@ -56,6 +56,11 @@ def _docker(version: str, format: str, layers: Layers) -> Artifact:
     return artifact(docker_config(format, layers), version, layers)
 
 
+def _members_of(data: bytes) -> bytes:
+    """The data as eStargz has it: a gzip member for each part, the last one with padding."""
+    return b"".join(gzip.compress(data[start : start + 512]) for start in range(0, len(data), 512)) + bytes(100)
+
+
 def _modelpack(format: str, layers: Layers) -> Artifact:
     kind = f"{CNCF}manifest.v1+json"
     return artifact(modelpack_config(format, layers), f"{CNCF}config.v1+json", layers, artifact_type=kind)
@@ -150,6 +155,16 @@ def published() -> dict[str, tuple[Artifact, dict[str, bytes]]]:
                     (f"{CNCF}weight.v1.tar", tar({"model.safetensors": weights}), NOTHING),
                     (f"{CNCF}weight.config.v1.tar+gzip", gzip.compress(tar(configs)), NOTHING),
                     (f"{CNCF}doc.v1.tar", tar({"README.md": b"#"}), NOTHING),
+                ],
+            ),
+            folder,
+        ),
+        "ModelPack, an archive of several gzip members": (
+            _modelpack(
+                "safetensors",
+                [
+                    (f"{CNCF}weight.v1.raw", weights, {PATH: "model.safetensors"}),
+                    (f"{CNCF}weight.config.v1.tar+gzip", _members_of(tar(configs)), NOTHING),
                 ],
             ),
             folder,
