@@ -44,22 +44,27 @@ def new_client(
     port) that the configuration names; if it is given, only they may be private or without TLS besides the origin. The
     address is checked after the name was resolved, before anything is sent; the connections of a proxy are the proxy's
     to check. No proxy of the environment is asked for this machine itself: requests without TLS must not leave it. The
-    first client takes 50 ms (the certificates)."""
+    first client takes 50 ms (the certificates). Raises `SourceFailed` for a proxy that cannot be used."""
     import httpx
 
     url = httpx.URL(origin)
     guard = _Guard(url, named)
     itself = f"all://[{url.host}]" if ":" in url.host else f"all://{url.host}"
-    return httpx.AsyncClient(
-        verify=context or _default_certificates(),
-        proxy=proxy,
-        mounts={itself: None} if proxy is None and is_loopback(url.host) else None,
-        follow_redirects=True,
-        max_redirects=10,
-        timeout=httpx.Timeout(30.0, connect=10.0),
-        event_hooks={"request": [guard.check]},
-        transport=transport,
-    )
+    certificates = context or _default_certificates()
+    try:
+        return httpx.AsyncClient(
+            verify=certificates,
+            proxy=proxy,
+            mounts={itself: None} if proxy is None and is_loopback(url.host) else None,
+            follow_redirects=True,
+            max_redirects=10,
+            timeout=httpx.Timeout(30.0, connect=10.0),
+            event_hooks={"request": [guard.check]},
+            transport=transport,
+        )
+    except (ImportError, ValueError) as error:  # a proxy by SOCKS, or one whose address is none
+        why = f"the proxy of this machine cannot be used ({error}): check HTTPS_PROXY and ALL_PROXY"
+        raise SourceFailed(why) from None
 
 
 @functools.cache

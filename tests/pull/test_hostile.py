@@ -100,6 +100,19 @@ async def test_a_caller_who_leaves_a_slow_look_up_leaves_nothing(puller: Puller,
     assert list(store.partial.iterdir()) == []
 
 
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "gopher://127.0.0.1:1"])
+async def test_a_proxy_that_cannot_be_used_is_named(
+    store: Store, hub: Hub, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(9000)})
+    puller = Puller(store, [HuggingFaceSource(hub.endpoint)])
+    id = (await puller.pull(NAME, ignore)).id
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(SourceFailed, match="ALL_PROXY"):
+        await puller.preview(NAME)
+    assert (await puller.pull(NAME, ignore)).id == id  # the model in the store stays in use
+
+
 HUGE = "9" * 400
 
 
