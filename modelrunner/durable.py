@@ -163,10 +163,27 @@ def is_set_aside(path: Path) -> bool:
 def discard(path: Path) -> None:
     """Removes whatever is at `path`: nothing, a file, a link (not its target) or a folder with its content. Raises
     `OSError`."""
-    if _is_folder(path):
-        shutil.rmtree(path)
-    else:
+    if not _is_folder(path):
         path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except RecursionError:
+        _flatten(path)
+        shutil.rmtree(path)
+
+
+def _flatten(path: Path) -> None:
+    """Moves folders that lie too deep for `rmtree`, as an engine may make them, up until there are none below
+    others."""
+    while folders := [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]:
+        for folder in folders:
+            for inner in list(os.scandir(folder)):
+                if inner.is_dir(follow_symlinks=False):
+                    os.rename(inner.path, path / secrets.token_hex(8))
+                else:
+                    os.unlink(inner.path)
+            os.rmdir(folder)
 
 
 def sync(descriptor: int) -> None:

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import stat
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from modelrunner import durable
 from modelrunner.config import lockfile
 from modelrunner.config.locations import MAX_SOCKET_PATH, ConfigurationError
 from modelrunner.errors import ModelRunnerError
@@ -179,14 +179,15 @@ def remove_abandoned(runtime: Path) -> None:
 
 
 def remove_dead_sockets(runtime: Path) -> None:
-    """Removes the sockets of killed daemons, and the folders of their runners. A socket with a listener stays."""
+    """Removes the sockets of killed daemons, and the folders of their runners. A socket with a listener stays, and so
+    does what cannot be removed: an engine may have made a folder that nobody may open."""
     for path in runtime.iterdir():
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not answers(path):
                 path.unlink()
                 log.info("removed %s, which has no listener any more", path)
             elif _RUNNER.fullmatch(path.name) and not any(map(answers, path.iterdir())):
-                shutil.rmtree(path)
+                durable.discard(path)
                 log.info("removed %s, whose runner is gone", path)
 
 

@@ -6,10 +6,12 @@ import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from modelrunner import durable
 from modelrunner.backend import Backend
 from modelrunner.concurrency.tasks import stopped
 from modelrunner.engine.abandoned import Abandoned
@@ -311,7 +313,11 @@ class Runner:
         self.pid = None
         self.abandoned.end()
         self.upstream.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        except RecursionError:  # an engine has made folders of endless depth
+            with suppress(OSError):
+                durable.discard(self._folder)
         self.mark_stopping()
 
 

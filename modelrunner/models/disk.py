@@ -10,6 +10,7 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.models.lastused import LastUsed
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store, StoreUsage
+from modelrunner.store.files import size_of
 from modelrunner.store.union import AbsentFolder
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class DiskMeter:
 
     async def _saved(self) -> int:
         folders = [self._state / backend.name for backend in self._registry]
-        return await asyncio.to_thread(lambda: sum(map(_size, folders)))
+        return await asyncio.to_thread(lambda: sum(map(size_of, folders)))
 
     async def usage(self) -> DiskReport:
         """Measures the disk use of models and engines. Raises `StorageFailed`."""
@@ -63,7 +64,7 @@ class DiskMeter:
         engines = []
         for backend in self._registry:
             version = await asyncio.to_thread(backend.version)
-            state = await asyncio.to_thread(_size, self._state / backend.name)
+            state = await asyncio.to_thread(size_of, self._state / backend.name)
             try:
                 size = await backend.disk_usage()
             except ModelRunnerError as error:  # the other engines are shown all the same
@@ -73,14 +74,3 @@ class DiskMeter:
         self._last_used.look()
         used = {each.model.id: self._last_used.of(each.model) for each in store.models}
         return DiskReport(store, tuple(engines), used, self._store.absent())
-
-
-def _size(folder: Path) -> int:
-    """Returns the bytes of all files in the folder, 0 if it is not there."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += 0 if path.is_dir() else path.lstat().st_size
-        except FileNotFoundError:
-            continue  # a backend has removed it meanwhile
-    return total

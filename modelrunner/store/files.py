@@ -2,9 +2,11 @@
 deletions."""
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -24,15 +26,26 @@ def open_regular(path: Path) -> FileIO:
         raise BadRequest(f"{path.name!r} is not a regular file") from None
 
 
+def within(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields what is at `path` and below it, each with its state. Links are not followed. What is removed meanwhile,
+    may not be read, or lies too deep for a path is left out. Raises `OSError`."""
+    waiting = [path]
+    while waiting:
+        place = waiting.pop()
+        try:
+            found = os.lstat(place)
+            if stat.S_ISDIR(found.st_mode):
+                waiting += [place / name for name in os.listdir(place)]
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENAMETOOLONG):
+                raise
+        else:
+            yield place, found
+
+
 def size_of(path: Path) -> int:
     """Returns the bytes of the regular files at `path`, a file or a folder. Links are not followed."""
-    places = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
-    total = 0
-    for place in places:
-        with contextlib.suppress(FileNotFoundError):  # a download that ends meanwhile
-            found = os.lstat(place)
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return total
+    return sum(found.st_size for _, found in within(path) if stat.S_ISREG(found.st_mode))
 
 
 def with_spare(size: int) -> int:

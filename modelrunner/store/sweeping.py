@@ -3,7 +3,6 @@ reason."""
 
 import contextlib
 import logging
-import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from modelrunner.store.blobs import Blobs
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog
 from modelrunner.store.digests import Digest
+from modelrunner.store.files import within
 from modelrunner.store.records import Records
 
 _OLD = 7 * 86_400.0  # seconds
@@ -76,8 +76,7 @@ def _tidying(path: Path) -> Iterator[None]:
 
 def _sweep_shared(partial: Path) -> None:
     """Removes finished downloads that a model shares: a write into one of them would change the store."""
-    for path in partial.rglob("*"):
-        found = os.lstat(path)
+    for path, found in within(partial):
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             path.unlink()
 
@@ -85,7 +84,7 @@ def _sweep_shared(partial: Path) -> None:
 def _sweep_old(partial: Path) -> None:
     """Removes unfinished downloads that have not been written for a week."""
     for path in partial.iterdir():
-        newest = max(os.lstat(place).st_mtime for place in (path, *path.rglob("*")))
+        newest = max((found.st_mtime for _, found in within(path)), default=time.time())
         if time.time() - newest > _OLD:
             log.info("removing an unfinished download of a week ago: %s", path)
             durable.discard(path)

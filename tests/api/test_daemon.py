@@ -19,6 +19,7 @@ from modelrunner.daemon import instance
 from modelrunner.daemon.instance import AlreadyRunning, UnixListener
 from tests.api.conftest import StartDaemon
 from tests.waiting import HUNG
+from tests.store.samples import make_deep
 
 
 @contextmanager
@@ -113,8 +114,17 @@ def test_leftovers_of_a_killed_daemon_go_and_live_ones_stay(tmp_path: Path) -> N
         pass
     (tmp_path / "start.lock").touch()
     with listening(tmp_path / "live.sock"):
+    (tmp_path / "0123abcd").touch()  # in the place of a runner's folder
+    make_deep(tmp_path / "4567abcd")
         instance.remove_dead_sockets(tmp_path)
-        assert sorted(os.listdir(tmp_path)) == ["live.sock", "start.lock"]
+        assert sorted(os.listdir(tmp_path)) == ["0123abcd", "live.sock", "start.lock"]
+
+
+def test_a_lock_file_that_is_none_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / lockfile.NAME)
+    assert lockfile.holder(tmp_path) is None
+    with pytest.raises(ConfigurationError, match="not a regular file"), instance.hold(tmp_path, tmp_path / "d.sock"):
+        pass
 
 
 def test_runtime_folders_that_were_abandoned_go(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from modelrunner import durable
 from modelrunner.jsonfile import JsonFile
+from tests.store.samples import make_deep
 
 VALUE = {"a": [1, 2], "b": []}
 
@@ -75,6 +76,19 @@ def test_what_is_no_file_is_set_aside_and_never_followed(tmp_path: Path, odd: st
     ODD[odd](file.path)
     file.save(VALUE)
     assert file.load() == VALUE
+
+
+def test_a_value_of_endless_depth_is_set_aside(tmp_path: Path) -> None:
+    file = JsonFile(tmp_path / "value.json", dict[str, list[int]])
+    file.path.write_bytes(b'{"sha256": "x", "content": ' + b"[" * 100_000)
+    assert file.load() is None
+    assert [durable.is_set_aside(path) for path in tmp_path.iterdir()] == [True]
+
+
+def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
+    make_deep(tmp_path / "deep")
+    durable.discard(tmp_path / "deep")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_check_is_part_of_the_type(tmp_path: Path) -> None:

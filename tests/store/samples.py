@@ -1,6 +1,7 @@
 """Small models for the tests, written by the reference implementation (the `gguf` package)."""
 
 import contextlib
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,18 @@ def ingest(store: Store, seed: int = 0, **options: Any) -> Blob:
 
 def add_model(store: Store, reference: str | None, seed: int = 0, **options: Any) -> StoredModel:
     return store.create({"any.gguf": ingest(store, seed, **options)}, reference)
+
+
+def make_deep(folder: Path, levels: int = 3000) -> None:
+    """Makes folders in folders in `folder`, deeper than a path can say."""
+    folder.mkdir()
+    outer = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("a", dir_fd=outer)
+        inner = os.open("a", os.O_RDONLY, dir_fd=outer)
+        os.close(outer)
+        outer = inner
+    os.close(outer)
 
 
 def files_under(folder: Path) -> dict[str, int]:
