@@ -53,7 +53,7 @@ class JsonFile(Generic[T]):
             return self._decoded(durable.read(self.path))
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, ValueError, durable.UnusableFile) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError, durable.UnusableFile) as error:
             reason = error
         except OSError as error:
             if not self._cache:

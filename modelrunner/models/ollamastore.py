@@ -20,6 +20,7 @@ _LARGEST = 1 << 20  # bytes of a manifest, or of a layer that is read
 _MANIFESTS = ("manifests", "manifest-v2")  # the second one of newer releases
 _TYPE = "application/vnd.ollama.image."
 _CARRIED = ("system", "params", "messages", "license")
+_ODD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of JSON of another shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class KeptModel:
         its weights takes its place. Parameters of a machine (`num_gpu`) are left out. Raises `InvalidModel`."""
         try:
             return self._recipe()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (*_ODD, OSError) as error:
             raise InvalidModel(f"what {self.name} carries for requests cannot be read ({error})") from None
 
     def _recipe(self) -> Recipe:
@@ -74,7 +75,7 @@ def models_in(root: Path) -> Iterator[KeptModel]:
     """Yields the models of a store; a manifest that is not a model is passed over."""
     manifests = [path for name in _MANIFESTS for path in (root / name).glob("*/*/*/*")]
     for path in sorted(manifests):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, InvalidReference):
+        with contextlib.suppress(*_ODD, OSError, InvalidReference):
             layers = _layers(path, root / "blobs")
             host, owner, model, tag = path.parts[-4:]
             if len(layers["model"]) == 1:

@@ -48,6 +48,7 @@ def ollama(root: Path) -> Path:
     layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": 1}]
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     manifest.with_name("odd").write_text("[1]")
+    manifest.with_name("deep").write_text("[" * 100_000)
     evil = [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../../etc/passwd"}]
     manifest.with_name("evil").write_text(json.dumps({"layers": evil}))
     return root / "blobs" / f"sha256-{digest}"
