@@ -71,7 +71,7 @@ class KeepAlive:
                     "keep_alive must be a duration or a number of seconds, not a boolean", param="keep_alive"
                 )
             case int() | float():
-                seconds = float(value)
+                seconds = float(max(min(value, _CENTURY), -1))  # a float cannot hold every number
             case str() if value.strip().startswith("-") and value.strip()[1:].isdecimal():
                 seconds = -1.0
             case str():

@@ -14,8 +14,9 @@ _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3,
 def parse_bytes(text: str | int) -> int:
     """Parses `8GiB`, `8G`, `512m` or `1073741824` into bytes. A plain letter is binary (`8G` is `8GiB`), as for `docker
     run -m`, and so is `GB`. Raises `BadRequest`."""
+    number: float
     if isinstance(text, int) and not isinstance(text, bool):
-        number, unit = float(text), ""
+        number, unit = text, ""
     else:
         match = _BYTES.fullmatch(str(text).strip())
         if match is None:

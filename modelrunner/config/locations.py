@@ -46,19 +46,25 @@ class Locations:
         """Reads the environment, then the configuration file, then uses the platform's folders. Raises
         `ConfigurationError`."""
         dirs = platformdirs.PlatformDirs("modelrunner", appauthor=False)
-        config_file = Path(environ.get("MODELRUNNER_CONFIG") or dirs.user_config_path / "config.toml").expanduser()
-        file = ConfigFile.read(config_file).table
+        read = ConfigFile(Path(), "", {})
 
         def setting(name: str, default: Path) -> Path:
-            value = environ.get(f"MODELRUNNER_{name.upper()}") or file.get(name) or default
-            return Path(os.path.abspath(Path(value).expanduser()))
+            variable = f"MODELRUNNER_{name.upper()}"
+            try:
+                return _absolute(environ.get(variable) or read.table.get(name) or default)
+            except ValueError as error:
+                is_in_file = not environ.get(variable) and name in read.table
+                where = f"{read.place(name)}: {name}" if is_in_file else variable
+                raise ConfigurationError(f"{where}: {error}") from None
 
+        config_file = setting("config", dirs.user_config_path / "config.toml")
+        read = ConfigFile.read(config_file)
         data = setting("data_dir", dirs.user_data_path)
         defaults = default_runtimes(data)
         runtime = setting("runtime_dir", defaults[0])
         runtimes = defaults if runtime == defaults[0] else (runtime,)
         socket = setting("socket", runtime / SOCKET_NAME)
-        host = environ.get("MODELRUNNER_HOST") or file.get("host") or f"unix://{socket}"
+        host = environ.get("MODELRUNNER_HOST") or read.table.get("host") or f"unix://{socket}"
         return cls(data, setting("cache_dir", dirs.user_cache_path), config_file, runtimes, socket, str(host), environ)
 
     @property
@@ -87,7 +93,7 @@ class ConfigFile:
             return cls(path, text, tomllib.loads(text))
         except FileNotFoundError:
             return cls(path, "", {})
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:  # also for a number of 5,000 digits
             raise ConfigurationError(f"{path} cannot be read: {error}; correct it or move it away") from error
 
     def place(self, *key: str) -> str:
@@ -98,9 +104,27 @@ class ConfigFile:
         return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
 
 
+def expanded(path: Path) -> Path:
+    """Returns the path with the home folder in place of its tilde. Raises `ValueError` where there is none, and for a
+    path that no file can have."""
+    if "\0" in str(path):
+        raise ValueError(f"{str(path)!r} is not a path: it has a NUL")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} has no home folder: set HOME, or write the whole path") from None
+
+
+def _absolute(given: Any) -> Path:
+    """Returns the path in its absolute form. Raises `ValueError` as `expanded`, and for another kind of value."""
+    if not isinstance(given, str | Path):
+        raise ValueError(f"{given!r} is not a path in quotes")
+    return Path(os.path.abspath(expanded(Path(given))))
+
+
 def whole(path: Path) -> Path:
-    """Returns the path in its normal form. Raises `ValueError` for one that is not absolute."""
-    path = path.expanduser()
+    """Returns the path in its normal form. Raises `ValueError` as `expanded`, and for one that is not absolute."""
+    path = expanded(path)
     if not path.is_absolute():
         raise ValueError(f"{str(path)!r} is not absolute: write the whole path of the folder")
     return Path(os.path.normpath(path))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from modelrunner.config.locations import expanded
+
 _HOST = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
 _HUB = "docker.io"
 _HUB_NAMES = ("index.docker.io", "registry-1.docker.io", "hub.docker.com", "docker.com")
@@ -25,7 +27,7 @@ def _host(name: str) -> str:
 
 
 RegistryHost = Annotated[str, AfterValidator(_host)]
-_Place = Annotated[Path, AfterValidator(Path.expanduser)]
+_Place = Annotated[Path, AfterValidator(expanded)]
 
 
 class RegistryTable(BaseModel):

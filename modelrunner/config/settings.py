@@ -10,7 +10,15 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.aliases import Alias, AliasPolicy
-from modelrunner.config.locations import SOCKET_NAME, ConfigFile, ConfigurationError, Locations, first_private, whole
+from modelrunner.config.locations import (
+    SOCKET_NAME,
+    ConfigFile,
+    ConfigurationError,
+    Locations,
+    expanded,
+    first_private,
+    whole,
+)
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.config.registrytables import RegistryHost, RegistryTable
 from modelrunner.errors import BadRequest
@@ -25,6 +33,8 @@ def _by(parse: Callable[[Any], Any]) -> BeforeValidator:
             return parse(value)
         except BadRequest as error:
             raise ValueError(error.message) from None
+        except OverflowError:
+            raise ValueError("the number is too large") from None
 
     return BeforeValidator(convert)
 
@@ -92,7 +102,7 @@ def _alias(value: Any) -> Alias:
         raise ValueError("an alias needs a model, or a list of models")
     if policy not in list(AliasPolicy):
         raise ValueError(f"policy must be one of {', '.join(AliasPolicy)}, not {policy!r}")
-    if not isinstance(families, list) or not set(families) <= set(_FAMILIES):
+    if not isinstance(families, list) or not all(name in _FAMILIES for name in families):
         raise ValueError(f"families must be some of {', '.join(_FAMILIES)}")
     return Alias(tuple(models), AliasPolicy(policy), frozenset(families))
 
@@ -143,7 +153,7 @@ McpTable = Annotated[McpServer, BeforeValidator(_mcp_server)]
 ModelTable = Annotated[ModelConfiguration, BeforeValidator(_model)]
 
 
-FilePath = Annotated[Path, AfterValidator(Path.expanduser)]
+FilePath = Annotated[Path, AfterValidator(expanded)]
 FolderPaths = Annotated[tuple[Annotated[Path, AfterValidator(whole)], ...], BeforeValidator(_list)]
 
 

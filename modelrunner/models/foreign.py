@@ -51,7 +51,7 @@ class ForeignStores:
         lmstudio: tuple[Path, ...] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        home, cache = Path.home(), environ.get("XDG_CACHE_HOME")
+        home, cache = Path(os.path.expanduser("~")), environ.get("XDG_CACHE_HOME")
         hf_home = environ.get("HF_HOME") or str((Path(cache) if cache else home / ".cache") / "huggingface")
         self._hub = hub or Path(environ.get("HF_HUB_CACHE") or f"{hf_home}/hub")
         set_by_user = environ.get("OLLAMA_MODELS")

@@ -94,8 +94,8 @@ class Credentials:
                 del auths[key]
 
     def _dockers(self) -> Path:
-        folder = self._environ.get("DOCKER_CONFIG")
-        return Path(folder).expanduser() / "config.json" if folder else Path.home() / ".docker" / "config.json"
+        folder = self._environ.get("DOCKER_CONFIG") or "~/.docker"
+        return Path(os.path.expanduser(folder)) / "config.json"
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:

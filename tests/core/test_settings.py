@@ -98,6 +98,18 @@ def test_a_model_has_a_table_of_its_own() -> None:
         ('[registries."registry-1.docker.io"]', r"registries.*its name is docker\.io"),
         ('[registries."hf.co"]', "registries.*it is not a registry"),
         ('[registries."registry.example"]\nkey = []', "registries.*key"),
+        ("data_dir = 5", "line 1, column 1: data_dir: 5 is not a path in quotes"),
+        ("socket = ['a']", "line 1, column 1: socket: .* is not a path in quotes"),
+        ("cache_dir = '~nobody-here/x'", "line 1, column 1: cache_dir: '~nobody-here/x' has no home folder"),
+        ("tls_certificate = '~nobody-here/x'", "tls_certificate: '~nobody-here/x' has no home folder"),
+        ("model_dirs = ['~nobody-here/x']", "model_dirs.*'~nobody-here/x' has no home folder"),
+        ('[registries."registry.example"]\nca = "~nobody-here/x"', "ca: '~nobody-here/x' has no home folder"),
+        ('data_dir = "a\\u0000"', "data_dir: .* has a NUL"),
+        (f"max_queue = {'9' * 5000}", "cannot be read"),
+        (f"max_queue = {'[' * 5000}", "cannot be read"),
+        (f"max_wait = {'9' * 400}", "max_wait: the number is too large"),
+        (f"memory_budget = {'9' * 400}", "memory_budget: .* is not a size"),
+        ('[aliases]\na = { models = ["m"], families = [["openai"]] }', "families must be some of"),
     ],
 )
 def test_a_wrong_setting_is_named(config: str, words: str) -> None:
