@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
+from modelrunner.errors import Unavailable
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -48,8 +50,16 @@ class Pool(ThreadPoolExecutor):
             if len(self._running) >= self._limit:
                 return future
             work = self._next()
-        if work is not None:
-            threading.Thread(target=self._work, args=work, name=self.purpose, daemon=True).start()
+        while work is not None:
+            try:
+                threading.Thread(target=self._work, args=work, name=self.purpose, daemon=True).start()
+                break
+            except RuntimeError as error:  # the system has no thread left: the place is free for later work
+                failed = work[0]
+                with self._lock:
+                    self._running.discard(failed)
+                    work = None if self._running else self._next()
+                failed.set_exception(Unavailable(f"no thread can be started at the moment ({error}): try again"))
         return future
 
     def delay(self) -> float:

@@ -106,9 +106,14 @@ class BackendThread:
             if self._stopped:
                 raise CallTimeout("cannot run: the daemon has closed the backend")
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_serve, args=(loop,), name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread left: the next call tries again
+                    loop.close()
+                    raise
+                self._loop, self._thread = loop, thread
             return self._loop
 
     async def _see_off(self, call: "_ThreadCall[Any]", patience: float, abandon: Callable[[], None]) -> None:

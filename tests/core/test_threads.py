@@ -8,6 +8,7 @@ import pytest
 
 from modelrunner.concurrency import threads
 from modelrunner.concurrency.threads import Pool, in_thread
+from modelrunner.errors import Unavailable
 from tests.waiting import HUNG
 
 
@@ -27,6 +28,16 @@ async def test_results_and_errors_come_back(pool: Pool) -> None:
     ]
     with pytest.raises(KeyError):
         await in_thread(fail, pool)
+
+
+async def test_a_system_without_threads_costs_only_the_work_of_that_moment(pool: Pool) -> None:
+    before = threading.stack_size(1 << 47)  # more than a process can have
+    try:
+        failed = await asyncio.gather(*(in_thread(lambda _: 1, pool) for _ in range(5)), return_exceptions=True)
+    finally:
+        threading.stack_size(before)
+    assert [type(each) for each in failed] == [Unavailable] * 5
+    assert await asyncio.gather(*(in_thread(lambda _: 1, pool) for _ in range(5))) == [1] * 5
 
 
 async def test_no_more_run_at_once_than_the_pool_has_threads(pool: Pool) -> None:

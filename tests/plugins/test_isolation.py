@@ -68,6 +68,17 @@ class Unprintable:
         raise RuntimeError("nobody may look")
 
 
+async def test_a_system_without_threads_costs_only_the_calls_of_that_moment(isolated: Any, spec: RunSpec) -> None:
+    backend = isolated(required_memory=returns(RequiredMemory(7)))
+    before = threading.stack_size(1 << 47)  # more than a process can have
+    try:
+        with pytest.raises(BackendFaulty, match="can't start new thread"):
+            await backend.required_memory(spec)
+    finally:
+        threading.stack_size(before)
+    assert await backend.required_memory(spec) == RequiredMemory(7)
+
+
 async def test_results_come_back_from_another_thread(isolated: Any, spec: RunSpec) -> None:
     seen: list[int] = []
 
