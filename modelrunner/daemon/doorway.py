@@ -46,14 +46,14 @@ class Doorway:
         try:
             path = self._place()
             unix = UnixListener(path)
-        except ModelRunnerError as error:
+            self.close()
+            self._unix, self.addresses.socket = unix, path
+            await self.open(serve)
+        except (ModelRunnerError, OSError) as error:  # `OSError`: the new folder is removed, too
             if not self.addresses.trouble:
-                log.error("the socket %s is gone and cannot be made again: %s", self.addresses.socket, error.message)
-            self.addresses.trouble = f"the socket {self.addresses.socket} is gone: {error.message}"
+                log.error("the socket %s is gone and cannot be made again: %s", self.addresses.socket, error)
+            self.addresses.trouble = f"the socket {self.addresses.socket} is gone: {error}"
             return
-        self.close()
-        self._unix, self.addresses.socket = unix, path
-        await self.open(serve)
         self.addresses.trouble = ""
         log.warning("the socket was gone: the daemon listens on %s", path)
 

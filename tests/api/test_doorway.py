@@ -2,12 +2,15 @@
 
 import asyncio
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from modelrunner.daemon import instance as daemons
+from modelrunner.daemon.doorway import Doorway
+from modelrunner.daemon.system_routes import Addresses
 from tests.api.conftest import Daemon, StartDaemon
 from tests.waiting import HUNG
 
@@ -42,6 +45,33 @@ async def test_a_removed_socket_is_published_again(start_daemon: StartDaemon) ->
             while not daemons.answers(path):
                 await ready(daemon.tcp)
         assert await ready(daemon.tcp) == (200, "")
+
+
+async def test_a_folder_that_goes_while_its_socket_is_made_costs_one_more_try(tmp_path: Path) -> None:
+    path, going = tmp_path / "run" / "d.sock", list[Path]()
+
+    def place() -> Path:
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    async def serve(unix: daemons.UnixListener) -> asyncio.Server:
+        server = await asyncio.get_running_loop().create_unix_server(asyncio.Protocol, sock=unix.socket)
+        while going:
+            shutil.rmtree(going.pop())
+        return server
+
+    addresses = Addresses(path, "", tmp_path)
+    with closing(Doorway(daemons.UnixListener(place()), addresses, place, lambda socket, listen: None)) as doorway:
+        await doorway.open(serve)
+        shutil.rmtree(path.parent)
+        going.append(path.parent)
+        watching = asyncio.create_task(doorway.watch(serve))
+        async with asyncio.timeout(HUNG):
+            while not (daemons.answers(path) or watching.done()):
+                await asyncio.to_thread(path.exists)
+        assert (daemons.answers(path), addresses.trouble) == (True, "")
+        watching.cancel()
+        await asyncio.wait([watching])
 
 
 async def test_ready_says_that_the_socket_is_gone(start_daemon: StartDaemon) -> None:
