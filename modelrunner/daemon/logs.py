@@ -56,9 +56,10 @@ def set_level(level: str) -> None:
 
 def prune_engine_logs(logs: Path) -> None:
     """Keeps the newest `ENGINE_LOGS_KEPT` logs: every revision of a model's configuration has one of its own."""
-    found = sorted(logs.glob("engine-*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = sorted(logs.glob("engine-*.log*"), key=lambda path: path.lstat().st_mtime, reverse=True)
     for old in found[2 * ENGINE_LOGS_KEPT :]:  # each log may have a predecessor
-        old.unlink(missing_ok=True)
+        with suppress(OSError):
+            old.unlink()
 
 
 async def read_log(

@@ -111,6 +111,13 @@ def test_old_engine_logs_go(tmp_path: Path) -> None:
     assert "engine-fake-3-completion-0.log" in left
 
 
+def test_an_engine_log_that_is_none_stops_no_start(tmp_path: Path) -> None:
+    (tmp_path / "engine-dangling-0.log").symlink_to("nowhere")
+    for number in range(2 * logs.ENGINE_LOGS_KEPT + 1):
+        (tmp_path / f"engine-folder-{number}.log").mkdir()
+    prune_engine_logs(tmp_path)
+
+
 async def test_a_line_for_each_load_eviction_and_crash(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0, "other": 1}, memory_budget="66MiB")
 
