@@ -22,7 +22,7 @@ class Holder:
 def holder(data: Path) -> Holder | None:
     """Returns the daemon that holds the data directory `data`; None if there is none, or if it has just begun."""
     try:
-        lock = os.open(data / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = os.open(data / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:

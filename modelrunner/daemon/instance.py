@@ -117,6 +117,9 @@ def hold(data: Path, socket_path: Path) -> Iterator[Announce]:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data / lockfile.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            os.close(lock)
+            raise OSError(errno.EINVAL, f"{lockfile.NAME} is not a regular file")
     except OSError as error:
         raise ConfigurationError(
             f"the data directory {data} cannot be used: {error.strerror}; make it writable, or set another "

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.config import lockfile
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon import instance
 from modelrunner.daemon.instance import AlreadyRunning, UnixListener
 from tests.api.conftest import StartDaemon
-from tests.waiting import HUNG
 from tests.store.samples import make_deep
+from tests.waiting import HUNG
 
 
 @contextmanager
@@ -113,9 +114,9 @@ def test_leftovers_of_a_killed_daemon_go_and_live_ones_stay(tmp_path: Path) -> N
     with listening(tmp_path / "dead.sock"):
         pass
     (tmp_path / "start.lock").touch()
-    with listening(tmp_path / "live.sock"):
     (tmp_path / "0123abcd").touch()  # in the place of a runner's folder
     make_deep(tmp_path / "4567abcd")
+    with listening(tmp_path / "live.sock"):
         instance.remove_dead_sockets(tmp_path)
         assert sorted(os.listdir(tmp_path)) == ["0123abcd", "live.sock", "start.lock"]
 
