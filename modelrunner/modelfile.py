@@ -85,7 +85,7 @@ def render(modelfile: Modelfile) -> str:
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str, bool]]:
     """Yields the line, the instruction in capitals, its value without quotation marks, and whether it had three."""
-    lines = text.splitlines()
+    lines = text.replace("\r\n", "\n").split("\n")
     number = 0
     while number < len(lines):
         line, number = lines[number], number + 1
@@ -122,7 +122,7 @@ def _unquoted(value: str) -> str:
 
 def _two(value: str, line: int, word: str, quoted: bool) -> tuple[str, str]:
     first, _, rest = value.partition(" ")
-    if not rest.strip():
+    if not (quoted or rest.strip()):
         raise BadRequest(f"line {line}: {word} needs a name and a value")
     return first.lower(), rest if quoted else _unquoted(rest.strip())
 
@@ -148,7 +148,9 @@ def _jinja(text: str, where: str) -> str:
 
 
 def _written(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return _quoted(value) if "\n" in value else f'"{value}"'
+    return str(value)
 
 
 def _quoted(text: str) -> str:
