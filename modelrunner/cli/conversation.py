@@ -1,6 +1,7 @@
 """A conversation with a model, and its commands, which begin with a slash."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -53,7 +54,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seed": int,
     "stop": str,
     "keep-alive": lambda text: str(KeepAlive.parse(text)),
-    "format": lambda text: text if text == "json" else schema(Path(text).expanduser()),
+    "format": lambda text: text if text == "json" else schema(_place(text)),
     "think": lambda text: _SWITCHES[text],
 }
 
@@ -192,7 +193,7 @@ class Conversation:
     def _load(self, rest: str) -> None:
         if not rest:
             report("/load MODEL or FILE: `modelrunner ls` lists the models, /save writes a file")
-        elif (file := Path(rest).expanduser()).is_file():
+        elif (file := _place(rest)).is_file():
             self._load_file(file)
         elif self._load_model(rest):
             say(f"the next question goes to {rest}")
@@ -225,7 +226,7 @@ class Conversation:
         if not rest:
             report("/save FILE: name the file to write")
             return
-        file_path = Path(rest).expanduser()
+        file_path = _place(rest)
         system = [{"role": "system", "content": self.parameters.system}] if self.parameters.system else []
         content = {"model": self.parameters.model, "messages": [*system, *self.messages]}
         try:
@@ -244,6 +245,11 @@ class Conversation:
 
     def _help(self, rest: str) -> None:
         say(HELP)
+
+
+def _place(text: str) -> Path:
+    """Returns the path that a user typed; the tilde of a user who does not exist stays."""
+    return Path(os.path.expanduser(text))
 
 
 def _said(value: object) -> str:

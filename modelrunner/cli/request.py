@@ -1,6 +1,7 @@
 """The parts of a chat request: the parameters that a user can set, and messages with images."""
 
 import json
+import os
 import re
 from base64 import b64encode
 from dataclasses import asdict, dataclass
@@ -77,7 +78,7 @@ def split_images(text: str) -> tuple[str, tuple[Path, ...]]:
 
     def taken(word: re.Match[str]) -> str:
         name = word["single"] or word["double"] or re.sub(r"\\(.)", r"\1", word["bare"])
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))  # which leaves the tilde of a user who does not exist
         if not (name.lower().endswith(_IMAGE_SUFFIXES) and path.is_file()):
             return word[0]
         images.append(path)

@@ -100,6 +100,15 @@ def test_save_writes_the_conversation_and_nothing_twice(
     assert capsys.readouterr().err.count("error: ") == 3
 
 
+def test_a_tilde_before_no_users_name_is_a_word_like_others(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers[ANSWER] = [words("one"), words("two")]
+    converse(daemon, "a walk of ~20 km", *(f"/{does} ~nobody-here/x" for does in ("save", "load", "set format")), "b")
+    assert asked(daemon) == [["a walk of ~20 km"], ["a walk of ~20 km", "one", "b"]]
+    assert capsys.readouterr().err.count("error: ") == 3
+
+
 def test_help_names_every_command(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     converse(daemon, "/?")
     out = capsys.readouterr().out
