@@ -1,5 +1,6 @@
 """Wraps words at the terminal's edge, hides keys that are typed during an answer, and detects repetitions."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,8 +61,8 @@ def _columns_of(text: str) -> int:
 @contextmanager
 def no_echo() -> Iterator[None]:
     """Within the block, typed keys do not appear between the words of an answer; they are discarded at its end. Ctrl-C
-    still works."""
-    if sys.stdin is None or not sys.stdin.isatty():
+    still works. A job in the background leaves the terminal alone: the system would stop it."""
+    if sys.stdin is None or not sys.stdin.isatty() or _is_in_background(sys.stdin.fileno()):
         yield
         return
     import termios
@@ -75,6 +76,13 @@ def no_echo() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+
+
+def _is_in_background(terminal: int) -> bool:
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:  # it is not the terminal of this session
+        return False
 
 
 def repeats(text: str, *, shown: int = 600, times: int = 8) -> bool:

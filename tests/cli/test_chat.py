@@ -148,13 +148,31 @@ sys.exit(main())
 """
 
 
+# Runs the command line as a shell runs a job in the background, and fails once the job is stopped.
+IN_THE_BACKGROUND = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if not (job := os.fork()):
+    os.setpgid(0, 0)
+    from modelrunner.cli import main
+    os._exit(main())
+status = os.waitpid(job, os.WUNTRACED)[1]
+if os.WIFSTOPPED(status):
+    os.kill(job, signal.SIGKILL)
+    sys.exit("the job was stopped")
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
 @contextmanager
-def on_a_terminal(*arguments: str) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
+def on_a_terminal(
+    *arguments: str, program: str = ON_A_TERMINAL
+) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (24, 80))
     try:
         with subprocess.Popen(
-            [sys.executable, "-c", ON_A_TERMINAL, *arguments],
+            [sys.executable, "-c", program, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -206,6 +224,13 @@ def test_keys_typed_during_an_answer_do_not_stand_in_it(daemon: FakeDaemon) -> N
         typed.set()
         process.wait(HUNG)
         assert "typed too early" not in terminal.rest()
+
+
+def test_an_answer_in_the_background_goes_on(daemon: FakeDaemon) -> None:
+    daemon.answers |= {"GET /models/m": {}, "GET /v1/models/m": {"backend": None}, ANSWER: words("the answer")}
+    with on_a_terminal("run", "m", "first", program=IN_THE_BACKGROUND) as (terminal, process):
+        assert process.wait(HUNG) == 0
+        assert "the answer" in terminal.rest()
 
 
 def test_the_model_is_loaded_while_the_person_writes(daemon: FakeDaemon) -> None:
