@@ -27,6 +27,7 @@ from modelrunner.errors import (
 
 CALL_TIMEOUT = 30.0
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
+_HEADER_TEXT = re.compile(r"[!-~]*")  # of a token in an Authorization header (RFC 6750)
 
 T = TypeVar("T")
 
@@ -61,13 +62,15 @@ class Client:
     def __init__(self, host: str, *, key: str | None = None) -> None:
         self.host = host
         self._key = key
-        self._url = urlsplit(host)
         try:
+            self._url = urlsplit(host)
             known = (self._url.scheme == "unix" and self._url.path and not self._url.netloc) or (
                 self._url.scheme in ("http", "https") and self._url.hostname and (self._url.port or True)
             )
-        except ValueError:  # a port that is not a number
-            known = False
+        except ValueError:  # a port that is not a number, or half of an IPv6 address
+            self._url, known = urlsplit(""), False
+        if key is not None and not _HEADER_TEXT.fullmatch(key):
+            raise BadRequest("the API key has a character that no key has: set MODELRUNNER_API_KEY to the key alone")
         self._fingerprint = self._url.fragment.replace(":", "").lower()
         if self._fingerprint and not (self._url.scheme == "https" and _FINGERPRINT.fullmatch(self._fingerprint)):
             raise BadRequest(
@@ -165,10 +168,11 @@ class Client:
                 made = TcpConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
         try:
             made.connect()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host name that DNS cannot have
             made.close()
+            reason = getattr(error, "strerror", None) or error
             raise DaemonUnreachable(
-                f"no daemon answers at {self.host} ({error.strerror or error}): start one with `modelrunner serve`, or "
+                f"no daemon answers at {self.host} ({reason}): start one with `modelrunner serve`, or "
                 "name another with --host"
             ) from error
         return made

@@ -80,16 +80,31 @@ def test_silence_is_limited(daemon: FakeDaemon) -> None:
     assert daemon.left.wait(HUNG)
 
 
-@pytest.mark.parametrize("host", ["unix:///nowhere/d.sock", "http://127.0.0.1:1", "unix:///" + "x" * 200])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("unix:///nowhere/d.sock", "http://127.0.0.1:1", "unix:///" + "x" * 200),
+        *("http://a..example:1", f"http://{'x' * 64}.example:1"),
+    ],
+)
 def test_nobody_there(host: str) -> None:
     with pytest.raises(DaemonUnreachable, match="modelrunner serve"):
         Client(host).fetch("GET", "/health")
 
 
-@pytest.mark.parametrize("host", ["", "localhost:1", "unix://x", "ftp://x", "http://", "http://x:port", "unix:"])
+@pytest.mark.parametrize(
+    "host", ["", "localhost:1", "unix://x", "ftp://x", "http://", "http://x:port", "unix:", "http://[::1"]
+)
 def test_an_address_of_another_kind_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="unix:///path"):
         Client(host)
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "two words", "ключ", "\x7f"])
+def test_a_key_that_no_header_can_have_is_refused(key: str) -> None:
+    with pytest.raises(BadRequest, match="MODELRUNNER_API_KEY") as raised:
+        Client("http://127.0.0.1:1", key=key)
+    assert key not in str(raised.value)
 
 
 def test_events_are_put_together_from_any_pieces(daemon: FakeDaemon) -> None:
