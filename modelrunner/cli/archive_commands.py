@@ -29,7 +29,7 @@ def save(client: Client, model: str, target: Path | None) -> None:
     """Write a model into a tar archive.
 
     The archive is an OCI image layout: `modelrunner load` reads it, and skopeo as `oci-archive:FILE`. A file appears
-    only when it is complete.
+    only when it is complete; a pipe or a device gets the archive as it comes.
     """
     if target is None and output.is_terminal(sys.stdout):
         raise click.UsageError("give a file with -o, or send the archive to another program")
@@ -53,6 +53,11 @@ def _written(target: Path | None) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if target.exists() and not target.is_file():  # a file of ours must not take its place
+        with open(target, "wb") as file:
+            yield file
+        return
+    target = target.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open(temporary, "xb") as file:

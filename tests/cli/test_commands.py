@@ -542,6 +542,18 @@ def test_a_full_disk_is_reported(daemon: FakeDaemon) -> None:
     with open("/dev/full", "w") as full, Cli.start("list", stdout=full) as process:
         _, err = process.communicate(timeout=HUNG)
     assert process.returncode == 1
+def test_an_archive_does_not_take_the_place_of_a_pipe_or_a_link(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
+    daemon.answers["GET /models/m/export"] = Text(b"archive")
+    pipe, link = tmp_path / "pipe", tmp_path / "link.tar"
+    os.mkfifo(pipe)
+    link.symlink_to("file.tar")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert [cli("save", "m", "-o", str(place)).code for place in (pipe, link)] == [0, 0]
+    assert os.read(reader, 100) == (tmp_path / "file.tar").read_bytes() == b"archive"
+    os.close(reader)
+    assert (pipe.is_fifo(), link.is_symlink()) == (True, True)
+
+
     assert b"No space left" in err
     assert err.count(b"\n") == 1
 
