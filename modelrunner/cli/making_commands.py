@@ -205,7 +205,7 @@ def show(client: Client, model: str, part: str | None, remote: bool, as_json: bo
     else:
         values = {key: value for key, value in found.config.items() if not isinstance(value, dict | list)}
         metadata: dict[str, object] = next(
-            (value for key, value in found.config.items() if key in ("gguf", "safetensors")), {}
+            (found.config[key] for key in ("gguf", "safetensors") if isinstance(found.config.get(key), dict)), {}
         )
         simple = [("id", found.id)] if found.id else []
         simple += [("tags", ", ".join(found.tags))]

@@ -110,6 +110,11 @@ def test_a_size_that_others_published_in_bytes_is_shown_as_one(daemon: FakeDaemo
     assert cli("list").out.splitlines()[1].endswith("  607MiB")
 
 
+def test_metadata_that_others_published_in_another_form_is_passed_over(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /models/m/show"] = REMOTE | {"config": {"gguf": "none", "quantization": "Q4_0"}}
+    assert re.search("^quantization +Q4_0$", cli("show", "m").out, re.MULTILINE)
+
+
 def test_list_quietly(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["GET /models"] = [MODEL, {**MODEL, "tags": []}]
     assert cli("list", "--quiet").out == f"ai/smollm2:latest\n{ID}\n"
