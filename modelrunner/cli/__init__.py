@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform == "win32":
         report("modelrunner runs on Linux and macOS: on Windows, install and use it inside WSL 2")
         return FAILED
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the parent process closed it
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # until the process ends
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not when a test or a program put something else there
             stream.reconfigure(errors="replace")

@@ -542,11 +542,6 @@ def test_a_reader_that_stops_is_no_error(daemon: FakeDaemon) -> None:
         assert process.stderr.read() == b""
 
 
-def test_a_full_disk_is_reported(daemon: FakeDaemon) -> None:
-    daemon.answers["GET /models"] = [MODEL]
-    with open("/dev/full", "w") as full, Cli.start("list", stdout=full) as process:
-        _, err = process.communicate(timeout=HUNG)
-    assert process.returncode == 1
 def test_an_archive_does_not_take_the_place_of_a_pipe_or_a_link(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
     daemon.answers["GET /models/m/export"] = Text(b"archive")
     pipe, link = tmp_path / "pipe", tmp_path / "link.tar"
@@ -559,6 +554,11 @@ def test_an_archive_does_not_take_the_place_of_a_pipe_or_a_link(daemon: FakeDaem
     assert (pipe.is_fifo(), link.is_symlink()) == (True, True)
 
 
+def test_a_full_disk_is_reported(daemon: FakeDaemon) -> None:
+    daemon.answers["GET /models"] = [MODEL]
+    with open("/dev/full", "w") as full, Cli.start("list", stdout=full) as process:
+        _, err = process.communicate(timeout=HUNG)
+    assert process.returncode == 1
     assert b"No space left" in err
     assert err.count(b"\n") == 1
 
@@ -635,9 +635,9 @@ def test_an_argument_that_is_no_text_is_refused_in_a_sentence() -> None:
 
 
 def test_closed_streams_are_no_fault(daemon: FakeDaemon) -> None:
-    command = f"{sys.executable} -m modelrunner version --host {daemon.url}"
-    for closing in (">&-", "2>&-", "<&- >&- 2>&-"):
-        done = subprocess.run(["/bin/sh", "-c", f"{command} {closing}"], capture_output=True, check=False)
+    version, load = (f"{sys.executable} -m modelrunner {word} --host {daemon.url}" for word in ("version", "load"))
+    for command in (f"{version} >&-", f"{version} 2>&-", f"{version} <&- >&- 2>&-", f"{load} <&-"):
+        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
         assert b"Traceback" not in done.stderr + done.stdout
 
 
