@@ -44,10 +44,10 @@ class _OpenFolder:
 
 
 class _KnownModel(msgspec.Struct, frozen=True, array_like=True):
-    """The values that are kept of a model while its folder is away: host, path, tag and revision of each name (an
-    earlier release kept no revision), and the time when it was stored, in Unix seconds."""
+    """The values that are kept of a model while its folder is away: host, path, tag and revision of each name, and the
+    time when it was stored, in Unix seconds."""
 
-    tags: list[tuple[str, ...]]
+    tags: list[tuple[str, str, str, str]]
     created: int
 
 
@@ -113,7 +113,7 @@ class Folders:
             known.pop(id.hex, None)
             if id in entries:
                 tags = [(tag.host, tag.path, tag.tag, tag.revision) for tag in entries[id].tags]
-                known[id.hex] = _KnownModel([*tags], entries[id].created)
+                known[id.hex] = _KnownModel(tags, entries[id].created)
         self._file.save(self._known)
 
     def _try(self, path: Path) -> None:
@@ -136,7 +136,15 @@ class Folders:
     def _had(self, path: Path, reason: str) -> Catalog:
         damage = f"the folder {path} {reason}"
         return Catalog(
-            Entry(id, tuple(_reference(*tag) for tag in kept.tags), kept.created, b"{}", None, damage, absent=True)
+            Entry(
+                id,
+                tuple(Reference(host, path, tag, None, revision) for host, path, tag, revision in kept.tags),
+                kept.created,
+                b"{}",
+                None,
+                damage,
+                absent=True,
+            )
             for hex, kept in self._known.get(str(path), {}).items()
             if (id := Digest.named(hex))
         )
@@ -170,7 +178,3 @@ class Folders:
         """Closes all folders."""
         for path in list(self._held):
             self._release(path)
-
-
-def _reference(host: str, path: str, tag: str, revision: str = "") -> Reference:
-    return Reference(host, path, tag, None, revision)

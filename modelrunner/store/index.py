@@ -26,7 +26,7 @@ class _Cached(msgspec.Struct, frozen=True, array_like=True):
 
     id: str
     stamps: list[Stamp]
-    tags: list[tuple[str, ...]]
+    tags: list[tuple[str, str, str, str]]
     created: int
     number: int
     version: int
@@ -51,12 +51,11 @@ class Index:
         return len(self._cached)
 
     def entry(self, id: Digest) -> Entry | None:
-        """Returns the model's entry, which is valid while its files have the `stamps`; None for an unknown model, and
-        for an entry of a release that kept no revisions."""
+        """Returns the model's entry, which is valid while its files have the `stamps`; None for an unknown model."""
         found = self._cached.get(id.hex)
         try:
             return _entry(id, found) if found else None
-        except (InvalidReference, ValueError):
+        except InvalidReference:
             return None
 
     def stamps(self, id: Digest) -> list[Stamp]:
