@@ -99,14 +99,15 @@ class RequestHead:
         self._names = names
         parser = httptools.HttpRequestParser(self)
         try:
-            parser.feed_data(data)
+            parser.feed_data(data[:-1])
+            self.keep_alive: bool = parser.should_keep_alive()  # read before the end, with which the parser forgets it
+            parser.feed_data(data[-1:])
         except httptools.HttpParserUpgrade:
             pass  # refused below
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ if isinstance(error.__context__, BadRequest | HeadersTooLarge) else error from None
         except httptools.HttpParserError as error:
             raise BadRequest(f"not a valid HTTP request: {error}") from None
-        self.keep_alive: bool = parser.should_keep_alive()
         self.length = int(get("content-length", "-1"))
         self.chunked = "transfer-encoding" in self._fields
         if get("upgrade") is not None:

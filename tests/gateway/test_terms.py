@@ -65,6 +65,18 @@ async def test_requests_that_differ_in_their_length_only(folder: Path, kind: str
         assert [seen.body for seen in served.engine.received] == bodies
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+@pytest.mark.parametrize("length", ["", "0"])
+async def test_a_connection_closes_when_its_client_says_so(folder: Path, kind: str, method: str, length: str) -> None:
+    """Also after a request without a body."""
+    async with proxy(folder, kind) as served:
+        client = await served.connect()
+        await client.send(request("/health", b"", method=method, Content_Length=length, Connection="close"))
+        answer = await client.closed()
+        assert answer.startswith(b"HTTP/1.1 405 " if method == "POST" else b"HTTP/1.1 200 ")
+        assert b"\r\nConnection: close\r\n" in answer
+
+
 async def test_a_client_that_does_not_know_expect_gets_its_answer_alone(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
         client = await served.connect()
