@@ -74,10 +74,10 @@ class _QueuedForLast(Eviction):
 class _QueueKeepsItsRunner(Eviction):
     """A busy runner that requests wait for does not go."""
 
-    def spared(self, slot: Slot, load: float, urgent: bool) -> tuple[float, float] | None:
+    def spared(self, slot: Slot, urgent: bool) -> tuple[float, float] | None:
         if slot.phase is Phase.READY and slot.leases and slot.key in self.waited_for:
             return None
-        return super().spared(slot, load, urgent)
+        return super().spared(slot, urgent)
 
 
 def _plan(policy: type[Eviction]) -> type[Plan]:
@@ -87,8 +87,9 @@ def _plan(policy: type[Eviction]) -> type[Plan]:
 RULES = {
     "all rules": Rules(),
     "without wait": Rules(Policy(patience=0.0, crowd_patience=0.0)),
-    "without sparing": Rules(Policy(spare=0.0)),
-    "crowds as all others": Rules(Policy(crowd_patience=6.0, crowd_loads=8.0)),
+    "without sparing": Rules(Policy(spare=0.0, crowd_spare=0.0)),
+    "without the crowd's rest": Rules(Policy(crowd_spare=0.0)),
+    "crowds as all others": Rules(Policy(crowd_patience=6.0, crowd_loads=8.0, crowd_spare=0.0)),
     "without turns of models": Rules(plan=_OldestRequestFirst),
     "batches as all others": Rules(Policy(ageing=0.0)),
     "without a batch's own runner": Rules(plan=_SharedRunner),
@@ -108,6 +109,8 @@ DROPPED = {
     "a wait without limit": Rules(Policy(patience=math.inf, crowd_patience=math.inf)),
     "spared for two loads": Rules(Policy(spare=2.0)),
     "as the router": Rules(
-        Policy(600.0, math.inf, loads=math.inf, spare=0.0, crowd_patience=math.inf, crowd_loads=math.inf)
+        Policy(
+            600.0, math.inf, loads=math.inf, spare=0.0, crowd_patience=math.inf, crowd_loads=math.inf, crowd_spare=0.0
+        )
     ),
 }

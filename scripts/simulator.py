@@ -6,7 +6,9 @@ Load times, sizes and answer times are those that `scripts/bench contention` mea
 (docs/performance.md): an engine alone answers 8 requests a second one after another and 11.3 of four at once, and two
 engines share the processors. An answer therefore takes `work` * (1 + 0.6 * (sequences beside it in the engine)) *
 (engines that work) seconds. In 120 s the daemon, without the rule of crowds, gave 1,235 answers with 53 loads, and
-llama-server's router 1,252 with 19; simulated 1,268 with 50 and 1,296 with 14.
+llama-server's router 1,252 with 19; simulated 1,268 with 50 and 1,296 with 14. On
+the second machine, an answer alone took 0.15 to 0.2 s (SmolLM2), 0.25 to 0.32 s (Gemma) and 0.006 s (MiniLM); four at
+once took 3.6, 2.9 and 4 times as long each, and beside four of the other large model twice as long as that.
 
 A client beside a batch of its own model: SmolLM2's answer of 32 tokens takes 0.29 s alone, its first token a tenth of
 that. So four lines together are 4.9 a second, with one to three of them under way the first token takes 1.6 to 2.8

@@ -3,7 +3,8 @@
 A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price). For a crowd,
 which has more requests than an engine works on at once, let wait = min(crowd_patience, 48 * price).
 
-- An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
+- An idle runner goes once it has been idle for load(runner), or for 2 * price if the group is a crowd, or the group
+  has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.
@@ -33,13 +34,13 @@ def _load_time(measured: float, memory: RequiredMemory) -> float:
 
 class _Victim(NamedTuple):
     """A runner of `size` that loads in `load` seconds. It may go at `earliest` + `price` if the group has waited for
-    `wait` by then, and at `latest` in any case."""
+    `wait` by then. An idle one may go after its rest since `idle_since` in any case."""
 
     slot: Slot
     size: Vector
     load: float
     earliest: float
-    latest: float
+    idle_since: float
 
 
 @dataclass
@@ -60,9 +61,9 @@ class Eviction:
         """Runners with a lower rank go first."""
         return slot.leases > 0, slot.phase is not Phase.SLEEPING, slot.last_used
 
-    def spared(self, slot: Slot, load: float, urgent: bool) -> tuple[float, float] | None:
-        """`earliest` and `latest` as in `_Victim`. None if the runner may not go: it is leaving, or requests need it
-        more."""
+    def spared(self, slot: Slot, urgent: bool) -> tuple[float, float] | None:
+        """`earliest` and `idle_since` as in `_Victim`. None if the runner may not go: it is leaving, or requests need
+        it more."""
         at_once = -math.inf, -math.inf
         interactive = bool(slot.interactive or slot.key in self.urgent)
         match slot.phase:
@@ -71,7 +72,7 @@ class Eviction:
             case Phase.STARTING:
                 return at_once if slot.key not in self.waited_for or (urgent and not interactive) else None
             case Phase.READY if not slot.leases:
-                return -math.inf, slot.last_used + self.policy.spare * load
+                return -math.inf, slot.last_used
             case Phase.READY if urgent is interactive:
                 return slot.ready_at, math.inf
             case Phase.READY if urgent:
@@ -82,20 +83,21 @@ class Eviction:
         """Returns the runners that go for `group`, which lacks `shortage`. If the runners that may go now do not
         suffice, returns none, and the time at which another one may go (infinity for never)."""
         policy, load = self.policy, _load_time(group.load_seconds, group.needs[0])
-        usual, of_crowds = (policy.patience, policy.loads), (policy.crowd_patience, policy.crowd_loads)
-        patience, loads = of_crowds if group.is_crowd else usual
+        patience, loads, crowd_spare = policy.patience, policy.loads, 0.0
+        if group.is_crowd:
+            patience, loads, crowd_spare = policy.crowd_patience, policy.crowd_loads, policy.crowd_spare
         chosen: list[_Victim] = []
         missing, began, again = shortage, group.since, math.inf
         for candidate in self._those_for(group.key in self.urgent):
-            slot, size, own, earliest, latest = candidate
+            slot, size, own, earliest, idle_since = candidate
             if slot.key in self.gone:
                 continue
-            if latest > self.now:
+            if idle_since > -math.inf:
                 price = load + own
-                wait = loads * price
+                wait, rest = loads * price, max(policy.spare * own, crowd_spare * price)
                 waited, spared = began + (wait if wait < patience else patience), earliest + policy.spare * price
                 at = waited if waited > spared else spared
-                at = at if at < latest else latest
+                at = at if at < idle_since + rest else idle_since + rest
                 if at > self.now:
                     again = at if at < again else again
                     continue
@@ -117,6 +119,6 @@ class Eviction:
             found = self._candidates[urgent] = []
             for slot in sorted([slot for slot in self.slots if not slot.pinned], key=self.rank):
                 load = _load_time(slot.load_seconds, slot.memory)
-                if spared := self.spared(slot, load, urgent):
+                if spared := self.spared(slot, urgent):
                     found.append(_Victim(slot, self.memory.size(slot), load, *spared))
         return self._candidates[urgent]

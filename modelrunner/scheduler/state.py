@@ -137,7 +137,8 @@ class Failure:
 class Policy:
     """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `loads` and `spare` in multiples
     of load times say when runners go, see `eviction`; for a crowd, `crowd_patience` and `crowd_loads` stand for the
-    first two. A batch whose caller got nothing for `ageing` seconds counts as interactive until its next turn."""
+    first two, and `crowd_spare` multiplies both loads. A batch whose caller got nothing for `ageing` seconds counts as
+    interactive until its next turn."""
 
     max_wait: float = 600.0
     patience: float = 6.0
@@ -145,6 +146,7 @@ class Policy:
     spare: float = 1.0
     crowd_patience: float = 30.0
     crowd_loads: float = 48.0
+    crowd_spare: float = 2.0
     ageing: float = 60.0
 
 

@@ -49,7 +49,9 @@ ASLEEP = {"wide": RequiredMemory(3, (0,)), "small": RequiredMemory(2, (0,))}
 CAPACITY = 2
 LOAD_SECONDS = 0.7
 # With two loads of 0.7 s, eight times both is more than this patience.
-POLICY = Policy(max_wait=30.0, patience=3.0, loads=8.0, spare=1.0, ageing=8.0)
+POLICY = Policy(
+    max_wait=30.0, patience=3.0, loads=8.0, spare=1.0, crowd_patience=6.0, crowd_loads=8.0, crowd_spare=2.0, ageing=8.0
+)
 ROUNDING = 1e-6
 names = st.sampled_from(sorted(NEEDS))
 
@@ -405,7 +407,7 @@ class PlanMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_starves(self) -> None:
         """The only model that interactive requests want memory for has it on its way if the runners that may go by now
-        give enough: idle ones after their load's time, busy ones after the patience, a batch's at once."""
+        give enough: idle ones after their rest, busy ones after the patience, a batch's at once."""
         wanted = {w.where for w in self.waiting.values()}
         wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
         if len(wanting) != 1 or self.closing or NAMES[wanting[0]].startswith("mapped"):
@@ -420,11 +422,12 @@ class PlanMachine(RuleBasedStateMachine):
         live = [s for s in self.slots.values() if s.phase not in (Phase.DRAINING, Phase.STOPPING)]
         pinned = held(s for s in live if s.pinned)
         possible = [need for need in NEEDS[NAMES[where]] if (need + pinned).fits(BUDGET)]
-        spared = held(s for s in live if self.is_spared(s, waited))
+        spared = held(s for s in live if self.is_spared(s, waited, is_crowd=len(mine) > CAPACITY))
         if possible and (possible[0] + spared).fits(BUDGET):
             assert (possible[0] + held(live)).fits(BUDGET)
 
-    def is_spared(self, slot: Slot, waited: float) -> bool:
+    def is_spared(self, slot: Slot, waited: float, *, is_crowd: bool) -> bool:
+        patience = POLICY.crowd_patience if is_crowd else POLICY.patience
         waiting = [w for w in self.waiting.values() if w.where == slot.key]
         urgent = any(not w.batch or self.is_aged(w) for w in waiting)
         if slot.pinned or slot.key.model_id == "mapped":
@@ -434,9 +437,10 @@ class PlanMachine(RuleBasedStateMachine):
         if slot.phase is Phase.SLEEPING or not (slot.interactive or urgent or not slot.leases):
             return False
         if not slot.leases:
-            return waited < POLICY.patience + ROUNDING and self.now < slot.last_used + LOAD_SECONDS + ROUNDING
+            rest = 4 * LOAD_SECONDS if is_crowd else LOAD_SECONDS
+            return waited < patience + ROUNDING and self.now < slot.last_used + rest + ROUNDING
         fresh = self.now < slot.ready_at + 2 * LOAD_SECONDS + ROUNDING
-        return fresh or waited < POLICY.patience + ROUNDING
+        return fresh or waited < patience + ROUNDING
 
     def may_start(self, where: RunnerKey) -> bool:
         failure = self.failures.get(where)
