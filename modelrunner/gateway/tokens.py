@@ -12,7 +12,7 @@ _COUNT = re.compile(
     rb'|cache_n|prompt_n|predicted_n|draft_n)"\s*:\s*(\d{1,12})'
 )
 _CHUNK_FRAMING = re.compile(rb"\r\n[0-9a-fA-F]+(?:;[^\r\n]*)?\r\n")
-_EVENT = b"data: "
+_EVENT = b"\ndata: "  # a text within JSON has no line break
 _LAST_COUNTS = b'"message_delta"'  # the type of Anthropic's event that counts the answer
 
 
@@ -107,5 +107,6 @@ def _counts(data: bytes, start: int) -> dict[bytes, int]:
 
 def _estimate(tail: bytes, size: int) -> int:
     """Assumes that the events before the tail are as long as those in it."""
+    tail = b"\n" + tail
     events = tail.count(_EVENT)
     return round(events * size / (len(tail) - tail.find(_EVENT))) if events else 0

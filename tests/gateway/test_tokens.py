@@ -31,6 +31,12 @@ def test_an_answer_that_talks_about_usage_is_not_counted() -> None:
     assert tokens_of(said, len(said)) == NONE
 
 
+def test_a_text_like_an_event_is_not_counted() -> None:
+    """As the answer of /detokenize may have it."""
+    said = b'{"content":"event: x\\ndata: a, and data: b"}'
+    assert tokens_of(said, len(said)) == NONE
+
+
 def test_chunks_may_end_anywhere() -> None:
     at = TIMINGS.index(b"64,") + 1
     chunked = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (at, TIMINGS[:at], len(TIMINGS) - at, TIMINGS[at:])
