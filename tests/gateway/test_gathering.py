@@ -119,6 +119,17 @@ async def test_usage_may_say_more_than_numbers(folder: Path) -> None:
         ]
 
 
+async def test_usage_may_say_nothing(folder: Path) -> None:
+    engine = Engine()
+    engine.details = {"prompt_tokens": None, "total_tokens": None}
+    async with proxy(folder, "fast", engine) as served:
+        notes = Notes(served.pipeline.observers)
+        answers = await together(served, ask("a"), ask("two words"))
+        assert len(engine.inputs) == 1
+        assert [answer.json()["usage"] for answer in answers] == [engine.details] * 2
+        assert [record.tokens.prompt for record in notes.records] == [0, 0]
+
+
 async def test_the_error_of_one_is_not_the_others(folder: Path, kind: str) -> None:
     async with proxy(folder, kind, engine := Engine()) as served:
         good, bad, also = await together(served, ask("good"), ask("poison"), ask("also"))

@@ -211,7 +211,7 @@ class _Gathering:
             vector: dict[str, Any] = {**vectors[place], "index": 0}
             usage = whole_usage | {name: each[place] for name, each in shares.items()}
             body = msgspec.json.encode({**whole, "data": [vector], **({"usage": usage} if usage else {})})
-            answers.append((body, usage.get("prompt_tokens", 0)))
+            answers.append((body, usage["prompt_tokens"] if "prompt_tokens" in shares else 0))
         return answers
 
 
