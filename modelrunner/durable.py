@@ -21,7 +21,7 @@ from modelrunner.units import format_bytes
 
 _TEMPORARY = ".tmp"
 _ASIDE = ".corrupt-"
-_LARGEST = 64 << 20  # most bytes of a file that is read whole
+_LARGEST = 64 << 20  # most bytes of a file that is read and written whole
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LEAST = 1 << 18  # bytes; room for an index of over a thousand models
 log = logging.getLogger(__name__)
@@ -51,8 +51,10 @@ def is_full(error: OSError) -> bool:
 
 
 def write(path: Path, data: bytes, *, synced: bool = True) -> None:
-    """Replaces `path` with `data`. Raises `OSError`, with the old content kept or put back. Without `synced` a power
-    cut may damage the file."""
+    """Replaces `path` with `data`, at most 64 MiB, as `read` takes. Raises `OSError`, with the old content kept or put
+    back. Without `synced` a power cut may damage the file."""
+    if len(data) > _LARGEST:
+        raise OSError(errno.EFBIG, f"a file of more than {_LARGEST} bytes could not be read back", str(path))
     temporary = temporary_name(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

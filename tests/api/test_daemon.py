@@ -19,7 +19,7 @@ from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon import instance
 from modelrunner.daemon.instance import AlreadyRunning, UnixListener
 from tests.api.conftest import StartDaemon
-from tests.store.samples import make_deep
+from tests.store.samples import deep_folder
 from tests.waiting import HUNG
 
 
@@ -115,8 +115,7 @@ def test_leftovers_of_a_killed_daemon_go_and_live_ones_stay(tmp_path: Path) -> N
         pass
     (tmp_path / "start.lock").touch()
     (tmp_path / "0123abcd").touch()  # in the place of a runner's folder
-    make_deep(tmp_path / "4567abcd")
-    with listening(tmp_path / "live.sock"):
+    with deep_folder(tmp_path / "4567abcd"), listening(tmp_path / "live.sock"):
         instance.remove_dead_sockets(tmp_path)
         assert sorted(os.listdir(tmp_path)) == ["0123abcd", "live.sock", "start.lock"]
 

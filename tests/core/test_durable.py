@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from modelrunner import durable
 from modelrunner.jsonfile import JsonFile
-from tests.store.samples import make_deep
+from tests.store.samples import deep_folder
 
 VALUE = {"a": [1, 2], "b": []}
 
@@ -41,6 +41,14 @@ def test_a_value_comes_back(file: JsonFile[dict[str, list[int]]]) -> None:
     file.save(VALUE)
     assert file.load() == VALUE
     assert [path.name for path in file.path.parent.iterdir()] == ["value.json"]
+
+
+def test_a_value_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    file = JsonFile(tmp_path / "value.json", str)
+    file.save("before")
+    with pytest.raises(OSError, match="could not be read back"):
+        file.save("x" * (64 << 20))
+    assert file.load() == "before"
 
 
 def test_every_flipped_bit_is_found(file: JsonFile[dict[str, list[int]]]) -> None:
@@ -86,9 +94,9 @@ def test_a_value_of_endless_depth_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
-    make_deep(tmp_path / "deep")
-    durable.discard(tmp_path / "deep")
-    assert list(tmp_path.iterdir()) == []
+    with deep_folder(tmp_path / "deep"):
+        durable.discard(tmp_path / "deep")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_check_is_part_of_the_type(tmp_path: Path) -> None:

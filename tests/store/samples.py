@@ -3,7 +3,8 @@
 import contextlib
 import os
 import struct
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ def add_model(store: Store, reference: str | None, seed: int = 0, **options: Any
     return store.create({"any.gguf": ingest(store, seed, **options)}, reference)
 
 
-def make_deep(folder: Path, levels: int = 3000) -> None:
-    """Makes folders in folders in `folder`, deeper than a path can say."""
+@contextlib.contextmanager
+def deep_folder(folder: Path, levels: int = 3000) -> Iterator[None]:
+    """Makes folders in folders in `folder`, deeper than a path can say, and removes what is left of them."""
     folder.mkdir()
     outer = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
@@ -73,6 +75,10 @@ def make_deep(folder: Path, levels: int = 3000) -> None:
         os.close(outer)
         outer = inner
     os.close(outer)
+    try:
+        yield
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
 
 
 def files_under(folder: Path) -> dict[str, int]:

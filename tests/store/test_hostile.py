@@ -12,7 +12,7 @@ import pytest
 from modelrunner.errors import ModelNotFound, StorageFailed
 from modelrunner.store import Store, blobs
 from tests.core.test_durable import ODD
-from tests.store.samples import add_model, ingest, make_deep, write_gguf
+from tests.store.samples import add_model, deep_folder, ingest, write_gguf
 
 
 @pytest.fixture
@@ -186,12 +186,12 @@ def test_a_blob_that_is_here_is_not_hashed_under_the_lock(store: Store, monkeypa
 
 def test_a_download_of_any_depth_is_measured_and_pruned(store: Store) -> None:
     """As an engine may make it that quantizes a model."""
-    make_deep(store.partial / "deep")
-    reopened = Store(store.data)
-    assert [leftover.size for leftover in reopened.leftovers()] == [0]
-    assert reopened.disk_usage().partial == 0
-    reopened.prune()
-    assert list(store.partial.iterdir()) == []
+    with deep_folder(store.partial / "deep"):
+        reopened = Store(store.data)
+        assert [leftover.size for leftover in reopened.leftovers()] == [0]
+        assert reopened.disk_usage().partial == 0
+        reopened.prune()
+        assert list(store.partial.iterdir()) == []
 
 
 def test_what_killed_pulls_left_is_listed_and_pruned(store: Store) -> None:
