@@ -248,6 +248,7 @@ def _over(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 def _write(file: Path, text: str, earlier: bytes | None) -> None:
     if earlier == text.encode():
         return
+    file = file.resolve()  # a link stays, as to a folder of configurations
     file.parent.mkdir(parents=True, exist_ok=True)
     if earlier is not None:
         number = 1

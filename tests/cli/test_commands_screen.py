@@ -254,6 +254,19 @@ def test_launch_keeps_a_copy_and_the_other_settings(agents: Path) -> None:
     assert json.loads(copy.read_text()) == {"theme": "mine", "language_models": {"ollama": {}}}
 
 
+def test_launch_keeps_a_link(agents: Path) -> None:
+    settings = agents / "config" / "zed" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    target = agents / "dotfiles.json"
+    target.write_text('{"theme": "mine"}')
+    settings.symlink_to(target)
+    with screen(agents, "launch", "zed", columns=200) as terminal:
+        terminal.wait_for("^wrote")
+        assert terminal.ended() == 0
+    assert settings.readlink() == target
+    assert set(json.loads(target.read_text())) == {"theme", "language_models"}
+
+
 def test_launch_leaves_a_file_that_it_cannot_read(agents: Path, cli: Cli) -> None:
     settings = agents / "config" / "zed" / "settings.json"
     settings.parent.mkdir(parents=True)
