@@ -14,7 +14,7 @@ import httptools
 
 from modelrunner.engine.receivers import Collector, Receiver
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http.responsebodies import Body, CloseDelimitedBody
+from modelrunner.http.responsebodies import Body, CloseDelimitedBody, is_last_event
 from modelrunner.http.responses import ResponseHead, ResponseHeads
 from modelrunner.types import Endpoint
 
@@ -198,6 +198,10 @@ class UpstreamConnection(asyncio.Protocol):
         """For `on_failure`: True if another server-sent event could follow what was handed on: an event stream, up to
         the end of an event and of a chunk."""
         return self._body is not None and self._events and self._body.at_event_boundary()
+
+    def has_last_event(self) -> bool:
+        """True if the last event of an event stream was handed on, for a receiver that is told."""
+        return self._body is not None and self._events and is_last_event(self._body.tail)
 
     @property
     def received(self) -> tuple[int, bytes]:

@@ -128,8 +128,14 @@ class Exchange:
     def cancel(self) -> None:
         """Called when the client is gone. Ends the engine's work, or leaves the queue."""
         if not self._over:
-            self._status = 499
+            if not self._has_passed_last_event():
+                self._status = 499
             self._close()
+
+    def _has_passed_last_event(self) -> bool:
+        """True if the client has the whole stream: OpenAI's own closes the connection then, before the last chunk."""
+        upstream = self._upstream
+        return self._passed and self._translation is None and upstream is not None and upstream.has_last_event()
 
     def stop(self, error: ModelRunnerError) -> None:
         """Ends the request with an error, whatever it is doing."""

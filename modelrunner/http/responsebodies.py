@@ -25,6 +25,13 @@ _JSON_TOKEN = re.compile(rb'["{}\[\]]|\\.?', re.DOTALL)
 _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
+def is_last_event(tail: bytes) -> bool:
+    """Returns whether the end of an event stream, perhaps in chunks, contains its last event, whole."""
+    tail = tail.replace(b"\r\n", b"\n")
+    last = tail.rstrip(b"\n").rpartition(b"\n\n")[2]
+    return tail.endswith(b"\n\n") and any(mark in last for mark in _LAST_EVENTS)
+
+
 class Body(Protocol):
     """Reads a body. `done` is true after its last byte. `size` counts the bytes that `take` returned, and `tail` has
     the last of them: at least `TAIL` of a longer body, if `ResponseHead.body` got `end`."""

@@ -83,6 +83,29 @@ async def test_who_left_and_who_was_refused_by_the_scheduler(folder: Path, kind:
         assert [r.first_byte for r in notes.records] == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [(["a", "[DONE]"], 200), (["a", '{"type":"message_stop"}'], 200), (["a"], 499), (["[DONE]", "a"], 499)],
+)
+async def test_who_leaves_with_the_last_event_has_the_whole_stream(
+    folder: Path, kind: str, events: list[str], status: int
+) -> None:
+    """As OpenAI's own client does: the last chunk is not waited for."""
+
+    async def answer(call: Call) -> None:
+        await call.send(SSE + b"".join(map(event, events)))
+        await call.left()
+
+    async with proxy(folder, kind, answer) as served:
+        notes = Notes(served.pipeline.observers)
+        client = await served.connect()
+        await client.send(request(body={"model": "m", "messages": [], "stream": True}))
+        await client.reader.readuntil(events[-1].encode())
+        await client.leave()
+        await until(lambda: bool(notes.records))
+        assert [record.status for record in notes.records] == [status]
+
+
 async def test_a_prompt_that_the_engine_did_not_count_is_estimated(folder: Path, kind: str) -> None:
     """From what its body has, at most the window: of a stream without counts, of one that its client left, and of an
     answer that had not begun."""
