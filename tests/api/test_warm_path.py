@@ -79,7 +79,7 @@ async def test_every_family_takes_the_same_way(start_daemon: StartDaemon) -> Non
 
 async def test_telemetry_comes_at_the_end(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """It measures the answer on its way, and adds up once the answer is over."""
-    without = await chat(await start_daemon(models={"smol": 0}, folder=tmp_path / "without", telemetry=False))
+    without = await chat(await start_daemon(models={"smol": 0}, folder=tmp_path / "off", telemetry=False))
     counted = await chat(await start_daemon(models={"smol": 0}, folder=tmp_path / "with"))
     own = {name for name in counted.files if name.startswith("telemetry/") or name == "gateway/observers.py"}
     assert own
