@@ -103,9 +103,10 @@ class CloseDelimitedBody:
 
     def _last_event_came(self) -> bool:
         """A single event that is longer than the kept bytes counts as complete."""
-        last = self.tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n").rpartition(b"\n\n")
-        known = any(mark in last[2] for mark in _LAST_EVENTS) or (not last[1] and len(self.tail) == TAIL)
-        return known and self.at_event_boundary()
+        if is_last_event(self.tail):
+            return True
+        event = self.tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n")
+        return b"\n\n" not in event and len(self.tail) == TAIL and self.at_event_boundary()
 
     def at_event_boundary(self) -> bool:
         return self.tail.endswith(_EVENT_ENDS)

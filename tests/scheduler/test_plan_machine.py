@@ -48,7 +48,7 @@ NEEDS = {
 ASLEEP = {"wide": RequiredMemory(3, (0,)), "small": RequiredMemory(2, (0,))}
 CAPACITY = 2
 LOAD_SECONDS = 0.7
-# With two loads of 0.7 s, eight times both is more than this patience.
+# With two loads of 0.7 s, eight times both is more than each patience.
 POLICY = Policy(
     max_wait=30.0, patience=3.0, loads=8.0, spare=1.0, crowd_patience=6.0, crowd_loads=8.0, crowd_spare=2.0, ageing=8.0
 )
