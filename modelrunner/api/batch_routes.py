@@ -73,7 +73,7 @@ class BatchRoutes:
         file = await self._file(request)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = file.bytes
-        with await asyncio.to_thread(self._files.open, file.id) as opened:
+        with self._files.open(file.id) as opened:  # a thread that opens it would not end with this request
             await response.prepare(request)
             while piece := await asyncio.to_thread(opened.read, _PIECE):
                 await response.write(piece)
