@@ -26,10 +26,12 @@ _CHUNKED_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 def is_last_event(tail: bytes) -> bool:
-    """Returns whether the end of an event stream, perhaps in chunks, contains its last event, whole."""
+    """Returns whether the end of an event stream contains its last event, whole. The stream may be in chunks, and a
+    part of the last chunk (`0`) may be here."""
     tail = tail.replace(b"\r\n", b"\n")
-    last = tail.rstrip(b"\n").rpartition(b"\n\n")[2]
-    return tail.endswith(b"\n\n") and any(mark in last for mark in _LAST_EVENTS)
+    before = tail.rstrip(b"0\n")
+    last = before.rpartition(b"\n\n")[2]
+    return tail.startswith(b"\n\n", len(before)) and any(mark in last for mark in _LAST_EVENTS)
 
 
 class Body(Protocol):
@@ -103,10 +105,10 @@ class CloseDelimitedBody:
 
     def _last_event_came(self) -> bool:
         """A single event that is longer than the kept bytes counts as complete."""
-        if is_last_event(self.tail):
-            return True
+        if not self.at_event_boundary():
+            return False
         event = self.tail.replace(b"\r\n", b"\n").removesuffix(b"\n\n")
-        return b"\n\n" not in event and len(self.tail) == TAIL and self.at_event_boundary()
+        return is_last_event(self.tail) or (b"\n\n" not in event and len(self.tail) == TAIL)
 
     def at_event_boundary(self) -> bool:
         return self.tail.endswith(_EVENT_ENDS)

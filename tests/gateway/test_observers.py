@@ -87,20 +87,21 @@ async def test_who_left_and_who_was_refused_by_the_scheduler(folder: Path, kind:
     ("events", "status"),
     [(["a", "[DONE]"], 200), (["a", '{"type":"message_stop"}'], 200), (["a"], 499), (["[DONE]", "a"], 499)],
 )
+@pytest.mark.parametrize("begun", [b"", b"0", b"0\r\n"])
 async def test_who_leaves_with_the_last_event_has_the_whole_stream(
-    folder: Path, kind: str, events: list[str], status: int
+    folder: Path, kind: str, events: list[str], status: int, begun: bytes
 ) -> None:
-    """As OpenAI's own client does: the last chunk is not waited for."""
+    """As OpenAI's own client does: the last chunk is not waited for, of which a part may have come."""
 
     async def answer(call: Call) -> None:
-        await call.send(SSE + b"".join(map(event, events)))
+        await call.send(SSE + b"".join(map(event, events)) + begun)
         await call.left()
 
     async with proxy(folder, kind, answer) as served:
         notes = Notes(served.pipeline.observers)
         client = await served.connect()
         await client.send(request(body={"model": "m", "messages": [], "stream": True}))
-        await client.reader.readuntil(events[-1].encode())
+        await client.reader.readuntil(events[-1].encode() + b"\n\n\r\n" + begun)
         await client.leave()
         await until(lambda: bool(notes.records))
         assert [record.status for record in notes.records] == [status]
