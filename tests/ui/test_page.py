@@ -128,7 +128,7 @@ async def test_login_with_a_key_and_logout(start_daemon: StartDaemon, open_page:
         async with daemon.unix.post("/keys", json={"name": name, "scopes": scopes}) as answer:
             texts[name] = (await answer.json())["text"]
     page = await open_page(daemon, "#/now")
-    field = page.get_by_label("API key")
+    field = page.get_by_label("API key", exact=True)
     await field.fill("wrong")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("alert")).to_contain_text("does not know this key")
@@ -143,7 +143,7 @@ async def test_login_with_a_key_and_logout(start_daemon: StartDaemon, open_page:
     await page.get_by_role("button", name="Revoke the key guest").click()
     await page.get_by_role("button", name="Keep it").click()
     await page.get_by_role("button", name="Log out").click()
-    await page.get_by_label("API key").fill(texts["guest"])
+    await page.get_by_label("API key", exact=True).fill(texts["guest"])
     await page.keyboard.press("Enter")
     await show(page, daemon, "now")
     await expect(page.get_by_role("alert")).to_contain_text("Log in with a key that has this scope")
