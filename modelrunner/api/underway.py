@@ -1,4 +1,4 @@
-"""The requests of the control plane under way. They end with the API key that they were admitted with."""
+"""The requests under way end with the API key that they were admitted with."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,8 +8,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from modelrunner.api.middleware import transport_of
+from modelrunner.errors import Unauthorized
+from modelrunner.gateway.exchange import Exchange
 from modelrunner.gateway.handover import HandoverTransport
-from modelrunner.gateway.pipeline import IS_OPEN
+from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.pipeline import IS_OPEN, Pipeline
 from modelrunner.keys.ring import ApiKey, KeyRing
 
 _LOOK = 60.0  # the most seconds between two checks of the time of day, which may be changed
@@ -17,9 +20,11 @@ _LOOK = 60.0  # the most seconds between two checks of the time of day, which ma
 
 class KeyedRequests:
     """Cuts requests whose key is revoked, rotated or expired, and requests over TCP without a key once there are keys.
-    Their handlers are cancelled as if the client had left. Belongs to one event loop."""
+    Their handlers are cancelled as if the client had left. A change of the keys also ends the requests of models that
+    wait for a runner. Belongs to one event loop."""
 
-    def __init__(self, keys: KeyRing) -> None:
+    def __init__(self, pipeline: Pipeline, keys: KeyRing) -> None:
+        self._pipeline = pipeline
         self._keys = keys
         self._loop = asyncio.get_running_loop()
         self._requests: dict[HandoverTransport, ApiKey | None] = {}
@@ -63,6 +68,14 @@ class KeyedRequests:
         for transport, key in list(self._requests.items()):
             if not self._keys.admits(key):
                 transport.abort()
+        for work in [*self._pipeline.running]:
+            if isinstance(work, Exchange) and work.lease is None and not self._admits(work.ask):
+                work.stop(Unauthorized("the API keys changed while the request waited, and admit it no more"))
+
+    def _admits(self, ask: Inference) -> bool:
+        if (holder := ask.terms.key) is not None:
+            return self._keys.admits(holder.key)
+        return not ask.peer or self._keys.admits(None)
 
 
 def _ends(transport: HandoverTransport, path: str) -> bool:

@@ -288,7 +288,8 @@ class Daemon:
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
         control = ControlRequests(pipeline.addresses, pipeline.observers)
-        middlewares = [control.tell, envelope(lifecycle.stop.is_set), KeyedRequests(parts.keys).follow, control.limit]
+        keyed = KeyedRequests(pipeline, parts.keys)
+        middlewares = [control.tell, envelope(lifecycle.stop.is_set), keyed.follow, control.limit]
         app = web.Application(middlewares=middlewares, client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (

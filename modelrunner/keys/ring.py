@@ -58,21 +58,17 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyHolder:
-    """A key in use: `allowance` counts its requests (`counted` has only that), and `limits` are those of one request. A
-    key that `may_always_ask` has the scope inference and does not expire, so its requests need no `check`."""
+    """A key in use, with one text: `allowance` counts its requests (`counted` has only that), and `limits` are those of
+    one request. A key that `may_always_ask` has the scope inference and does not expire, so its requests need no
+    `check`."""
 
-    def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self.use(key)
-        self._wall = wall
-        rates = Rates(key.requests_per_minute, key.tokens_per_minute, key.concurrency)
-        self.allowance = Allowance(f"the key {key.name}", rates, clock)
-        self.counted = (self.allowance,)
-        self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
-
-    def use(self, key: ApiKey) -> None:
-        """Replaces the key by the same key with another text."""
+    def __init__(self, key: ApiKey, wall: Callable[[], float], allowance: Allowance) -> None:
         self.key = key
         self.may_always_ask = Scope.INFERENCE in key.scopes and key.expires is None
+        self.allowance = allowance
+        self.counted = (allowance,)
+        self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
+        self._wall = wall
         self._models = _matching(key.models) if key.models else None
 
     def check(self, scope: Scope) -> None:
@@ -234,14 +230,18 @@ class KeyRing:
 
     def _use(self, keys: list[ApiKey]) -> None:
         """Uses these keys. A key with a new text keeps its counts."""
-        holders = {}
-        for key in keys:
-            holders[key.name] = holder = self._holders.get(key.name) or KeyHolder(key, self._clock, self._wall)
-            holder.use(key)
-        self._holders = holders
-        self._by_digest = {holder.key.digest: holder for holder in holders.values()}
+        self._holders = {key.name: self._holder(key) for key in keys}
+        self._by_digest = {holder.key.digest: holder for holder in self._holders.values()}
         for changed in self.watchers:
             changed()
+
+    def _holder(self, key: ApiKey) -> KeyHolder:
+        held = self._holders.get(key.name)
+        if held is not None and held.key == key:
+            return held
+        rates = Rates(key.requests_per_minute, key.tokens_per_minute, key.concurrency)
+        allowance = Allowance(f"the key {key.name}", rates, self._clock) if held is None else held.allowance
+        return KeyHolder(key, self._wall, allowance)
 
 
 def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:

@@ -1,9 +1,10 @@
-"""What is under way on the control plane ends with the API key that it was admitted with."""
+"""What is under way ends with the API key that it was admitted with, until a model answers it."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -120,3 +121,52 @@ async def test_a_question_is_not_asked_after_the_end_of_its_key(
         assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
     writer.close()
     assert daemon.backend.runs == 0
+
+
+@pytest.mark.parametrize("end", [revoke, rotate])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_waits_for_its_model_ends_with_its_key(
+    start_daemon: StartDaemon, tmp_path: Path, stream: bool, end: Callable[[Daemon], Awaitable[None]]
+) -> None:
+    """The load, which another request waits for as well, goes on."""
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--gate", str(tmp_path / "gate"))
+    other, key = await make_key(daemon, name="other"), await make_key(daemon)
+    asked = [asyncio.create_task(ask(daemon, each, stream=stream)) for each in (other, key)]
+    async with asyncio.timeout(HUNG):
+        while await waiting(daemon) < 2:
+            await asyncio.sleep(0)
+        await end(daemon)
+        status, text = await asked[1]
+        assert status == 401 and "the API keys changed" in text
+        (tmp_path / "gate").touch()
+        assert (await asked[0])[0] == 200
+    assert daemon.backend.runs == 1
+
+
+async def test_a_request_without_a_key_that_waits_ends_with_the_first_key(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--gate", str(tmp_path / "gate"))
+    async with asyncio.timeout(HUNG):
+        asked = asyncio.create_task(ask(daemon, ""))
+        local = asyncio.create_task(daemon.unix.post("/v1/chat/completions", json=CHAT))
+        while await waiting(daemon) < 2:
+            await asyncio.sleep(0)
+        await make_key(daemon)
+        assert (await asked)[0] == 401
+        (tmp_path / "gate").touch()
+        assert (await local).status == 200
+
+
+async def ask(daemon: Daemon, key: str, *, stream: bool = False) -> tuple[int, str]:
+    headers = {"X-API-Key": key} if key else {}
+    async with daemon.tcp.post("/v1/chat/completions", json=CHAT | {"stream": stream}, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+async def waiting(daemon: Daemon) -> int:
+    """The requests that wait for a runner."""
+    async with daemon.unix.get("/engines/now") as answer:
+        return sum((await answer.json())["waiting"].values())
