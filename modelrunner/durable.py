@@ -111,6 +111,12 @@ def read(path: Path, most: int = _LARGEST) -> bytes:
     return data
 
 
+def open_ours(path: str, flags: int) -> int:
+    """An opener for `open`, for a file that the daemon or the command line keeps: a new one is the user's alone, a link
+    is refused, a FIFO is not waited for. Raises `OSError`."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
 class UnusableFile(OSError):
     """The file at a path is not regular, or too large."""
 
@@ -118,9 +124,8 @@ class UnusableFile(OSError):
 def open_regular(path: Path) -> FileIO:
     """Opens a regular file for reading, without following a link or waiting for a writer. Raises `OSError`, which is
     `UnusableFile` for anything but a regular file."""
-    # Without O_NONBLOCK the open of a FIFO would wait for a writer.
     try:
-        file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
+        file = FileIO(path, opener=open_ours)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a socket, a folder
             raise UnusableFile(errno.EINVAL, "it is not a regular file", str(path)) from None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from modelrunner import wire
+from modelrunner import durable, wire
 from modelrunner.cli.client import Client
 from modelrunner.cli.conversation import FENCE, Conversation, Display
 from modelrunner.cli.output import note
@@ -59,7 +59,7 @@ def _history() -> History:
         history = data / "state" / "chat-history"
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         history.parent.mkdir(exist_ok=True)
-        os.close(os.open(history, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.close(durable.open_ours(str(history), os.O_WRONLY | os.O_CREAT))
     except (OSError, ConfigurationError):
         return InMemoryHistory()
     return FileHistory(history)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from modelrunner import __version__, wire
+from modelrunner import __version__, durable, wire
 from modelrunner.cli.client import Client
 from modelrunner.cli.output import note
 from modelrunner.config import lockfile
@@ -71,7 +71,7 @@ def _living(locations: Locations, connect: Connect) -> Client | None:
 def _turn(data: Path) -> Iterator[None]:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (data / "start.lock").open("w") as lock:
+        with open(data / "start.lock", "w", opener=durable.open_ours) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
@@ -84,7 +84,7 @@ def _turn(data: Path) -> Iterator[None]:
 def _start(locations: Locations, connect: Connect) -> Client:
     log = locations.data / "logs" / "daemon.log"
     log.parent.mkdir(exist_ok=True)
-    with log.open("ab") as output:
+    with open(log, "ab", opener=durable.open_ours) as output:
         begin = output.tell()
         daemon = subprocess.Popen(
             [sys.executable, "-P", "-m", "modelrunner", "serve"],  # -P: ignores code in the current folder

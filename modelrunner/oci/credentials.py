@@ -103,7 +103,7 @@ class Credentials:
         change."""
         with durable.translated("storing the login", self._own.parent):
             self._own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(self._own.with_suffix(".lock"), "a") as lock:
+            with open(self._own.with_suffix(".lock"), "a", opener=durable.open_ours) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 try:
                     table = msgspec.json.decode(durable.read(self._own, _LARGEST), type=dict[str, Any])

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from modelrunner import durable
+
 TAIL_BYTES = 16 << 10
 LINE_BYTES = 4 << 10
 _RETRY = 5.0  # seconds until a log that could not be written is tried again
@@ -61,7 +63,7 @@ class EngineLog:
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._file = durable.open_ours(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(self._file).st_size
 
     def _write(self, data: bytes) -> None:

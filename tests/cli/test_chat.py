@@ -132,6 +132,15 @@ def test_what_was_typed_is_kept_for_the_person_alone(daemon: FakeDaemon, folders
     assert history.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_fifo_in_the_place_of_what_was_typed_is_not_waited_for(daemon: FakeDaemon, folders: Path) -> None:
+    daemon.answers[ANSWER] = words("one")
+    history = folders / "data" / "state" / "chat-history"
+    history.parent.mkdir(parents=True)
+    os.mkfifo(history)
+    converse(daemon, "hello")
+    assert asked(daemon) == [["hello"]]
+
+
 def test_ctrl_c_at_the_prompt_does_not_leave(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answers[ANSWER] = words("one")
     converse(daemon, "half a line\x03whole line")

@@ -175,6 +175,17 @@ def test_a_data_directory_that_cannot_be_used_is_named(home: Path) -> None:
     (home / "data").unlink()
 
 
+@pytest.mark.parametrize("name", ["start.lock", "logs/daemon.log"])
+def test_a_fifo_in_the_place_of_a_file_is_named_and_not_waited_for(home: Path, name: str) -> None:
+    place = home / "data" / name
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place)
+    result = Cli.process("list")
+    assert (result.code, str(place) in result.err) == (1, True)
+    place.unlink()
+    assert Cli.process("list").code == 0
+
+
 def test_however_often_it_is_interrupted_a_daemon_ends_well(home: Path) -> None:
     with Cli.start("serve") as daemon:
         while (holder := lockfile.holder(home / "data")) is None or not Path(holder.socket).exists():

@@ -1,5 +1,6 @@
 """The log of an engine as values: however it is cut, the lines are the same; the files stay within their limit."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def test_a_portion_larger_than_the_files_leaves_its_end(tmp_path):
     log.feed(bytes(range(200)))
     log.close()
     assert (tmp_path / "e.log").read_bytes() == bytes(range(150, 200))
+
+
+def test_a_fifo_in_its_place_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "e.log")
+    log = EngineLog(tmp_path / "e.log", 1 << 20, None)
+    log.feed(b"words")
+    assert log.tail() == "words"
+    log.close()
 
 
 def test_last_words_are_the_last_16_kib(tmp_path):
