@@ -18,6 +18,7 @@ from modelrunner.types import Bundle, Mode, RunSpec
 from modelrunner_vllm import VllmBackend
 from tests.e2e.daemons import command_line
 from tests.models.prepare import MINILM_SAFETENSORS
+from tests.vllm.sharedmemory import shared_memory_of
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
@@ -34,16 +35,11 @@ def named(processes: list[psutil.Process], name: str) -> psutil.Process:
     return next(process for process in processes if name in command_line(process))
 
 
-def left_in_shared_memory() -> list[str]:
-    return [file.name for file in Path("/dev/shm").glob("*modelrunner-*")]
-
-
 async def test_a_worker_that_computes_is_seen_to_until_it_dies_and_the_others_follow(
-    backend: VllmBackend, spec: RunSpec
+    backend: VllmBackend, spec: RunSpec, tmp_path: Path
 ) -> None:
     """Prompts of fifteen pieces, of which none gives a token before the last: yet each is counted, as cache in use.
     An engine that computes on every processor answers seldom, or not in time, so of one prompt few are seen."""
-    before = left_in_shared_memory()
     pieces = replace(spec, context_size=2048, flags=("--max-num-batched-tokens", "128"))
     async with running(backend, pieces, LIMIT) as (runner, task):
         shares: set[float] = set()
@@ -60,13 +56,14 @@ async def test_a_worker_that_computes_is_seen_to_until_it_dies_and_the_others_fo
                 assert (await request)[0] == 200
                 if len(shares) > 4:
                     break
+        assert shared_memory_of(tmp_path / "engines")
         processes = await asyncio.to_thread(tree, runner)
         os.kill(named(processes, "VLLM::Worker").pid, signal.SIGKILL)
         async with asyncio.timeout(HUNG):
             with pytest.raises(BackendExited):
                 await task
         assert not alive(processes)
-    assert left_in_shared_memory() == before
+    assert not shared_memory_of(tmp_path / "engines")
 
 
 async def test_embeddings_their_memory_and_the_work_that_is_counted(
@@ -99,13 +96,12 @@ async def test_embeddings_their_memory_and_the_work_that_is_counted(
     ],
 )
 async def test_a_start_that_fails_is_explained(
-    backend: VllmBackend, spec: RunSpec, change: dict[str, object], said: str
+    backend: VllmBackend, spec: RunSpec, tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
-    before = left_in_shared_memory()
     with pytest.raises(BackendExited, match=said):
         async with running(backend, replace(spec, **change), LIMIT):  # type: ignore[arg-type]
             pass
-    assert set(left_in_shared_memory()) <= set(before)
+    assert not shared_memory_of(tmp_path / "engines")
 
 
 async def test_a_ray_cluster_that_is_not_there(backend: VllmBackend, spec: RunSpec) -> None:

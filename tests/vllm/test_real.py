@@ -15,12 +15,12 @@ import pytest
 from modelrunner.store import Store
 from modelrunner.testing import alive
 from modelrunner_vllm import engines
-from modelrunner_vllm.environment import Scratch
 from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon, command_line, until
 from tests.e2e.test_context import CONTEXT, all_end_well
 from tests.models.prepare import MINILM_SAFETENSORS, SMOLLM2, SMOLLM2_SAFETENSORS
 from tests.vllm.counters import counter, runner
+from tests.vllm.sharedmemory import shared_memory_of
 
 pytestmark = pytest.mark.engine
 LOAD = 300  # seconds
@@ -66,12 +66,6 @@ def loaded(daemon: Daemon) -> int:
     assert chat(daemon, max_tokens=1).status_code == 200
     pid: int = runner(daemon)["pid"]
     return pid
-
-
-def shared_memory_of(daemon: Daemon) -> set[str]:
-    """Its engines' segments and semaphores."""
-    owner = Scratch(daemon.data / "engines")
-    return {file.name for file in Path("/dev/shm").glob("*modelrunner-*") if owner.prefix in file.name}
 
 
 def test_chat(daemon: Daemon) -> None:
@@ -275,12 +269,12 @@ def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon, name: str) -
     """The API server, or the one that computes; the engine that the first test leaves is the one that the second
     breaks."""
     lost = psutil.Process(loaded(daemon))
-    before = shared_memory_of(daemon)
+    before = shared_memory_of(daemon.data / "engines")
     assert before
     tree = [lost, *lost.children(recursive=True)]
     next(process for process in tree if name in command_line(process)).send_signal(signal.SIGKILL)
     until(lambda: not alive(tree))
-    until(lambda: not before & shared_memory_of(daemon))
+    until(lambda: not before & shared_memory_of(daemon.data / "engines"))
     assert "Paris" in chat(daemon, max_tokens=16).text
 
 
@@ -295,7 +289,7 @@ def test_streams_that_fit_the_window_end_well_beside_each_other(daemon: Daemon) 
 
 def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     assert chat(daemon, max_tokens=4).status_code == 200
-    before = shared_memory_of(daemon)
+    before = shared_memory_of(daemon.data / "engines")
     assert before
     processes = daemon.descendants()
     assert any("EngineCore" in command_line(process) for process in processes)
@@ -303,5 +297,5 @@ def test_nothing_outlives_a_killed_daemon(daemon: Daemon) -> None:
     until(lambda: not alive(processes))
     daemon.start()
     daemon.stop()
-    assert not before & shared_memory_of(daemon)
+    assert not before & shared_memory_of(daemon.data / "engines")
     daemon.start()  # for the tests after it, in whatever order
