@@ -19,6 +19,7 @@ from modelrunner.errors import (
     AnswerBroken,
     BadRequest,
     DaemonUnreachable,
+    Forbidden,
     ModelNotFound,
     ModelRunnerError,
     NotFound,
@@ -227,8 +228,9 @@ class Client:
 def failure(fault: Any, status: int = 500, retry_after: float | None = None) -> ModelRunnerError:
     """Returns the exception for an error object of the daemon, from an answer or from the middle of a stream."""
     code, message = (fault.get("code"), fault.get("message")) if isinstance(fault, dict) else (None, fault)
-    if code == ModelNotFound.code:
-        return ModelNotFound(str(message))
+    for told in (ModelNotFound, Forbidden):
+        if code == told.code:
+            return told(str(message))
     missing = status == NotFound.status or str(code).endswith("not_found")
     made = (NotFound if missing else ModelRunnerError)(str(message), retry_after=retry_after)
     if isinstance(code, str):

@@ -8,7 +8,7 @@ from modelrunner.cli.client import Client, path
 from modelrunner.cli.output import done, note
 from modelrunner.cli.progressdisplay import Displays, follow
 from modelrunner.cli.request import STARTER, STARTER_SYSTEM, SYSTEM
-from modelrunner.errors import BadRequest, ModelNotFound, ModelRunnerError
+from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, ModelRunnerError
 
 
 def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
@@ -94,6 +94,7 @@ def missing_engine(client: Client, model: str) -> str | None:
 
 
 def _install_engine(client: Client, model: str) -> None:
-    if backend := missing_engine(client, model):
-        note(f"{backend} is not installed yet: installing it")
-        install(client, backend)
+    with suppress(Forbidden):  # without the scope admin: the daemon installs it for the request
+        if backend := missing_engine(client, model):
+            note(f"{backend} is not installed yet: installing it")
+            install(client, backend)

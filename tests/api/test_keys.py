@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,6 +248,24 @@ async def test_each_scope_opens_its_routes(start_daemon: StartDaemon, scope: Sco
                 assert (answer.status == 403) == (needed is not scope), (method, path, answer.status)
     for path in ("/health", "/ready"):
         assert (await call(daemon, "GET", path))[0] == 200
+
+
+@pytest.mark.parametrize("command", [["run", "smol", "hi"], ["run", "smol", "hi", "--json"], ["list"], ["fit", "smol"]])
+async def test_the_command_line_asks_with_a_key_of_the_scope_inference(
+    start_daemon: StartDaemon, tmp_path: Path, command: list[str]
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    there = {"MODELRUNNER_HOST": f"http://127.0.0.1:{daemon.port}", "MODELRUNNER_API_KEY": await make_key(daemon)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "modelrunner", *command),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **there},
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (0, "")
+    assert out
 
 
 async def test_a_preflight_needs_no_key(start_daemon: StartDaemon) -> None:
