@@ -162,7 +162,7 @@ def usage(client: Client, by: str, since: str, as_json: bool) -> None:
                 str(one.requests),
                 str(one.prompt_tokens),
                 str(one.completion_tokens),
-                format_duration(round(one.engine_seconds)),
+                format_duration(round(one.engine_seconds, 1 if one.engine_seconds < 60 else 0)),
             )
             for one in found
         ],

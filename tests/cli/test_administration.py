@@ -84,11 +84,12 @@ def test_requests_are_followed_as_they_end(daemon: FakeDaemon, cli: Cli) -> None
 
 def test_usage_is_summed_as_asked(daemon: FakeDaemon, cli: Cli) -> None:
     sums = {"name": "ci", "requests": 3, "prompt_tokens": 30, "completion_tokens": 12, "engine_seconds": 61.0}
-    daemon.answers["GET /usage?by=key&since=7d"] = [sums]
-    [head, row] = cli("usage", "--by", "key", "--since", "7d").out.splitlines()
+    short = {**sums, "name": "kim", "engine_seconds": 0.18}
+    daemon.answers["GET /usage?by=key&since=7d"] = [sums, short]
+    [head, *rows] = cli("usage", "--by", "key", "--since", "7d").out.splitlines()
     assert head.split()[0] == "KEY"
-    assert row.split()[:4] == ["ci", "3", "30", "12"]
-    assert json.loads(cli("usage", "--by", "key", "--since", "7d", "--json").out) == [sums]
+    assert [row.split() for row in rows] == [["ci", "3", "30", "12", "1m1s"], ["kim", "3", "30", "12", "200ms"]]
+    assert json.loads(cli("usage", "--by", "key", "--since", "7d", "--json").out) == [sums, short]
 
 
 def test_nothing_is_shown_because_nothing_is_kept(daemon: FakeDaemon, cli: Cli) -> None:
