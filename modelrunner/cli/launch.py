@@ -148,6 +148,7 @@ def shell(target: AgentTarget) -> Launch:
         "ANTHROPIC_BASE_URL": f"{target.url}/anthropic",
         "ANTHROPIC_AUTH_TOKEN": target.key,
         "OLLAMA_HOST": target.url,
+        "OLLAMA_API_KEY": target.key,
     }
     return Launch([], variables)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import ollama
 import pytest
 import yarl
 
@@ -266,6 +267,15 @@ async def test_the_command_line_asks_with_a_key_of_the_scope_inference(
     out, err = await process.communicate()
     assert (process.returncode, err.decode()) == (0, "")
     assert out
+
+
+async def test_the_client_of_ollama_sends_the_key_of_its_environment(
+    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    monkeypatch.setenv("OLLAMA_API_KEY", await make_key(daemon))
+    async with ollama.AsyncClient(f"http://127.0.0.1:{daemon.port}") as client:
+        assert (await client.chat("smol", [{"role": "user", "content": "hi"}])).message.content
 
 
 async def test_a_preflight_needs_no_key(start_daemon: StartDaemon) -> None:

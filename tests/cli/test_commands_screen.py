@@ -206,7 +206,7 @@ AGENTS = {
     "continue": ['"apiBase": "http://127.0.0.1:7/v1"', "cn --config"],
     "zed": ['"api_url": "http://127.0.0.1:7/v1"', '"max_tokens": 4096'],
     "open-webui": ["OPENAI_API_BASE_URL=http://127.0.0.1:7/v1", "open-webui serve"],
-    "env": ["export OPENAI_BASE_URL=http://127.0.0.1:7/v1", "export OLLAMA_HOST=http://127.0.0.1:7"],
+    "env": ["export OPENAI_BASE_URL=http://127.0.0.1:7/v1", "export OLLAMA_HOST=http://127.0.0.1:7", "OLLAMA_API_KEY="],
 }
 
 
