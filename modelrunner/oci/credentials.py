@@ -94,8 +94,9 @@ class Credentials:
                 del auths[key]
 
     def _dockers(self) -> Path:
+        """Returns the path of docker's file, which docker's own programs read through links as well."""
         folder = self._environ.get("DOCKER_CONFIG") or "~/.docker"
-        return Path(os.path.expanduser(folder)) / "config.json"
+        return Path(os.path.realpath(os.path.expanduser(folder) + "/config.json"))
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:

@@ -264,6 +264,14 @@ async def test_dockers_own_logins_and_helpers_are_used(machine: Machine) -> None
     assert "hidden" not in repr(await machine.credentials.find("helped.example"))
 
 
+async def test_dockers_file_may_be_a_link(machine: Machine) -> None:
+    docker = Path(machine.environ["DOCKER_CONFIG"])
+    docker.mkdir()
+    (docker / "real.json").write_text('{"auths": {"private.example": {"auth": "YWRhOnNlY3JldA=="}}}')
+    (docker / "config.json").symlink_to("real.json")
+    assert await machine.credentials.find("private.example") == ADA
+
+
 async def test_a_model_is_shown_without_a_pull(registry: Registry, machine: Machine) -> None:
     """Its configuration, licence and template, and the header of its one GGUF file, through a range."""
     licence, template = (f"{DOCKER}license", b"Apache License\n", NOTHING), b"{{ messages }}"
