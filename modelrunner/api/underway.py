@@ -21,7 +21,7 @@ _LOOK = 60.0  # the most seconds between two checks of the time of day, which ma
 class KeyedRequests:
     """Cuts requests whose key is revoked, rotated or expired, and requests over TCP without a key once there are keys.
     Their handlers are cancelled as if the client had left. A change of the keys also ends the requests of models that
-    wait for a runner. Belongs to one event loop."""
+    wait for a runner and whose key is gone, or who need one now. Belongs to one event loop."""
 
     def __init__(self, pipeline: Pipeline, keys: KeyRing) -> None:
         self._pipeline = pipeline
@@ -70,12 +70,14 @@ class KeyedRequests:
                 transport.abort()
         for work in [*self._pipeline.running]:
             if isinstance(work, Exchange) and work.lease is None and not self._admits(work.ask):
-                work.stop(Unauthorized("the API keys changed while the request waited, and admit it no more"))
+                work.stop(
+                    Unauthorized("the API key was revoked while the request waited for its model, or is needed now")
+                )
 
     def _admits(self, ask: Inference) -> bool:
-        if (holder := ask.terms.key) is not None:
-            return self._keys.admits(holder.key)
-        return not ask.peer or self._keys.admits(None)
+        if ask.terms.key is not None:  # a new text of the key changes nothing for what it has begun
+            return self._keys.owner(ask.terms.owner) is not None
+        return not ask.peer or not self._keys
 
 
 def _ends(transport: HandoverTransport, path: str) -> bool:

@@ -123,24 +123,22 @@ async def test_a_question_is_not_asked_after_the_end_of_its_key(
     assert daemon.backend.runs == 0
 
 
-@pytest.mark.parametrize("end", [revoke, rotate])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("end", "status"), [(revoke, 401), (rotate, 200)])
 async def test_a_request_that_waits_for_its_model_ends_with_its_key(
-    start_daemon: StartDaemon, tmp_path: Path, stream: bool, end: Callable[[Daemon], Awaitable[None]]
+    start_daemon: StartDaemon, tmp_path: Path, end: Callable[[Daemon], Awaitable[None]], status: int
 ) -> None:
-    """The load, which another request waits for as well, goes on."""
+    """Another text of the key changes nothing. The load, which another request waits for as well, goes on."""
     daemon = await start_daemon(models={"smol": 0})
     daemon.backend.knobs = ("--gate", str(tmp_path / "gate"))
     other, key = await make_key(daemon, name="other"), await make_key(daemon)
-    asked = [asyncio.create_task(ask(daemon, each, stream=stream)) for each in (other, key)]
+    asked = [asyncio.create_task(ask(daemon, each)) for each in (other, key)]
     async with asyncio.timeout(HUNG):
         await two_wait(daemon)
         await end(daemon)
-        status, text = await asked[1]
-        assert status == 401, text
-        assert "the API keys changed" in text
+        if status == 401:
+            assert await asked[1] == 401
         (tmp_path / "gate").touch()
-        assert (await asked[0])[0] == 200
+        assert [await each for each in asked] == [200, status]
     assert daemon.backend.runs == 1
 
 
@@ -154,15 +152,16 @@ async def test_a_request_without_a_key_that_waits_ends_with_the_first_key(
         local = asyncio.create_task(daemon.unix.post("/v1/chat/completions", json=CHAT))
         await two_wait(daemon)
         await make_key(daemon)
-        assert (await asked)[0] == 401
+        assert await asked == 401
         (tmp_path / "gate").touch()
         assert (await local).status == 200
 
 
-async def ask(daemon: Daemon, key: str, *, stream: bool = False) -> tuple[int, str]:
+async def ask(daemon: Daemon, key: str) -> int:
     headers = {"X-API-Key": key} if key else {}
-    async with daemon.tcp.post("/v1/chat/completions", json=CHAT | {"stream": stream}, headers=headers) as answer:
-        return answer.status, await answer.text()
+    async with daemon.tcp.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
+        await answer.read()
+        return answer.status
 
 
 async def two_wait(daemon: Daemon) -> None:
