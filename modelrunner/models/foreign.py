@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+from modelrunner import durable
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.models import ollamastore
 from modelrunner.models.recipes import Recipe
@@ -18,6 +19,8 @@ from modelrunner.pull.file import with_parts
 from modelrunner.pull.linking import LinkKind, link_kind
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.store import Reference
+
+_LONGEST_COMMIT = 1 << 10  # bytes of a file with the name of a commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class ForeignStores:
     def _in_hub(self) -> Iterator[ForeignModel]:
         for repository in _folders(self._hub, "models--*"):
             with contextlib.suppress(OSError, UnicodeDecodeError, InvalidModel):
-                commit = (repository / "refs/main").read_text("ascii").strip()
+                commit = durable.read((repository / "refs/main").resolve(), _LONGEST_COMMIT).decode("ascii").strip()
                 if "/" in commit or commit.startswith("."):
                     continue
                 name = "hf.co/" + repository.name.removeprefix("models--").replace("--", "/", 1)

@@ -54,7 +54,9 @@ class KeptModel:
             raise InvalidModel(f"what {self.name} carries for requests cannot be read ({error})") from None
 
     def _recipe(self) -> Recipe:
-        texts = {kind: [durable.read(path, _LARGEST).decode() for path in self._of(kind)] for kind in _CARRIED}
+        texts = {
+            kind: [durable.read(path.resolve(), _LARGEST).decode() for path in self._of(kind)] for kind in _CARRIED
+        }
         parameters: dict[str, Any] = {}
         for text in texts["params"]:
             parameters |= json.loads(text)
@@ -84,9 +86,7 @@ def models_in(root: Path) -> Iterator[KeptModel]:
 
 def _layers(manifest: Path, blobs: Path) -> dict[str, list[Path]]:
     """Returns the layers of a manifest. Raises `ValueError`, `KeyError` and such for an odd one."""
-    if manifest.stat().st_size > _LARGEST:
-        raise ValueError
-    content: dict[str, Any] = json.loads(manifest.read_bytes())
+    content: dict[str, Any] = json.loads(durable.read(manifest.resolve(), _LARGEST))
     found: dict[str, list[Path]] = {}
     for layer in content["layers"]:
         digest = Digest.parse(layer["digest"])

@@ -1,5 +1,6 @@
 """Models of other programs: what is listed, and that nothing of theirs is changed."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from tests.api.conftest import Daemon, StartDaemon
 from tests.pull.models import adapter
 from tests.store.folders import model_files, write
 from tests.store.samples import write_gguf
+from tests.waiting import HUNG
 
 HEADERS = {"Accept": "application/json"}
 
@@ -168,6 +170,25 @@ async def test_what_a_model_of_ollama_carries_comes_along(
     for wrong in ({"params": "[1]"}, {"messages": "{"}, {"params": '{"temperature": "hot"}'}):
         carried(tmp_path / "home/ollama", **wrong)
         assert (await take(daemon, "tiny:carries", name="wrong"))["error"]["code"] in ("invalid_model", "bad_request")
+
+
+async def test_their_files_may_be_links_and_a_fifo_is_not_waited_for(
+    start_daemon: StartDaemon, theirs: dict[str, Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "home/ollama"
+    carried(root, system="Be kind.")
+    for kept in [*(root / "blobs").iterdir(), root / "manifests/registry.ollama.ai/library/tiny/carries"]:
+        moved = kept.rename(tmp_path / kept.name)
+        kept.symlink_to(moved)
+    os.mkfifo(root / "manifests/registry.ollama.ai/library/tiny/fifo")
+    for name in ("models--Org--Some-GGUF", "models--broken"):
+        main = tmp_path / "home" / "hub" / name / "refs/main"
+        main.parent.mkdir(exist_ok=True)
+        main.unlink(missing_ok=True)
+        os.mkfifo(main)
+    daemon = await start_daemon()
+    async with asyncio.timeout(HUNG):
+        assert (await take(daemon, "tiny:carries", name="kind"))["type"] == "success"
 
 
 async def test_an_adapter_of_ollama_comes_along(
