@@ -201,16 +201,6 @@ def test_a_class_name_stands_for_one_thing(folder: str) -> None:
     assert not {name for name, times in names.items() if times > 1}
 
 
-# File names that may stand twice, since the folder says which: an API family has its dialect in `gateway/dialects/` and
-# its structs in `wire/`, and Responses is such a family beside the responses of HTTP.
-FAMILIES = {"anthropic.py", "openai.py", "responses.py"}
-
-
-def test_a_file_name_stands_for_one_thing() -> None:
-    names = Counter(file.name for file in SOURCES if not file.name.startswith("__"))
-    assert {name for name, times in names.items() if times > 1} == FAMILIES
-
-
 def test_the_plan_knows_nothing_but_values() -> None:
     """Nor does anything that it is made of."""
     waiting, seen = ["plan"], set[str]()
