@@ -7,9 +7,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from modelrunner.api.middleware import error_of, request_id_of, transport_of
-from modelrunner.gateway.interfaces import asked
-from modelrunner.gateway.observers import CONTROL, Observers, RequestRecord
-from modelrunner.gateway.pipeline import IS_OPEN
+from modelrunner.gateway.calls import asked
+from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord
+from modelrunner.gateway.request.pipeline import IS_OPEN
 from modelrunner.keys.allowances import AddressAllowances, count
 
 _UNKNOWN = "unknown"  # one route for all that nothing here answers: clients choose their paths

@@ -10,7 +10,7 @@ from aiohttp import web
 from modelrunner import __version__
 from modelrunner.api.documented import documented
 from modelrunner.api.scopes import scope_of
-from modelrunner.gateway.pipeline import IS_OPEN
+from modelrunner.gateway.request.pipeline import IS_OPEN
 from modelrunner.openapi import Operation, make_document
 
 

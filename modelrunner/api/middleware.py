@@ -20,8 +20,8 @@ from modelrunner.errors import (
     ShuttingDown,
     UnsupportedMediaType,
 )
-from modelrunner.gateway.handover import HandoverTransport
-from modelrunner.gateway.render import new_request_id
+from modelrunner.gateway.connection.handover import HandoverTransport
+from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.routes import dialect_of, match, variants
 from modelrunner.http.answers import Header, cors
 from modelrunner.http.limits import Limits

@@ -6,7 +6,7 @@ import msgspec
 
 from modelrunner import wire
 from modelrunner.api.wireforms import moment
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.keys.ring import ApiKey
 from modelrunner.telemetry.history import CountedStep, Latency
 from modelrunner.telemetry.recordings import Recorded

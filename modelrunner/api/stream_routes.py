@@ -8,7 +8,7 @@ from aiohttp import web
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import query_count
 from modelrunner.api.middleware import owner_of
-from modelrunner.gateway.detours.streams import ResumableStreams
+from modelrunner.gateway.interceptors.resumable_streams import ResumableStreams
 
 
 class StreamRoutes:

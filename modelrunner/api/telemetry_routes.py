@@ -14,7 +14,7 @@ from modelrunner.api.messages import json_response, query_count
 from modelrunner.api.middleware import is_admin, owner_of
 from modelrunner.api.streaming import ALIVE, stream_events
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.recordings import Recordings
 from modelrunner.telemetry.telemetry import Telemetry

@@ -9,10 +9,10 @@ from aiohttp.typedefs import Handler
 
 from modelrunner.api.middleware import transport_of
 from modelrunner.errors import Unauthorized
-from modelrunner.gateway.exchange import Exchange
-from modelrunner.gateway.handover import HandoverTransport
-from modelrunner.gateway.interfaces import Inference
-from modelrunner.gateway.pipeline import IS_OPEN, Pipeline
+from modelrunner.gateway.calls import Inference
+from modelrunner.gateway.connection.handover import HandoverTransport
+from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.request.pipeline import IS_OPEN, Pipeline
 from modelrunner.keys.ring import ApiKey, KeyRing
 
 _LOOK = 60.0  # the most seconds between two checks of the time of day, which may be changed

@@ -8,10 +8,10 @@ from modelrunner.batches.batch import Batch, Line
 from modelrunner.batches.batchstore import LineAnswer
 from modelrunner.batches.pace import MOST
 from modelrunner.errors import ModelRunnerError, Unauthorized
-from modelrunner.gateway.detours.gathering import EmbeddingGatherer
-from modelrunner.gateway.interfaces import Detour, Terms
-from modelrunner.gateway.pipeline import Pipeline
-from modelrunner.gateway.render import new_request_id
+from modelrunner.gateway.calls import Interceptor, Terms
+from modelrunner.gateway.headers import new_request_id
+from modelrunner.gateway.interceptors.embedding_batcher import EmbeddingBatcher
+from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.routes import Route, match
 from modelrunner.http.answers import Header
 
@@ -28,12 +28,12 @@ class Asker:
         self._clock = clock
         self._turned_away: dict[tuple[str, int], float] = {}  # when it was for the first time
 
-    def together(self) -> Detour:
-        """Returns a detour for embeddings that are asked in one turn of the event loop: they go to the engine
+    def together(self) -> Interceptor:
+        """Returns a interceptor for embeddings that are asked in one turn of the event loop: they go to the engine
         together."""
-        return EmbeddingGatherer(self._pipeline, 0.0, MOST)
+        return EmbeddingBatcher(self._pipeline, 0.0, MOST)
 
-    async def ask(self, line: Line, batch: Batch, detour: Detour) -> LineAnswer | None:
+    async def ask(self, line: Line, batch: Batch, interceptor: Interceptor) -> LineAnswer | None:
         """Asks one line. Returns None if it must be asked again."""
         request_id = new_request_id()
         route = _route(batch)
@@ -47,7 +47,7 @@ class Asker:
             terms = Terms(route, None, None, caller, True, False, False, key, owner=batch.owner)
             self._pipeline.buffer(len(line.body), len(line.body))
             try:
-                work = self._pipeline.exchange(terms, line.body, request_id, sink, detours=(detour,))
+                work = self._pipeline.exchange(terms, line.body, request_id, sink, interceptors=(interceptor,))
             except ModelRunnerError:
                 self._pipeline.unbuffer(len(line.body))
                 raise

@@ -15,7 +15,7 @@ from modelrunner.batches.asking import Asker
 from modelrunner.batches.batch import Batch, BatchState, Line
 from modelrunner.batches.batchstore import BatchStore, LineAnswer
 from modelrunner.batches.pace import Pace
-from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.request.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -190,10 +190,10 @@ class BatchWorker:
             self._ask([self._lines.popleft() for _ in range(min(count, len(self._lines)))])
 
     def _ask(self, lines: Collection[Line]) -> None:
-        group, detour = _AskedTogether(lines, time.monotonic()), self._asker.together()
+        group, interceptor = _AskedTogether(lines, time.monotonic()), self._asker.together()
         for line in lines:
             task = asyncio.create_task(
-                self._asker.ask(line, self._batches[line.batch], detour), name=f"{line.batch} {line.number}"
+                self._asker.ask(line, self._batches[line.batch], interceptor), name=f"{line.batch} {line.number}"
             )
             task.add_done_callback(lambda _: self._wake.set())
             self._asking[task] = line, group

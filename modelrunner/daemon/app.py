@@ -46,11 +46,11 @@ from modelrunner.daemon import instance, logs
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.handedover import handed_over
-from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_detours
+from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_interceptors
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
-from modelrunner.gateway import protocol
-from modelrunner.gateway.access import Access, host_names
-from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.connection.access import Access, host_names
+from modelrunner.gateway.connection.server import InferenceServer
+from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyRing
@@ -183,7 +183,7 @@ class Daemon:
         self._toolbox = Toolbox(
             settings.mcp, settings.runtime_folder(), settings.data_dir / "logs", settings.tools_time
         )
-        self._streams = set_detours(settings, self._pipeline, self._toolbox)
+        self._streams = set_interceptors(settings, self._pipeline, self._toolbox)
         self._batches, self._files = open_store(settings.data_dir / "state", settings.files_limit)
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
         observers = self._pipeline.observers
@@ -214,8 +214,8 @@ class Daemon:
         certificate = self._certificate
         tls = certificate.current if certificate is not None else None
         self._lanes = [
-            protocol.FastLane(self._pipeline, fallback, local=True, is_engine=peers.is_engine),
-            protocol.FastLane(self._pipeline, fallback, local=False, tls=tls),
+            InferenceServer(self._pipeline, fallback, local=True, is_engine=peers.is_engine),
+            InferenceServer(self._pipeline, fallback, local=False, tls=tls),
         ]
         if self._tcp:
             self._tcp_server = await loop.create_server(self._lanes[1], sock=self._tcp, backlog=instance.BACKLOG)

@@ -14,13 +14,13 @@ from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
 from modelrunner.daemon.sources import sources_of
 from modelrunner.errors import InvalidReference, ModelNotFound
-from modelrunner.gateway.access import host_names
-from modelrunner.gateway.detours.cache import ResponseCache
-from modelrunner.gateway.detours.gathering import EmbeddingGatherer
-from modelrunner.gateway.detours.streams import ResumableStreams
-from modelrunner.gateway.detours.toolloop import ToolLoops
-from modelrunner.gateway.interfaces import Detour
-from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.calls import Interceptor
+from modelrunner.gateway.connection.access import host_names
+from modelrunner.gateway.interceptors.embedding_batcher import EmbeddingBatcher
+from modelrunner.gateway.interceptors.response_cache import ResponseCache
+from modelrunner.gateway.interceptors.resumable_streams import ResumableStreams
+from modelrunner.gateway.interceptors.toolloop import ToolLoops
+from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
@@ -245,18 +245,18 @@ def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]
     pipeline.use_aliases(aliases if names else None)
 
 
-def set_detours(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> ResumableStreams:
-    """Gives the pipeline the detours that the settings ask for."""
+def set_interceptors(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> ResumableStreams:
+    """Gives the pipeline the interceptors that the settings ask for."""
     streams = ResumableStreams(pipeline, settings.streams_memory, settings.streams_age)
-    detours: list[Detour] = []
+    interceptors: list[Interceptor] = []
     if settings.response_cache:
-        detours.append(ResponseCache(pipeline, settings.response_cache, settings.response_cache_age))
+        interceptors.append(ResponseCache(pipeline, settings.response_cache, settings.response_cache_age))
     if settings.embedding_window:
-        detours.append(EmbeddingGatherer(pipeline, settings.embedding_window, settings.embedding_batch))
+        interceptors.append(EmbeddingBatcher(pipeline, settings.embedding_window, settings.embedding_batch))
     tools = None
     if settings.mcp and settings.tools_rounds:
         tools = ToolLoops(pipeline, toolbox, settings.tools_rounds, settings.tools_loop_time)
-    pipeline.use_detours(*detours, streams=streams if settings.streams_memory else None, tools=tools)
+    pipeline.use_interceptors(*interceptors, streams=streams if settings.streams_memory else None, tools=tools)
     return streams
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from modelrunner.gateway.observers import Observers, RequestRecord
+from modelrunner.gateway.request.observers import Observers, RequestRecord
 
 Form = Literal["off", "text", "json"]
 LOG_BYTES = 8 << 20  # per file; one older file is kept

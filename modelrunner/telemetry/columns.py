@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from modelrunner.gateway.interfaces import Asked
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.calls import Asked
+from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.types import Served
 
 _labels = attrgetter("asked", "served", "status", "error")

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from modelrunner.gateway.tokens import Tokens
+from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.telemetry.columns import Columns
 
 STEP = 10

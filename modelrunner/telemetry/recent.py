@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from modelrunner.concurrency.feed import Feed
-from modelrunner.gateway.interfaces import UnderWay
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.calls import UnderWay
+from modelrunner.gateway.request.observers import RequestRecord
 
 _KEPT = 1000
 

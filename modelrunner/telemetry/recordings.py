@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from modelrunner.errors import ModelRunnerError, RequestNotFound
-from modelrunner.gateway.interfaces import Inference, Sink, UnderWay
-from modelrunner.gateway.observers import RequestRecord
-from modelrunner.gateway.render import chunk
+from modelrunner.gateway.calls import Inference, Sink, UnderWay
+from modelrunner.gateway.headers import chunk
+from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.http.answers import Header
 from modelrunner.telemetry.redaction import redacted
 from modelrunner.types import Mode

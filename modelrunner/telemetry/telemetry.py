@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from modelrunner.errors import RequestCancelled, RequestNotFound
-from modelrunner.gateway.interfaces import UnderWay
-from modelrunner.gateway.observers import CONTROL, RequestRecord
+from modelrunner.gateway.calls import UnderWay
+from modelrunner.gateway.request.observers import CONTROL, RequestRecord
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.columns import columns
 from modelrunner.telemetry.counters import EventCounters, RequestCounters

@@ -27,9 +27,9 @@ from opentelemetry.trace import (
 )
 from prometheus_client.core import CounterMetricFamily
 
-from modelrunner.gateway.observers import RequestRecord
+from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.trace_context import Trace
 from modelrunner.gateway.routes import all_routes
-from modelrunner.gateway.tracecontext import Trace
 from modelrunner.types import Mode
 
 _PATIENCE = 2000  # milliseconds to send the last spans when the daemon ends

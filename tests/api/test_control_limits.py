@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modelrunner.gateway.pipeline import IS_OPEN
+from modelrunner.gateway.request.pipeline import IS_OPEN
 from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_keys import CHAT, call, make_key
 from tests.api.test_telemetry import metrics, total

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from modelrunner.api import recordforms
-from modelrunner.gateway.interfaces import asked
-from modelrunner.gateway.observers import RequestRecord
-from modelrunner.gateway.tokens import Tokens
+from modelrunner.gateway.calls import asked
+from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.telemetry.columns import Columns
 from modelrunner.telemetry.history import STEP, History, Latency
 from tests.api.conftest import Daemon, StartDaemon

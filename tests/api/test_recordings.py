@@ -165,7 +165,7 @@ async def test_a_key_sees_its_own(daemon: Daemon) -> None:
         assert answer.status == 403  # the list is of everybody
 
 
-async def test_by_detours_and_aliases(start_daemon: StartDaemon) -> None:
+async def test_by_interceptors_and_aliases(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(
         models={"smol": 0}, response_cache="1MiB", aliases={"gpt": "smol"}, embedding_window=0.001
     )

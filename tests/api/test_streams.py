@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from modelrunner.gateway.detours import streams
+from modelrunner.gateway.interceptors import resumable_streams as streams
 from tests.api.conftest import Daemon, StartDaemon
 from tests.gateway.fakes import until
 from tests.waiting import HUNG

@@ -7,8 +7,8 @@ import pytest
 
 from modelrunner.daemon.parts import Parts, build, make_reloader
 from modelrunner.errors import ModelNotFound
-from modelrunner.gateway.access import Access
-from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.connection.access import Access
+from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.health import DaemonHealth, HealthVerdict

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.daemon.certificates import self_signed
-from modelrunner.gateway.access import Access, host_names
-from modelrunner.gateway.pipeline import Pipeline
-from modelrunner.gateway.protocol import FastLane
+from modelrunner.gateway.connection.access import Access, host_names
+from modelrunner.gateway.connection.server import InferenceServer
+from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from tests.gateway.fakes import (
     FakeResolver,
@@ -141,7 +141,7 @@ class Proxy:
     runner: FakeRunner
     scheduler: FakeScheduler
     pipeline: Pipeline
-    lanes: dict[str, FastLane]
+    lanes: dict[str, InferenceServer]
     path: Path
     port: int
     kind: str
@@ -243,8 +243,8 @@ async def proxy(
         fallback = connections(served.server, pipeline.limits)
         tls = self_signed(folder, ()).current if kind == "tls" else None
         lanes = {
-            "unix": FastLane(pipeline, fallback, local=True),
-            "tcp": FastLane(pipeline, fallback, local=False, tls=tls),
+            "unix": InferenceServer(pipeline, fallback, local=True),
+            "tcp": InferenceServer(pipeline, fallback, local=False, tls=tls),
         }
         servers = [
             await loop.create_unix_server(lanes["unix"], str(folder / "proxy.sock")),

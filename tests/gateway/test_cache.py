@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelrunner.aliases import Alias
-from modelrunner.gateway.detours.cache import ResponseCache
+from modelrunner.gateway.interceptors.response_cache import ResponseCache
 from modelrunner.types import Mode, RunnerKey
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import CHAT, Answer, Proxy, proxy, request
@@ -53,7 +53,7 @@ class Clock:
 
 def cached(served: Proxy, *, memory: int = 1 << 20, clock: Clock | None = None) -> ResponseCache:
     cache = ResponseCache(served.pipeline, memory, 60.0, clock or Clock())
-    served.pipeline.use_detours(cache)
+    served.pipeline.use_interceptors(cache)
     return cache
 
 

@@ -11,9 +11,9 @@ import pytest
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest, EngineProtocolError, ModelRunnerError, NotImplementedHere, Unavailable
 from modelrunner.gateway import routes
+from modelrunner.gateway.calls import Inference
 from modelrunner.gateway.dialects.dialect import Call as EngineCall
 from modelrunner.gateway.dialects.dialect import Dialect, Fields
-from modelrunner.gateway.interfaces import Inference
 from modelrunner.http.answers import Header
 from modelrunner.openapi import make_document
 from modelrunner.progress import LoadProgress

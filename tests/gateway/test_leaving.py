@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.gateway.waiting import guarded
+from modelrunner.gateway.request.waiting import guarded
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import Client, proxy, request
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.gateway.observers import Observers, RequestRecord
+from modelrunner.gateway.request.observers import Observers, RequestRecord
 from modelrunner.telemetry.accesslog import AccessLog
 from tests.gateway.fakes import SSE, Call, event, until
 from tests.gateway.harness import CHAT, proxy, request

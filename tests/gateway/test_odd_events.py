@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.dialect import Translation
-from modelrunner.gateway.render import EngineRefused
+from modelrunner.gateway.headers import EngineRefused
 from tests.gateway.test_assembly import KINDS
 from tests.gateway.test_translations import FAMILIES, stream
 

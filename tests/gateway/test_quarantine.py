@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 from modelrunner.errors import EngineFailed
+from modelrunner.gateway.calls import Inference, Terms
 from modelrunner.gateway.dialects.dialect import Fields
-from modelrunner.gateway.interfaces import Inference, Terms
-from modelrunner.gateway.quarantine import Quarantine
+from modelrunner.gateway.request.quarantine import Quarantine
 from modelrunner.gateway.routes import match
 from modelrunner.scheduler import Lease
 from modelrunner.types import Mode, RunnerKey

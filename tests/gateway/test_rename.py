@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from modelrunner.engine.runner import Runner
+from modelrunner.gateway.calls import Inference, Terms
 from modelrunner.gateway.dialects.dialect import Fields
-from modelrunner.gateway.interfaces import Inference, Terms
 from modelrunner.gateway.routes import OPENAI, match
 
 KNOWN = ("docker.io/ai/smollm2:latest", "sha256:" + "a" * 64)

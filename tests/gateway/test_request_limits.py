@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelrunner.errors import BadRequest, RequestCancelled
-from modelrunner.gateway.tokenlimit import with_most_tokens
+from modelrunner.gateway.request.token_limit import with_most_tokens
 from modelrunner.types import NO_LIMITS, RequestLimits
 from tests.gateway.fakes import SSE, Call, chunk, event
 from tests.gateway.harness import CHAT, proxy, request

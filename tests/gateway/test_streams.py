@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import NotFound
-from modelrunner.gateway.detours import streams
-from modelrunner.gateway.detours.streams import ResumableStreams
+from modelrunner.gateway.interceptors import resumable_streams as streams
+from modelrunner.gateway.interceptors.resumable_streams import ResumableStreams
 from tests.gateway.fakes import SSE, Call, chunk, until
 from tests.gateway.harness import Proxy, proxy, request
 
@@ -21,7 +21,7 @@ def asked(name: str) -> bytes:
 
 def kept(served: Proxy, memory: int) -> ResumableStreams:
     made = ResumableStreams(served.pipeline, memory, 1e6)
-    served.pipeline.use_detours(streams=made)
+    served.pipeline.use_interceptors(streams=made)
     return made
 
 

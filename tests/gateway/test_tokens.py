@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner.gateway.tokens import NONE, Tokens, tokens_of
+from modelrunner.gateway.request.tokens import NONE, Tokens, tokens_of
 
 OPENAI = (
     b'{"choices":[{"finish_reason":"stop","index":0,"message":{"role":"assistant","content":"Paris"}}],'

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.render import own_headers
-from modelrunner.gateway.unreadfields import unread
+from modelrunner.gateway.headers import own_headers
+from modelrunner.gateway.request.unknown_fields import unread
 from tests.gateway.fakes import OK, Call, Received
 from tests.gateway.harness import CHAT, Proxy, proxy, request
 

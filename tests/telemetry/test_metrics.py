@@ -12,9 +12,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from modelrunner.concurrency.feed import Feed
 from modelrunner.errors import RequestNotFound
-from modelrunner.gateway.interfaces import asked
-from modelrunner.gateway.observers import RequestRecord
-from modelrunner.gateway.tokens import Tokens
+from modelrunner.gateway.calls import asked
+from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry.engines import EngineMetrics, fetch, merged
 from modelrunner.telemetry.history import STEP

@@ -8,9 +8,9 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-from modelrunner.gateway.interfaces import asked
-from modelrunner.gateway.observers import RequestRecord
-from modelrunner.gateway.tokens import NONE, Tokens
+from modelrunner.gateway.calls import asked
+from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.tokens import NONE, Tokens
 from modelrunner.telemetry.columns import Columns
 from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
 from modelrunner.types import Served

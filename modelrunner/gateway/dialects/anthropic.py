@@ -17,14 +17,14 @@ from modelrunner.gateway.dialects.anthropic_translation import CountedTokens, Me
 from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.chunks import engine_request
 from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Translation, refusal_headers, streamed
-from modelrunner.gateway.render import own_headers
+from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.interfaces import Inference
+    from modelrunner.gateway.calls import Inference
 
 _MESSAGES = "/v1/messages"
 _COUNT = "/v1/messages/count_tokens"

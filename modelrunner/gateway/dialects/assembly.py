@@ -15,7 +15,7 @@ import msgspec
 
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.dialects.dialect import JSON
-from modelrunner.gateway.render import EngineRefusal, EngineRefused
+from modelrunner.gateway.headers import EngineRefusal, EngineRefused
 from modelrunner.http.answers import Header
 
 LIMIT = 32 << 20

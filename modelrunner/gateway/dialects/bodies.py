@@ -17,7 +17,7 @@ from modelrunner.schema import wrong_field
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.interfaces import Inference
+    from modelrunner.gateway.calls import Inference
 
 MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SLICE = 1 << 20  # bytes that one search covers: a search blocks every other thread

@@ -13,7 +13,7 @@ from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.dialects.assembly import LIMIT, TOO_LARGE, EventLines, refusal_of
 from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.dialects.nesting import decode_with_room
-from modelrunner.gateway.render import EngineRefusal, EngineRefused
+from modelrunner.gateway.headers import EngineRefusal, EngineRefused
 from modelrunner.http.answers import Header
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from modelrunner.gateway.dialects.answershapes import CohereError, CohereRanking
 from modelrunner.gateway.dialects.assembly import WholeBody
 from modelrunner.gateway.dialects.bodies import JsonBodies
 from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, engine_model, refusal_headers
-from modelrunner.gateway.render import own_headers
+from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.interfaces import Inference
+    from modelrunner.gateway.calls import Inference
 
 _RERANK = "/v1/rerank"
 

@@ -15,8 +15,8 @@ from modelrunner.types import Mode
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.interfaces import Inference
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.calls import Inference
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 JSON: Header = (b"Content-Type", b"application/json")
 EVENT_STREAM: tuple[Header, ...] = (

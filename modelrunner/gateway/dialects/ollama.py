@@ -32,15 +32,15 @@ from modelrunner.gateway.dialects.ollama_answer import (
     now,
 )
 from modelrunner.gateway.dialects.ollama_request import ChatFields, EmbedFields, GenerateFields
-from modelrunner.gateway.render import own_headers
+from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.interfaces import Inference
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.calls import Inference
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 _CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _LINES = "application/x-ndjson"

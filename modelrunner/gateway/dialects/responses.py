@@ -14,14 +14,14 @@ from modelrunner.gateway.dialects.dialect import Call, Fields, Translation, stre
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse, keep, response_of
 from modelrunner.gateway.dialects.responses_request import PreparedFields, ResponseFields, new_id
-from modelrunner.gateway.render import own_headers
+from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.interfaces import Inference
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.calls import Inference
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 _CHAT = "/v1/chat/completions"
 

@@ -16,7 +16,7 @@ from modelrunner.keys.ring import KeyHolder
 from modelrunner.types import Bundle, KeepAlive
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.observers import RequestRecord
+    from modelrunner.gateway.request.observers import RequestRecord
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -144,7 +144,7 @@ class Recorder(Protocol):
         """Returns a tap for a request to a model that is recorded, or not known yet. Raises nothing."""
 
 
-class Detour(Protocol):
+class Interceptor(Protocol):
     """Another way to an answer than an exchange of the request's own."""
 
     def take(self, ask: Inference, sink: Sink) -> UnderWay | None:

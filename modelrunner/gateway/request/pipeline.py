@@ -18,15 +18,15 @@ from modelrunner.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from modelrunner.gateway.access import Access
+from modelrunner.gateway.calls import Asked, Inference, Interceptor, Recorder, Sink, Terms, UnderWay, asked
+from modelrunner.gateway.connection.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
-from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.headers import harmless_id
 from modelrunner.gateway.heldback import HeldBack
-from modelrunner.gateway.interfaces import Asked, Detour, Inference, Recorder, Sink, Terms, UnderWay, asked
-from modelrunner.gateway.leasing import AliasChooser, Leasing, Resolve
-from modelrunner.gateway.observers import CONTROL, Observers, RequestRecord, shortened
-from modelrunner.gateway.quarantine import Quarantine
-from modelrunner.gateway.render import harmless_id
+from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.request.leasing import AliasChooser, Leasing, Resolve
+from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord, shortened
+from modelrunner.gateway.request.quarantine import Quarantine
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.gateway.routes import Route, dialect_of, match
 from modelrunner.http.answers import Header
@@ -86,15 +86,17 @@ class Pipeline(Leasing):
         self.quarantine = Quarantine()
         self.running: set[UnderWay] = set()
         self.buffered = 0
-        self._detours: tuple[Detour, ...] = ()
-        self._streams: tuple[Detour, ...] = ()
-        self._tools: Detour | None = None
+        self._interceptors: tuple[Interceptor, ...] = ()
+        self._streams: tuple[Interceptor, ...] = ()
+        self._tools: Interceptor | None = None
         self._recorder = recorder
 
-    def use_detours(self, *detours: Detour, streams: Detour | None = None, tools: Detour | None = None) -> None:
-        """Sets the detours: each is asked for a request before the request gets an exchange. `streams` is asked first
-        for requests that ask to be resumable; `tools` takes the chats whose tools the daemon calls."""
-        self._detours = detours
+    def use_interceptors(
+        self, *interceptors: Interceptor, streams: Interceptor | None = None, tools: Interceptor | None = None
+    ) -> None:
+        """Sets the interceptors: each is asked for a request before the request gets an exchange. `streams` is asked
+        first for requests that ask to be resumable; `tools` takes the chats whose tools the daemon calls."""
+        self._interceptors = interceptors
         self._streams = () if streams is None else (streams,)
         self._tools = tools
 
@@ -175,12 +177,12 @@ class Pipeline(Leasing):
         *,
         peer: str = "",
         goes_on: Inference | None = None,
-        detours: tuple[Detour, ...] = (),
+        interceptors: tuple[Interceptor, ...] = (),
     ) -> UnderWay:
-        """Makes an exchange, or the work of a detour, which the caller starts. `fields` are those of a body that is
-        decoded already. The body counts as buffered until the work ends. `peer` is the client's address. `goes_on` is
-        the request that this one continues, and was counted with. `detours` are asked before those of the pipeline.
-        Raises `BadRequest`, `RateLimited`; `Unauthorized` and `Forbidden` for the API key."""
+        """Makes an exchange, or the work of an interceptor, which the caller starts. `fields` are those of a body that
+        is decoded already. The body counts as buffered until the work ends. `peer` is the client's address. `goes_on`
+        is the request that this one continues, and was counted with. `interceptors` are asked before those of the
+        pipeline. Raises `BadRequest`, `RateLimited`; `Unauthorized` and `Forbidden` for the API key."""
         arrived = perf_counter()
         fields = fields or terms.route.dialect.read(body)
         if fields.stream and not terms.route.streams:
@@ -208,26 +210,26 @@ class Pipeline(Leasing):
             target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
             if target is None or target.recording:
                 tap = self._recorder.tap(ask, sink)
-                tap.work = self._work(ask, tap, detours=goes_on is None)
+                tap.work = self._work(ask, tap, interceptors=goes_on is None)
                 return tap
-        for detour in detours:
-            if (work := detour.take(ask, sink)) is not None:
+        for interceptor in interceptors:
+            if (work := interceptor.take(ask, sink)) is not None:
                 return work
-        if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self._detours):
-            return self._work(ask, sink, detours=True)
+        if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self._interceptors):
+            return self._work(ask, sink, interceptors=True)
         exchange = Exchange(self, ask, sink)  # as `plain`, whose call would cost every request
         self.running.add(exchange)
         return exchange
 
     def plain(self, ask: Inference, sink: Sink) -> Exchange:
-        """Makes the exchange of a request that takes no detour, or that a detour asks for it."""
+        """Makes the exchange of a request that takes no interceptor, or that a interceptor asks for it."""
         exchange = Exchange(self, ask, sink)
         self.running.add(exchange)
         return exchange
 
-    def _work(self, ask: Inference, sink: Sink, *, detours: bool) -> UnderWay:
-        for detour in self._detours_of(ask) if detours else ():
-            if (work := detour.take(ask, sink)) is not None:
+    def _work(self, ask: Inference, sink: Sink, *, interceptors: bool) -> UnderWay:
+        for interceptor in self._interceptors_of(ask) if interceptors else ():
+            if (work := interceptor.take(ask, sink)) is not None:
                 return work
         return self.plain(ask, sink)
 
@@ -246,11 +248,11 @@ class Pipeline(Leasing):
         if key is not None:
             key.allowance.leave(client)
 
-    def _detours_of(self, ask: Inference) -> tuple[Detour, ...]:
+    def _interceptors_of(self, ask: Inference) -> tuple[Interceptor, ...]:
         if ask.fields.modelrunner_tools is not None:
             assert self._tools is not None
             return (self._tools,)
-        return (*self._streams, *self._detours) if ask.terms.resumable else self._detours
+        return (*self._streams, *self._interceptors) if ask.terms.resumable else self._interceptors
 
     def _check_tools(self, terms: Terms) -> None:
         if terms.route.path != _CHAT:

@@ -15,7 +15,7 @@ from modelrunner.http.answers import Header
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.interfaces import Inference
+    from modelrunner.gateway.calls import Inference
 
 _GOES_ON = ("tool_calls", "stop")  # vLLM ends with "stop" if the request named the tool
 _TOO_LONG = "length"

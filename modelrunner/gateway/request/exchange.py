@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.gateway.applieddefaults import filled
+from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.dialects.dialect import JSON, Translation
-from modelrunner.gateway.interfaces import Inference, Sink
-from modelrunner.gateway.observers import RequestRecord, record_of
-from modelrunner.gateway.passage import Passage
-from modelrunner.gateway.render import (
+from modelrunner.gateway.headers import (
     ID_LINE,
     WARM_TIMINGS,
     EngineRefusal,
@@ -26,20 +23,23 @@ from modelrunner.gateway.render import (
     own_headers,
     server_timing,
 )
+from modelrunner.gateway.request.model_defaults import filled
+from modelrunner.gateway.request.observers import RequestRecord, record_of
+from modelrunner.gateway.request.response_writer import ResponseWriter
+from modelrunner.gateway.request.token_limit import with_most_tokens
+from modelrunner.gateway.request.tokens import NONE, tokens_of, with_prompt
+from modelrunner.gateway.request.tool_choice import chosen
+from modelrunner.gateway.request.trace_context import begun
+from modelrunner.gateway.request.unknown_fields import unread
+from modelrunner.gateway.request.waiting import SideWork, SignsOfLife, fault
 from modelrunner.gateway.routes import check_endpoint
-from modelrunner.gateway.tokenlimit import with_most_tokens
-from modelrunner.gateway.tokens import NONE, tokens_of, with_prompt
-from modelrunner.gateway.toolchoice import chosen
-from modelrunner.gateway.tracecontext import begun
-from modelrunner.gateway.unreadfields import unread
-from modelrunner.gateway.waiting import SideWork, SignsOfLife, fault
 from modelrunner.http.answers import Header
 from modelrunner.http.responsebodies import TAIL
 from modelrunner.scheduler import Lease
 from modelrunner.types import NO_LIMITS
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 
 class Exchange:
@@ -63,7 +63,7 @@ class Exchange:
         self._side: SideWork | None = None
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
         self._translation: Translation | None = None
-        self._passage: Passage | None = None  # None while the answer goes to the sink unchanged
+        self._passage: ResponseWriter | None = None  # None while the answer goes to the sink unchanged
         self._error: ModelRunnerError | None = None
         self._ignored: tuple[str, ...] = ()  # fields of the request that the engine ignores
         self._responded = False  # the client has its head
@@ -267,7 +267,7 @@ class Exchange:
                 headers, length = self._translated_headers(translation), None
             framing = framing and length is None
             self._respond(200, headers, length, b"")
-        self._passage = Passage(self._sink, translation, framing=framing)
+        self._passage = ResponseWriter(self._sink, translation, framing=framing)
         self.on_data = self._passage.write
         self.on_data(data)
 

@@ -7,10 +7,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from modelrunner.errors import ModelRunnerError, RequestTooLong
-from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.calls import Inference
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 
 log = logging.getLogger(__name__)

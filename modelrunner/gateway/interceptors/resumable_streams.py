@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 from modelrunner.errors import BadRequest, NotFound
-from modelrunner.gateway.detours.relay import Relay
-from modelrunner.gateway.detours.sharedanswer import Recording
-from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.gateway.calls import Inference, Sink
+from modelrunner.gateway.interceptors.forwarded import Relay
+from modelrunner.gateway.interceptors.shared_response import Recording
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 LIMIT = 1 << 20
 """The most bytes that are kept of one stream."""
@@ -112,9 +112,9 @@ class ResumableStream(Recording):
 
 
 class ResumableStreams:
-    """A `Detour` for requests that ask to be resumable. A stream is kept for `age` seconds after its end, and after its
-    client left; all streams together have at most `memory` bytes. While streams under way use all of it, further
-    requests are answered without being resumable."""
+    """An `Interceptor` for requests that ask to be resumable. A stream is kept for `age` seconds after its end, and
+    after its client left; all streams together have at most `memory` bytes. While streams under way use all of it,
+    further requests are answered without being resumable."""
 
     def __init__(self, pipeline: "Pipeline", memory: int, age: float) -> None:
         self._pipeline = pipeline

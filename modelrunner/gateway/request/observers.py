@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from modelrunner.gateway.interfaces import Asked, Inference
-from modelrunner.gateway.tokens import NONE, Tokens
-from modelrunner.gateway.tracecontext import Trace
+from modelrunner.gateway.calls import Asked, Inference
+from modelrunner.gateway.request.tokens import NONE, Tokens
+from modelrunner.gateway.request.trace_context import Trace
 from modelrunner.types import Served
 
 if TYPE_CHECKING:

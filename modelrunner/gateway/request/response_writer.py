@@ -1,12 +1,12 @@
 """Passes on answers that are translated, or get new chunks, on their way to the client."""
 
 from modelrunner.errors import EngineProtocolError
+from modelrunner.gateway.calls import Sink
 from modelrunner.gateway.dialects.dialect import Translation
-from modelrunner.gateway.interfaces import Sink
-from modelrunner.gateway.render import chunk
+from modelrunner.gateway.headers import chunk
 
 
-class Passage:
+class ResponseWriter:
     """Passes an engine's body to `sink`, through the `translation` if there is one. With `framing`, it makes chunks."""
 
     def __init__(self, sink: Sink, translation: Translation | None, *, framing: bool) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.detours.toolturn import ToolCall
 from modelrunner.gateway.dialects.bodies import MEMBERS, with_members
-from modelrunner.gateway.toolchoice import name_of
+from modelrunner.gateway.interceptors.toolturn import ToolCall
+from modelrunner.gateway.request.tool_choice import name_of
 
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")

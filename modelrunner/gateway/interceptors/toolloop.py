@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from modelrunner.errors import BadRequest, ModelRunnerError, PayloadTooLarge, TimedOut, ToolServerFailed
-from modelrunner.gateway.detours.relay import Relay
-from modelrunner.gateway.detours.toolchat import ToolChat
-from modelrunner.gateway.detours.toolturn import ToolCall, ToolTurn, TurnDialect, sse
+from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.dialects.assembly import Event
 from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON
-from modelrunner.gateway.exchange import Exchange
-from modelrunner.gateway.interfaces import Inference, Sink
-from modelrunner.gateway.tokens import Tokens
-from modelrunner.gateway.waiting import guarded
+from modelrunner.gateway.interceptors.forwarded import Relay
+from modelrunner.gateway.interceptors.toolchat import ToolChat
+from modelrunner.gateway.interceptors.toolturn import ToolCall, ToolTurn, TurnDialect, sse
+from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.request.tokens import Tokens
+from modelrunner.gateway.request.waiting import guarded
 from modelrunner.http.answers import Header
 from modelrunner.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 _ALIVE = b": a tool is at work\n\n"
 
 
 class ToolLoops:
-    """A `Detour` for chats with `modelrunner_tools`. A loop has at most `rounds` rounds of calls, which may be several
-    calls at once, and takes at most `seconds`."""
+    """An `Interceptor` for chats with `modelrunner_tools`. A loop has at most `rounds` rounds of calls, which may be
+    several calls at once, and takes at most `seconds`."""
 
     def __init__(self, pipeline: "Pipeline", toolbox: Toolbox, rounds: int, seconds: float) -> None:
         self.pipeline, self.toolbox = pipeline, toolbox

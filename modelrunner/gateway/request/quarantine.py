@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hashlib import sha256
 
 from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
-from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.calls import Inference
 from modelrunner.scheduler import Lease
 from modelrunner.types import RunnerKey
 

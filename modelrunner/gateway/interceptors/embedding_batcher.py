@@ -13,16 +13,16 @@ from modelrunner.engine.connections import build_request
 from modelrunner.engine.receivers import Collector
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.gateway.detours.relay import Relay
+from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.dialects.dialect import engine_model
-from modelrunner.gateway.exchange import Exchange
-from modelrunner.gateway.interfaces import Inference, Sink
-from modelrunner.gateway.render import new_request_id
-from modelrunner.gateway.tokens import NONE, Tokens, with_prompt
+from modelrunner.gateway.headers import new_request_id
+from modelrunner.gateway.interceptors.forwarded import Relay
+from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.request.tokens import NONE, Tokens, with_prompt
 from modelrunner.http.answers import Header
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 _EMBEDDINGS, _TOKENIZE = "/v1/embeddings", "/tokenize"
 _LONGEST = 64 << 10
@@ -45,10 +45,10 @@ class _Tokenized(msgspec.Struct):
     tokens: list[int]
 
 
-class EmbeddingGatherer:
-    """A `Detour` for `/v1/embeddings` with one text or list of tokens. Requests that come within `window` seconds of
-    the first go together, at most `most` of them. Only requests of one caller that differ in nothing but their text are
-    gathered, and only for a model that is resolved already."""
+class EmbeddingBatcher:
+    """An `Interceptor` for `/v1/embeddings` with one text or list of tokens. Requests that come within `window` seconds
+    of the first go together, at most `most` of them. Only requests of one caller that differ in nothing but their text
+    are gathered, and only for a model that is resolved already."""
 
     def __init__(self, pipeline: "Pipeline", window: float, most: int) -> None:
         self._pipeline = pipeline

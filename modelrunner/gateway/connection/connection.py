@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable
 
 from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError, RateLimited
-from modelrunner.gateway.admission import Admission, AdmittedHead
-from modelrunner.gateway.answering import Answers
-from modelrunner.gateway.decode import LARGE, Decoding
+from modelrunner.gateway.calls import Terms
+from modelrunner.gateway.connection.admission import Admission, AdmittedHead
+from modelrunner.gateway.connection.answering import Answers
+from modelrunner.gateway.connection.decode import LARGE, Decoding
+from modelrunner.gateway.connection.handover import HandoverTransport
 from modelrunner.gateway.dialects.dialect import Fields
-from modelrunner.gateway.handover import HandoverTransport
+from modelrunner.gateway.headers import id_line, new_request_id
 from modelrunner.gateway.heldback import Held, Patience
-from modelrunner.gateway.interfaces import Terms
-from modelrunner.gateway.pipeline import Pipeline
-from modelrunner.gateway.render import id_line, new_request_id
-from modelrunner.gateway.waiting import fault
+from modelrunner.gateway.request.pipeline import Pipeline
+from modelrunner.gateway.request.waiting import fault
 from modelrunner.http.answers import cors
 from modelrunner.http.listener import Listener, hung_up, peer_of, sever
 from modelrunner.http.requests import RequestBody, check_unfinished, head_to_hand_over, path_of

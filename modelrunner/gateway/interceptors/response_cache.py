@@ -10,16 +10,16 @@ import msgspec
 
 from modelrunner.aliases import Alias
 from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.detours.relay import Relay, served_by
-from modelrunner.gateway.detours.sharedanswer import Recording
-from modelrunner.gateway.exchange import Exchange
-from modelrunner.gateway.interfaces import Inference, Sink
+from modelrunner.gateway.calls import Inference, Sink
+from modelrunner.gateway.interceptors.forwarded import Relay, served_by
+from modelrunner.gateway.interceptors.shared_response import Recording
+from modelrunner.gateway.request.exchange import Exchange
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Target
 from modelrunner.types import RunnerKey, Served
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 _HEADER = b"X-Modelrunner-Cache"
 _SHARE = 8  # the largest answer has one part in so many of the memory
@@ -63,7 +63,7 @@ class _CachedAnswer(NamedTuple):
 
 
 class ResponseCache:
-    """A `Detour` that keeps answers: at most `memory` bytes together, each for at most `age` seconds; the least
+    """An `Interceptor` that keeps answers: at most `memory` bytes together, each for at most `age` seconds; the least
     recently used goes first. A caller gets answers to its own requests only, and an answer is valid as long as the same
     configuration of the same model would answer. `clock` is in seconds."""
 

@@ -5,7 +5,7 @@ directions. After the answer the connection goes on without aiohttp."""
 import asyncio
 from typing import Protocol
 
-from modelrunner.gateway.admission import AdmittedHead
+from modelrunner.gateway.connection.admission import AdmittedHead
 
 
 class ClientSide(Protocol):

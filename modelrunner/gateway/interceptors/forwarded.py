@@ -1,4 +1,4 @@
-"""A client's request whose answer comes by a detour."""
+"""A client's request whose answer comes by a interceptor."""
 
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -7,17 +7,17 @@ import msgspec
 
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.exchange import Exchange
-from modelrunner.gateway.interfaces import Inference, Sink
-from modelrunner.gateway.observers import RequestRecord, record_of
-from modelrunner.gateway.render import chunk, id_line, server_timing
-from modelrunner.gateway.tokens import NONE, Tokens
+from modelrunner.gateway.calls import Inference, Sink
+from modelrunner.gateway.headers import chunk, id_line, server_timing
+from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.request.observers import RequestRecord, record_of
+from modelrunner.gateway.request.tokens import NONE, Tokens
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
 from modelrunner.types import Served
 
 if TYPE_CHECKING:
-    from modelrunner.gateway.pipeline import Pipeline
+    from modelrunner.gateway.request.pipeline import Pipeline
 
 
 def served_by(runner: Runner) -> Served:

@@ -7,7 +7,7 @@ import msgspec
 
 from modelrunner.aliases import Alias
 from modelrunner.errors import Misdirected
-from modelrunner.gateway.interfaces import Inference
+from modelrunner.gateway.calls import Inference
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Lease, Scheduler, Target

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.interfaces import Terms
-from modelrunner.gateway.pipeline import HEADERS, Pipeline
-from modelrunner.gateway.render import harmless_id, new_request_id
+from modelrunner.gateway.calls import Terms
+from modelrunner.gateway.headers import harmless_id, new_request_id
+from modelrunner.gateway.request.pipeline import HEADERS, Pipeline
 from modelrunner.gateway.routes import match
 from modelrunner.http.answers import Header, cors
 from modelrunner.http.requests import RequestHead, RequestLine, names_of

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from modelrunner.gateway.detours.relay import Relay, served_by
-from modelrunner.gateway.exchange import Exchange
+from modelrunner.gateway.interceptors.forwarded import Relay, served_by
+from modelrunner.gateway.request.exchange import Exchange
 from modelrunner.http.answers import Header
 
 

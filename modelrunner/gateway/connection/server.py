@@ -5,14 +5,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from modelrunner.gateway.admission import Admission
-from modelrunner.gateway.connection import ClientConnection
-from modelrunner.gateway.pipeline import Pipeline
+from modelrunner.gateway.connection.admission import Admission
+from modelrunner.gateway.connection.connection import ClientConnection
+from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.listener import Listener
 from modelrunner.http.tls import ContextOf, TlsConnection
 
 
-class FastLane:
+class InferenceServer:
     """The protocol factory of a listening socket. `fallback` makes an aiohttp protocol for one request that is not
     inference; `local` is True for the Unix socket; `is_engine` is that of `Listener`. `tls` returns the current TLS
     context; it is None for a socket without TLS."""

@@ -1,0 +1,1 @@
+"""A client's connection: who may ask, heads and bodies as they come, answers as they go."""

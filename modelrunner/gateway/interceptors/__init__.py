@@ -1,0 +1,1 @@
+"""Requests that another request answers: shared, remembered, sent together, or resumed."""

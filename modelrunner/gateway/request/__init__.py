@@ -1,0 +1,1 @@
+"""One request: its admission, its runner, the body for the engine, the answer, its record."""
