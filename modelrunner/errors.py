@@ -5,7 +5,7 @@ ModelRunnerError 500
 ├── Unauthorized 401, Forbidden 403
 ├── NotFound 404 ── ModelNotFound, BackendNotFound, RouteNotFound, RunnerNotFound, KeyNotFound, RequestNotFound
 ├── MethodNotAllowed 405, LengthRequired 411, PayloadTooLarge 413, UnsupportedMediaType 415, ExpectationFailed 417
-├── UpgradeRefused 426, HeadersTooLarge 431, NotImplementedHere 501
+├── HeadersTooLarge 431, NotImplementedHere 501
 ├── Conflict 409, BackendUnavailable 412, Misdirected 421
 ├── UnsupportedModel 422 ── InvalidModel, UntrustedModel
 ├── QueueFull 429, RateLimited 429
@@ -144,10 +144,6 @@ class UnsupportedMediaType(ModelRunnerError):
 
 class ExpectationFailed(ModelRunnerError):
     status, code, type = 417, "expectation_failed", "invalid_request_error"
-
-
-class UpgradeRefused(ModelRunnerError):
-    status, code, type = 426, "upgrade_refused", "invalid_request_error"
 
 
 class HeadersTooLarge(ModelRunnerError):

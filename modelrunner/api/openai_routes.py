@@ -17,6 +17,7 @@ _NOT_OFFERED = {
     "audio/transcriptions": "no engine here transcribes: ask a chat model that takes audio",
     "audio/translations": "no engine here translates audio: ask a chat model that takes audio",
 }
+_REALTIME = "there are no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream set to true"
 
 
 class OpenAIRoutes:
@@ -35,7 +36,8 @@ class OpenAIRoutes:
             )
         ]
         refused = [f"{prefix}/v1/{path}" for prefix in ("", "/engines") for path in _NOT_OFFERED]
-        return [*models, *(web.post(path, self.refuse) for path in refused)]
+        realtime = [web.get(f"{prefix}/v1/realtime", self.refuse_realtime) for prefix in ("", "/engines")]
+        return [*models, *(web.post(path, self.refuse) for path in refused), *realtime]
 
     @documented(wire.OpenAIModels)
     async def list_models(self, request: web.Request) -> web.Response:
@@ -71,6 +73,11 @@ class OpenAIRoutes:
     async def refuse(self, request: web.Request) -> web.Response:
         """Answers 501 with the reason: no engine serves this route."""
         raise NotImplementedHere(_NOT_OFFERED[request.path.partition("/v1/")[2]])
+
+    @documented(errors=(501,))
+    async def refuse_realtime(self, request: web.Request) -> web.Response:
+        """Answers 501: an answer in pieces comes over HTTP."""
+        raise NotImplementedHere(_REALTIME)
 
     def _is_served(self, request: web.Request, model: StoredModel) -> bool:
         """Returns True unless the path names a backend that cannot serve the model."""

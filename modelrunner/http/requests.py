@@ -2,13 +2,14 @@
 body while it arrives. An accepted request has one meaning only."""
 
 import re
+import struct
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 import httptools
 
-from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, NotImplementedHere, UpgradeRefused
+from modelrunner.errors import BadRequest, HeadersTooLarge, MethodNotAllowed, NotImplementedHere
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _LINE = re.compile(rf"({_TOKEN}+) ([!-~]+) HTTP/1\.([01])")
@@ -16,8 +17,16 @@ _UNFINISHED_LINE = re.compile(rf"{_TOKEN}{{1,40}}(?: (?:[!-~]+(?: [HTP/1.0]{{0,8
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 _REFUSED = frozenset(("CONNECT", "TRACE"))
-_FRAMING = ("host", "upgrade", "content-length", "transfer-encoding")
-_OF_THE_CONNECTION = frozenset((b"connection", b"expect", b"keep-alive", b"proxy-connection", b"te", b"trailer"))
+_FRAMING = ("host", "content-length", "transfer-encoding")
+_OF_THE_CONNECTION = frozenset(
+    (b"connection", b"expect", b"http2-settings", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade")
+)
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+"""The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
+_EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+_GOAWAY = 7
+_HTTP_1_1_REQUIRED = 0xD
 
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?[ \t]*")
 _TRAILER = re.compile(rf"{_TOKEN}+:[\t\x20-\x7e\x80-\xff]*".encode("latin-1"))
@@ -88,14 +97,16 @@ def path_of(head: bytes) -> str:
 
 class RequestHead:
     """A checked head. `get` returns a field of `names` (made by `names_of`) by its name in lower case, or None; no
-    field may be repeated. `length` is the Content-Length in bytes, -1 without one. Raises `BadRequest`,
-    `HeadersTooLarge`, `MethodNotAllowed`, `NotImplementedHere`, `UpgradeRefused`."""
+    field may be repeated. `length` is the Content-Length in bytes, -1 without one. An Upgrade is ignored (RFC 9110,
+    7.8), except to a WebSocket, whose client could do nothing with another answer. Raises `BadRequest`,
+    `HeadersTooLarge`, `MethodNotAllowed`, `NotImplementedHere`."""
 
     def __init__(self, data: bytes, most_headers: int, names: Mapping[bytes, str]) -> None:
         self.line = line = request_line(data[: data.find(b"\r\n")])
         self._fields: dict[str, str] = {}
         self.get = get = self._fields.get
         self._left = most_headers
+        self._to_websocket = False
         self._names = names
         parser = httptools.HttpRequestParser(self)
         try:
@@ -103,15 +114,17 @@ class RequestHead:
             self.keep_alive: bool = parser.should_keep_alive()  # read before the end, with which the parser forgets it
             parser.feed_data(data[-1:])
         except httptools.HttpParserUpgrade:
-            pass  # refused below
+            pass
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ if isinstance(error.__context__, BadRequest | HeadersTooLarge) else error from None
         except httptools.HttpParserError as error:
             raise BadRequest(f"not a valid HTTP request: {error}") from None
         self.length = int(get("content-length", "-1"))
         self.chunked = "transfer-encoding" in self._fields
-        if get("upgrade") is not None:
-            raise UpgradeRefused("this server speaks HTTP/1.1 and nothing else on a connection")
+        if self._to_websocket and line.method == "GET":
+            raise NotImplementedHere(
+                "there are no WebSockets here: POST the request, with stream set to true for an answer in pieces"
+            )
         if get("host") is None and not line.http_1_0:
             raise BadRequest("the request has no Host")
         if self.chunked and line.http_1_0:
@@ -126,6 +139,8 @@ class RequestHead:
             if wanted in self._fields:
                 raise BadRequest(f"the header {wanted} is given twice")
             self._fields[wanted] = value.decode("latin-1")
+        elif name.lower() == b"upgrade" and value.lower().startswith(b"websocket"):
+            self._to_websocket = True
 
 
 def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
@@ -135,6 +150,13 @@ def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
     kept = [field for field in lines if field.partition(b":")[0].lower() not in _OF_THE_CONNECTION]
     first = f"{line.method} {line.target} HTTP/1.{0 if line.http_1_0 else 1}".encode("ascii")
     return b"\r\n".join((first, *kept, b"", b""))
+
+
+def http2_refusal(reason: str) -> bytes:
+    """Returns the frames that end a connection of HTTP/2: the client's library shows `reason`, or asks again in
+    HTTP/1.1."""
+    goaway = struct.pack(">II", 0, _HTTP_1_1_REQUIRED) + reason.encode()
+    return _EMPTY_SETTINGS + struct.pack(">I", len(goaway))[1:] + bytes((_GOAWAY, 0, 0, 0, 0, 0)) + goaway
 
 
 class RequestBody:

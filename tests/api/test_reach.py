@@ -38,6 +38,7 @@ NAMES_NO_MODEL = """
     GET /engines/v1/files/{id}/content
     GET /engines/v1/models
     POST /engines/v1/moderations
+    GET /engines/v1/realtime
     DELETE /engines/v1/responses/{id}
     GET /engines/v1/responses/{id}
     POST /engines/v1/responses/{id}/cancel
@@ -62,6 +63,7 @@ NAMES_NO_MODEL = """
     GET /v1/files/{id}/content
     GET /v1/models
     POST /v1/moderations
+    GET /v1/realtime
     DELETE /v1/responses/{id}
     GET /v1/responses/{id}
     POST /v1/responses/{id}/cancel

@@ -39,6 +39,7 @@ TABLE = {
         GET /engines/v1/models
         GET /engines/v1/models/{ref}
         POST /engines/v1/moderations
+        GET /engines/v1/realtime
         DELETE /engines/v1/responses/{id}
         GET /engines/v1/responses/{id}
         POST /engines/v1/responses/{id}/cancel
@@ -65,6 +66,7 @@ TABLE = {
         GET /v1/models
         GET /v1/models/{ref}
         POST /v1/moderations
+        GET /v1/realtime
         DELETE /v1/responses/{id}
         GET /v1/responses/{id}
         POST /v1/responses/{id}/cancel

@@ -16,7 +16,14 @@ from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.request.waiting import fault
 from modelrunner.http.answers import cors
 from modelrunner.http.listener import Listener, hung_up, peer_of, sever
-from modelrunner.http.requests import RequestBody, check_unfinished, head_to_hand_over, path_of
+from modelrunner.http.requests import (
+    HTTP2_PREFACE,
+    RequestBody,
+    check_unfinished,
+    head_to_hand_over,
+    http2_refusal,
+    path_of,
+)
 from modelrunner.http.responses import NO_HEAD, part_length, same_head
 from modelrunner.keys.ring import Scope
 
@@ -158,7 +165,10 @@ class ClientConnection(Answers):
         length, end = same_head(data, self._before, self._after)
         if not end:
             end = data.find(b"\r\n\r\n") + 4
-        if 4 <= end <= self._limits.head:
+        if data.startswith(HTTP2_PREFACE):
+            self.write(http2_refusal("this server speaks HTTP/1.1 only"))
+            self._linger()
+        elif 4 <= end <= self._limits.head:
             self._read_head(data, end, length)
         elif self._half_closed:  # the rest will not come
             self._leave()

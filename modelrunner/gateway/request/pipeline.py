@@ -38,7 +38,7 @@ from modelrunner.types import KeepAlive
 
 HEADERS = frozenset(
     (
-        *("host", "origin", "content-type", "content-encoding", "upgrade", "expect", "authorization"),
+        *("host", "origin", "content-type", "content-encoding", "expect", "authorization"),
         *("x-api-key", "x-caller", "x-preload-only", "x-priority", "x-progress", "x-request-id", "x-resumable"),
         "traceparent",
     )
