@@ -67,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     "durable": set(),
     "engine": {"backend", "http", "plugins", "processes"},
     "errors": set(),
-    "gateway": {"engine", "http", "keys", "scheduler", "tools"},
+    "gateway": {"engine", "http", "keys", "scheduler"},
     "keys": set(),
     "http": set(),
     "jsonfile": set(),

@@ -221,8 +221,6 @@ class Settings(BaseModel):
     notify: NotifyTable = NotifyTable()
     mcp: Annotated[Mapping[str, McpTable], AfterValidator(_server_names)] = Field(default_factory=dict)
     tools_time: Seconds = 120.0
-    tools_rounds: int = Field(default=8, ge=0)
-    tools_loop_time: Annotated[Seconds, Field(gt=0)] = 600.0
     registries: Mapping[RegistryHost, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)

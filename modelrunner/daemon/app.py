@@ -183,7 +183,7 @@ class Daemon:
         self._toolbox = Toolbox(
             settings.mcp, settings.runtime_folder(), settings.data_dir / "logs", settings.tools_time
         )
-        self._streams = set_interceptors(settings, self._pipeline, self._toolbox)
+        self._streams = set_interceptors(settings, self._pipeline)
         self._batches, self._files = open_store(settings.data_dir / "state", settings.files_limit)
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
         observers = self._pipeline.observers

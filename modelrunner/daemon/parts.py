@@ -19,7 +19,6 @@ from modelrunner.gateway.connection.access import host_names
 from modelrunner.gateway.interceptors.embedding_batcher import EmbeddingBatcher
 from modelrunner.gateway.interceptors.response_cache import ResponseCache
 from modelrunner.gateway.interceptors.resumable_streams import ResumableStreams
-from modelrunner.gateway.interceptors.toolloop import ToolLoops
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
@@ -62,7 +61,6 @@ from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
 from modelrunner.store import Reference, Store
 from modelrunner.telemetry.accesslog import AccessLog
-from modelrunner.tools.toolbox import Toolbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]
     pipeline.use_aliases(aliases if names else None)
 
 
-def set_interceptors(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -> ResumableStreams:
+def set_interceptors(settings: Settings, pipeline: Pipeline) -> ResumableStreams:
     """Gives the pipeline the interceptors that the settings ask for."""
     streams = ResumableStreams(pipeline, settings.streams_memory, settings.streams_age)
     interceptors: list[Interceptor] = []
@@ -253,10 +251,7 @@ def set_interceptors(settings: Settings, pipeline: Pipeline, toolbox: Toolbox) -
         interceptors.append(ResponseCache(pipeline, settings.response_cache, settings.response_cache_age))
     if settings.embedding_window:
         interceptors.append(EmbeddingBatcher(pipeline, settings.embedding_window, settings.embedding_batch))
-    tools = None
-    if settings.mcp and settings.tools_rounds:
-        tools = ToolLoops(pipeline, toolbox, settings.tools_rounds, settings.tools_loop_time)
-    pipeline.use_interceptors(*interceptors, streams=streams if settings.streams_memory else None, tools=tools)
+    pipeline.use_interceptors(*interceptors, streams=streams if settings.streams_memory else None)
     return streams
 
 

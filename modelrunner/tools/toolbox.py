@@ -25,11 +25,6 @@ class ServerTool(NamedTuple):
     description: str
     parameters: dict[str, Any]
 
-    def function(self) -> dict[str, Any]:
-        """Returns the tool as an entry of a chat's `tools`."""
-        described = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": described}
-
 
 class ToolResult(NamedTuple):
     """`content` are MCP's blocks, `text` those of text in one. `is_error` is the tool's own word."""

@@ -42,8 +42,6 @@ async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path)
         notify={"command": ["/bin/true"]},
         mcp={"local": {"command": [sys.executable, str(TOOLS)], "env": {"VARIABLE": VARIABLE}}},
     )
-    called = json.dumps([["local__environment", {"name": "VARIABLE"}], ["local__fail", {}]])
-    daemon.backend.knobs = ("--round", called)
     async with daemon.unix.post("/engines/_configure", json={"model": "other", "recording": True}) as answer:
         assert answer.status == 202
     async with daemon.unix.post("/keys", json={"name": "kim"}) as answer:
@@ -58,9 +56,8 @@ async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path)
         ("/v1/chat/completions", chat(temperature=PROMPT), key),
         ("/v1/chat/completions", f'{{"model": "smol", "messages": [{{"{PROMPT}', key),
         ("/v1/nowhere", chat(), key),
-        ("/v1/chat/completions", chat(modelrunner_tools="auto"), key),
-        ("/v1/chat/completions", chat(modelrunner_tools="auto", stream=True), key),
-        ("/v1/chat/completions", chat("other", modelrunner_tools="auto"), key),
+        ("/v1/tools/execute", {"name": "local__environment", "arguments": {"name": "VARIABLE"}}, key),
+        ("/v1/tools/execute", {"name": "local__fail", "arguments": {}}, key),
         ("/v1/responses", {"model": "smol", "input": KEPT}, key),
     ):
         status, text = await ask(daemon, path, body, who)

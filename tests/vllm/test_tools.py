@@ -1,8 +1,5 @@
-"""Tools with the real vLLM: the one that a client names, and the loop of tools on the server. The call is forced, and
-the chat before shows how one is written: vLLM holds the model to the call's beginning, not to the schema."""
+"""Tools with the real vLLM: the one that a client names, and those that it allows."""
 
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ import pytest
 from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon
 from tests.e2e.test_capabilities import TEMPLATE
-from tests.e2e.test_tools import SERVER, TOOL, called, shown
 from tests.models.prepare import SMOLLM2_SAFETENSORS
 
 pytestmark = pytest.mark.engine
@@ -35,8 +31,6 @@ def nothing_left(no_process_left: None) -> None:
 def daemon(installed: Path, make_daemon: StartDaemon) -> Iterator[Daemon]:
     daemon = make_daemon("wheel")
     (daemon.data / "engines" / "vllm").symlink_to(installed)
-    config = Path(daemon.environment["MODELRUNNER_CONFIG"])
-    config.write_text(f"[mcp.local]\ncommand = {json.dumps([sys.executable, str(SERVER)])}\n")
     daemon.start()
     (daemon.data.parent / "tools.jinja").write_text(TEMPLATE)
     words = ("--set", "vllm.tool-call-parser=hermes", "--chat-template", str(daemon.data.parent / "tools.jinja"))
@@ -52,30 +46,12 @@ def chat(daemon: Daemon, *messages: dict[str, Any], **fields: Any) -> httpx.Resp
         return client.post("/engines/vllm/v1/chat/completions", json=body)
 
 
-def in_the_loop(daemon: Daemon, **fields: Any) -> httpx.Response:
-    messages = [message for number in range(4) for message in shown(number)]
-    choice = {"type": "function", "function": {"name": TOOL}}
-    question = {"role": "user", "content": "Which process is it?"}
-    return chat(daemon, *messages, question, tool_choice=choice, modelrunner_tools="auto", **fields)
-
-
 def test_the_tool_that_a_client_names_among_others_is_called(daemon: Daemon) -> None:
     tools = [{"type": "function", "function": {"name": name, "parameters": WEATHER}} for name in ("other", "weather")]
     choice = {"type": "function", "function": {"name": "weather"}}
     answer = chat(daemon, QUESTION, tools=tools, tool_choice=choice)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
-
-
-def test_the_daemon_calls_a_tool_and_the_model_goes_on(daemon: Daemon) -> None:
-    assert called(in_the_loop(daemon))["usage"]["prompt_tokens"] > 0
-
-
-def test_it_does_in_a_stream(daemon: Daemon) -> None:
-    text = in_the_loop(daemon, stream=True).text
-    assert text.index("event: modelrunner.tool_call\n") < text.index("event: modelrunner.tool_result\n")
-    assert text.endswith("data: [DONE]\n\n")
-    assert text.count("[DONE]") == 1
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

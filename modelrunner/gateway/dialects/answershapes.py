@@ -17,20 +17,8 @@ class UsageCounts(msgspec.Struct):
     completion_tokens: int | None = None
 
 
-class ToolCallMade(msgspec.Struct):
-    """`arguments` is JSON as the model wrote it; `result` is the text that the model got."""
-
-    id: str
-    name: str
-    arguments: str
-    result: str
-    is_error: bool
-    seconds: float
-
-
 class Completion(msgspec.Struct):
-    """A chat completion, a completion, or a chunk of one: a choice has a `message`, a `text` or a `delta`.
-    `modelrunner_tool_calls` are those that the daemon made for a chat with `modelrunner_tools`."""
+    """A chat completion, a completion, or a chunk of one: a choice has a `message`, a `text` or a `delta`."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk", "text_completion", "text_completion.chunk"]
@@ -38,7 +26,6 @@ class Completion(msgspec.Struct):
     model: str
     choices: list[dict[str, Any]]
     usage: UsageCounts | None = None
-    modelrunner_tool_calls: list[ToolCallMade] | None = None
 
 
 class Embedding(msgspec.Struct):

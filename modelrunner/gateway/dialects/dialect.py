@@ -76,9 +76,6 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     prepares: ClassVar[bool] = False
     """True for a request that needs `Dialect.prepare` before it gets a runner."""
 
-    modelrunner_tools: ClassVar[str | None] = None
-    """Set for a request whose tool calls the daemon makes itself."""
-
     def watched(self) -> dict[str, Any]:
         """Returns the fields after `keep_alive` that the body has and that are not null, decoded. Raises
         `BadRequest`."""

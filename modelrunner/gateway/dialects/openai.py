@@ -1,14 +1,14 @@
 """OpenAI's family, with the calls that vLLM and Jina added. Engines speak it, so requests and answers pass through."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.bodies import JsonDialect
-from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Fields, refusal_headers, streamed
+from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers, streamed
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
@@ -30,15 +30,8 @@ _SCORE = Call(
 )
 
 
-class OpenAIFields(Fields, frozen=True, gc=False):
-    """`modelrunner_tools` is a field of chats: with "auto", the daemon makes the tool calls."""
-
-    modelrunner_tools: Literal["auto"] | None = None  # type: ignore[misc]  # others have it as a class
-
-
 class OpenAI(JsonDialect):
     name: ClassVar[str] = "openai"
-    decoder = msgspec.json.Decoder(OpenAIFields)
     calls: ClassVar[Mapping[str, Call]] = {
         "/v1/chat/completions": Call(
             Mode.COMPLETION,

@@ -47,7 +47,7 @@ class SampledRequest(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(SampledRequest, kw_only=True):
-    """`POST /v1/chat/completions`. With `modelrunner_tools`, the daemon calls the tools of its MCP servers."""
+    """`POST /v1/chat/completions`."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -57,7 +57,6 @@ class ChatRequest(SampledRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Count | None = None
     reasoning_effort: str | None = None
-    modelrunner_tools: Literal["auto"] | None = None
 
 
 class CompletionRequest(SampledRequest, kw_only=True):

@@ -9,7 +9,6 @@ from time import perf_counter, time
 import msgspec
 
 from modelrunner.errors import (
-    BadRequest,
     ExpectationFailed,
     LengthRequired,
     ModelRunnerError,
@@ -48,7 +47,6 @@ GetHeader = Callable[[str], str | None]
 """Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
 _INFERENCE = Scope.INFERENCE  # to look it up in its class costs every request
-_CHAT = "/v1/chat/completions"
 IS_OPEN = re.compile(r"/|/health|/ready|/openapi\.json|/(docs|ui(/[a-z0-9][a-z0-9.-]*)?)").fullmatch
 """Matches a path that needs no API key: monitors have none, and the document and the files of the page hold no data. It
 matches no path with `..` or an escape, which the router could resolve to another route."""
@@ -88,17 +86,13 @@ class Pipeline(Leasing):
         self.buffered = 0
         self._interceptors: tuple[Interceptor, ...] = ()
         self._streams: tuple[Interceptor, ...] = ()
-        self._tools: Interceptor | None = None
         self._recorder = recorder
 
-    def use_interceptors(
-        self, *interceptors: Interceptor, streams: Interceptor | None = None, tools: Interceptor | None = None
-    ) -> None:
+    def use_interceptors(self, *interceptors: Interceptor, streams: Interceptor | None = None) -> None:
         """Sets the interceptors: each is asked for a request before the request gets an exchange. `streams` is asked
-        first for requests that ask to be resumable; `tools` takes the chats whose tools the daemon calls."""
+        first for requests that ask to be resumable."""
         self._interceptors = interceptors
         self._streams = () if streams is None else (streams,)
-        self._tools = tools
 
     def use_aliases(self, aliases: AliasChooser | None) -> None:
         """Sets the names that stand for models. With None, no request looks for one."""
@@ -187,8 +181,6 @@ class Pipeline(Leasing):
         fields = fields or terms.route.dialect.read(body)
         if fields.stream and not terms.route.streams:
             fields = msgspec.structs.replace(fields, stream=None)
-        if fields.modelrunner_tools is not None:
-            self._check_tools(terms)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         only_loads = terms.preload or fields.only_loads
         alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
@@ -215,7 +207,7 @@ class Pipeline(Leasing):
         for interceptor in interceptors:
             if (work := interceptor.take(ask, sink)) is not None:
                 return work
-        if goes_on is None and (terms.resumable or fields.modelrunner_tools is not None or self._interceptors):
+        if goes_on is None and (terms.resumable or self._interceptors):
             return self._work(ask, sink, interceptors=True)
         exchange = Exchange(self, ask, sink)  # as `plain`, whose call would cost every request
         self.running.add(exchange)
@@ -249,19 +241,7 @@ class Pipeline(Leasing):
             key.allowance.leave(client)
 
     def _interceptors_of(self, ask: Inference) -> tuple[Interceptor, ...]:
-        if ask.fields.modelrunner_tools is not None:
-            assert self._tools is not None
-            return (self._tools,)
         return (*self._streams, *self._interceptors) if ask.terms.resumable else self._interceptors
-
-    def _check_tools(self, terms: Terms) -> None:
-        if terms.route.path != _CHAT:
-            raise BadRequest("`modelrunner_tools` is for chat completions only", param="modelrunner_tools")
-        if self._tools is None:
-            raise BadRequest(
-                "tools are off here: add a server as [mcp.NAME] to config.toml, and keep tools_rounds above 0",
-                param="modelrunner_tools",
-            )
 
     def refusal(
         self, error: ModelRunnerError, request_id: str, path: str, terms: Terms | None = None, peer: str = ""
