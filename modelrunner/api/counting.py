@@ -10,7 +10,7 @@ from modelrunner.api.middleware import error_of, request_id_of, transport_of
 from modelrunner.gateway.calls import asked
 from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord
 from modelrunner.gateway.request.pipeline import IS_OPEN
-from modelrunner.keys.allowances import AddressAllowances, count
+from modelrunner.keys.allowances import AddressAllowances, count_all
 
 _UNKNOWN = "unknown"  # one route for all that nothing here answers: clients choose their paths
 _LEFT = 499
@@ -35,7 +35,7 @@ class ControlRequests:
         if transport is not None and not (IS_OPEN(transport.admitted.line.path) or _FREE(_pattern(request))):
             key, address = transport.admitted.key, self._addresses.of(transport.peer)
             of_key = key.allowance if key is not None else None
-            count([allowance for allowance in (address, of_key) if allowance is not None], transport.client)
+            count_all([allowance for allowance in (address, of_key) if allowance is not None])
         return await handler(request)
 
     @web.middleware

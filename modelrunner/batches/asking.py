@@ -38,7 +38,6 @@ class Asker:
         request_id = new_request_id()
         route = _route(batch)
         sink = _AnswerSink()
-        key = None
         try:
             key = self._pipeline.keys.owner(batch.owner) if self._pipeline.keys and batch.owner else None
             if batch.owner and key is None:
@@ -52,7 +51,6 @@ class Asker:
                 self._pipeline.unbuffer(len(line.body))
                 raise
         except ModelRunnerError as error:
-            self._pipeline.left(key, "", id(sink))
             if error.status in _AGAIN and self._may_try_again(line):
                 await asyncio.sleep(error.retry_after or _PAUSE)
                 return None
@@ -63,8 +61,6 @@ class Asker:
         except asyncio.CancelledError:
             work.cancel()
             raise
-        finally:
-            self._pipeline.left(key, "", id(sink))
         if sink.status in _AGAIN and not sink.is_final and self._may_try_again(line):
             await asyncio.sleep(sink.retry_after or _PAUSE)
             return None

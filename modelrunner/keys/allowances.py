@@ -1,7 +1,7 @@
-"""The limits of an API key, and of the clients at one address together."""
+"""The limits of an API key, and of the clients at one address together: a bucket of requests, one of tokens, and a
+number of requests at the same time."""
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -9,32 +9,65 @@ from time import perf_counter
 from typing import NamedTuple
 
 from modelrunner.errors import RateLimited
-from modelrunner.keys.lastminute import BYTES_PER_TOKEN, RequestLimit, TokenLimit
 
+BYTES_PER_TOKEN = 4
+"""Estimates the prompt from the size of a request's body: about right for English text."""
+MINUTE = 60.0
+"""Seconds in which an empty bucket is full again."""
 _BUSY_PAUSE = 1.0  # seconds, for Retry-After while too many requests are under way
 _LONGEST_PROMPT = 8192  # tokens, of a usual window: a body with pictures has far more bytes than tokens
-_LARGE_PROMPT = _LONGEST_PROMPT * BYTES_PER_TOKEN
 _FEW = 1024  # addresses that are kept before idle ones are forgotten
 
 
 class Rates(NamedTuple):
-    """Requests and tokens in any 60 seconds, and requests at the same time; None for no limit."""
+    """The limits of a key or an address; None for no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
 
 
+class TokenBucket:
+    """Holds `limit` units at first and at most, and gets as many again in each minute, evenly. None is no limit, and
+    counts nothing."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._missing = 0.0  # units until it is full; more than `limit` for a debt
+        self._at = -math.inf  # the time of `_missing`
+
+    def missing(self, now: float) -> float:
+        """Returns how many units the bucket lacks at the time `now`, in seconds."""
+        if self._missing:
+            self._missing = max(0.0, self._missing - (now - self._at) * self.limit / MINUTE) if self.limit else 0.0
+        self._at = now
+        return self._missing
+
+    def take(self, amount: int, now: float) -> None:
+        """Takes so many units, perhaps more than there are; gives them back for a negative `amount`."""
+        if self.limit is not None:
+            self._missing = max(0.0, self.missing(now) + amount)
+
+    def wait(self, now: float) -> float:
+        """Returns the seconds until the bucket has a unit, 0 if it has one now."""
+        if self.limit is None:
+            return 0.0
+        excess = self.missing(now) + 1 - self.limit
+        if excess < 1e-6:  # a rounding error is no wait
+            return 0.0
+        return excess * MINUTE / self.limit
+
+
 class Allowance:
-    """Counts requests against `rates`. `who` begins the messages ("the key kim"). `clock` is in seconds. `size` is that
-    of a request's body in bytes, 0 for a request that asks no model and so costs no tokens."""
+    """Counts requests against `rates`. `who` begins the messages ("the key kim"). Times are those of `clock`, in
+    seconds. `size` is that of a request's body in bytes. A prompt costs an estimate by its size until its tokens are
+    known."""
 
     def __init__(self, who: str, rates: Rates, clock: Callable[[], float] = perf_counter) -> None:
         self._who = who
         self.clock = clock
-        self.requests = RequestLimit(0, clock)
-        self._tokens = TokenLimit(0, clock)
-        self._expected = 0  # an estimate of the tokens in the prompts under way
+        self._requests, self._tokens = TokenBucket(), TokenBucket()
+        self._expected = 0  # tokens that are taken for the prompts under way
         self.rates = rates
         self.running = 0
 
@@ -44,100 +77,74 @@ class Allowance:
 
     @rates.setter
     def rates(self, rates: Rates) -> None:
-        """Sets the limits. What was counted before stays counted."""
-        requests, tokens, running = self._rates = rates
-        self.requests.limit, self._tokens.limit = requests or 0, tokens or 0
-        self._counts_requests, self._counts_tokens = requests is not None, tokens is not None
-        self._most_tokens = tokens if tokens is not None else sys.maxsize
-        self._most_running = running if running is not None else sys.maxsize
-        if tokens is None:
-            self._expected = 0
+        """Sets the limits. What was counted against a limit before stays counted."""
+        self._rates = rates
+        self._requests.limit, self._tokens.limit = rates.requests_per_minute, rates.tokens_per_minute
 
     @property
     def is_idle(self) -> bool:
         """True if a new allowance would decide the same."""
-        return self.running == 0 and self.requests.is_idle and self._tokens.is_idle
+        now = self.clock()
+        return not (self.running or self._requests.missing(now) or self._tokens.missing(now))
 
-    def begin(self, client: int, size: int, now: float) -> None:
-        """Counts a request until `end`. `client` is a number for each connection, `now` the time of `clock`. Raises
-        `RateLimited`."""
-        if self.running >= self._most_running or self._tokens.spent + self._expected >= self._most_tokens:
-            self.check(size)
-        if self._counts_requests and (wait := self.requests.admit(client, now)) is not None:
-            raise self.too_many(wait)
+    def check(self, now: float, *, asks_model: bool = True) -> None:
+        """Raises `RateLimited` for a request that would exceed a limit."""
+        requests, tokens, concurrency = self._rates
+        if asks_model and concurrency is not None and self.running >= concurrency:
+            raise RateLimited(f"{self._who} may have {concurrency} requests under way at once", retry_after=_BUSY_PAUSE)
+        if wait := self._requests.wait(now):
+            raise RateLimited(f"{self._who} may send {requests} requests a minute", retry_after=wait)
+        if asks_model and (wait := self._tokens.wait(now)):
+            raise RateLimited(f"{self._who} may use {tokens} tokens a minute", retry_after=wait)
+
+    def count(self, now: float) -> None:
+        """Takes a request from the requests of the minute."""
+        self._requests.take(1, now)
+
+    def begin(self, size: int, now: float) -> None:
+        """Counts a request to a model as under way, until `end`."""
         self.running += 1
-        if self._counts_tokens:
-            self._expected += size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
-
-    def check(self, size: int) -> None:
-        """Raises `RateLimited` as `begin`, except for the number of requests in a minute."""
-        _, most_tokens, most_running = self._rates
-        if most_running is not None and self.running >= most_running:
-            raise RateLimited(
-                f"{self._who} may have {most_running} requests under way at once", retry_after=_BUSY_PAUSE
-            )
-        tokens = self._tokens
-        if most_tokens is not None and size and tokens.spent + self._expected >= most_tokens:
-            if (wait := tokens.wait()) is not None:
-                raise RateLimited(f"{self._who} may use {most_tokens} tokens a minute", retry_after=wait)
-            if tokens.spent + self._expected >= most_tokens:
-                raise RateLimited(
-                    f"{self._who} may use {most_tokens} tokens a minute, and its requests under way take the rest",
-                    retry_after=_BUSY_PAUSE,
-                )
-
-    def too_many(self, wait: float) -> RateLimited:
-        """Returns the error for a request that came too early; `wait` is in seconds."""
-        return RateLimited(
-            f"{self._who} may send {self._rates.requests_per_minute} requests a minute", retry_after=wait
-        )
-
-    def go_on(self, size: int) -> None:
-        """Counts a request that was admitted elsewhere, or its continuation, until `end`."""
-        self.running += 1
-        if self._counts_tokens:
-            self._expected += size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
+        if self._tokens.limit is not None:
+            self._expected += _estimate(size)
+            self._tokens.take(_estimate(size), now)
 
     def end(self, tokens: int, size: int, now: float) -> None:
         """Ends the count of a request. `tokens` are those of its prompt and its answer."""
         self.running -= 1
-        if self._counts_tokens:
-            self._expected -= size // BYTES_PER_TOKEN if size < _LARGE_PROMPT else _LONGEST_PROMPT
-            if self._expected < 0:  # the request began before there was a limit
-                self._expected = 0
-            self._tokens.spend(tokens, now)
-
-    def leave(self, client: int) -> None:
-        """Called when the connection `client` is closed. Its promised slot goes to the next client."""
-        self.requests.leave(client)
+        estimate = min(_estimate(size), self._expected)  # 0 for one that began before there was a limit
+        self._expected -= estimate
+        self._tokens.take(tokens - estimate, now)
 
 
-def begin_all(allowances: Sequence[Allowance], client: int, size: int = 0) -> None:
-    """Counts a request against all allowances, or against none. Raises `RateLimited`."""
+def begin_all(allowances: Sequence[Allowance], size: int, now: float) -> None:
+    """Counts a request to a model against all allowances, or against none. Raises `RateLimited`."""
     for allowance in allowances:
-        allowance.check(size)
-    count(allowances, client)
+        allowance.check(now)
     for allowance in allowances:
-        allowance.go_on(size)
+        allowance.count(now)
+        allowance.begin(size, now)
 
 
-def count(allowances: Sequence[Allowance], client: int) -> None:
-    """Counts a request against the requests a minute of all allowances, or of none, and against no other limit: it
-    needs no `end`. A client that comes too early gets a time at which all of them keep a slot for it. Raises
+def count_all(allowances: Sequence[Allowance]) -> None:
+    """Counts a request that asks no model against the requests a minute of all allowances, or of none. Raises
     `RateLimited`."""
-    if not allowances:
-        return
-    now = allowances[0].clock()
-    limited = [allowance for allowance in allowances if allowance.rates.requests_per_minute is not None]
-    closed = [allowance for allowance in limited if not allowance.requests.is_open(client, now)]
-    if closed:
-        at, due = -math.inf, now
-        while due > at:
-            at = due
-            due = max(allowance.requests.promise(client, now, at) for allowance in limited)
-        raise closed[0].too_many(at - now)
-    for allowance in limited:
-        allowance.requests.take(client, now)
+    for allowance in allowances:
+        allowance.check(allowance.clock(), asks_model=False)
+    for allowance in allowances:
+        allowance.count(allowance.clock())
+
+
+def hold_place(allowances: Sequence[Allowance]) -> Callable[[], None]:
+    """Keeps a place among the requests at the same time, for work that goes on after its request. Returns a function
+    that frees the place."""
+    for allowance in allowances:
+        allowance.running += 1
+
+    def free() -> None:
+        for allowance in allowances:
+            allowance.running -= 1
+
+    return free
 
 
 class AddressAllowances:
@@ -148,15 +155,15 @@ class AddressAllowances:
         self._clock = clock
         self._rates = Rates()
         self.active = False
-        self._found: dict[str, Allowance] = {}
+        self._allowances: dict[str, Allowance] = {}
         self._look_at = _FEW
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._allowances)
 
     def set_rates(self, rates: Rates) -> None:
         self._rates, self.active = rates, rates != Rates()
-        for allowance in self._found.values():
+        for allowance in self._allowances.values():
             allowance.rates = rates
 
     def of(self, peer: str) -> Allowance | None:
@@ -164,18 +171,18 @@ class AddressAllowances:
         if not self.active or not peer:
             return None
         address = _counted_as(peer)
-        found = self._found.get(address)
-        if found is None:
-            if len(self._found) >= self._look_at:
-                self._found = {one: allowance for one, allowance in self._found.items() if not allowance.is_idle}
-                self._look_at = max(_FEW, 2 * len(self._found))
-            found = self._found[address] = Allowance(f"the address {address}", self._rates, self._clock)
-        return found
+        allowance = self._allowances.get(address)
+        if allowance is None:
+            if len(self._allowances) >= self._look_at:
+                self._allowances = {one: each for one, each in self._allowances.items() if not each.is_idle}
+                self._look_at = max(_FEW, 2 * len(self._allowances))
+            allowance = self._allowances[address] = Allowance(f"the address {address}", self._rates, self._clock)
+        return allowance
 
-    def leave(self, peer: str, client: int) -> None:
-        """Called when the connection `client` from this address is closed."""
-        if self._found and (allowance := self._found.get(_counted_as(peer))) is not None:
-            allowance.leave(client)
+
+def _estimate(size: int) -> int:
+    """Returns about the tokens of a prompt in a body of so many bytes."""
+    return min(size // BYTES_PER_TOKEN, _LONGEST_PROMPT)
 
 
 @lru_cache(maxsize=1024)

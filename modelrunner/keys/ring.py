@@ -58,7 +58,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyHolder:
-    """A key in use, with one text: `allowance` counts its requests (`counted` has only that), and `limits` are those of
+    """A key in use, with one text: `allowance` counts its requests, and `limits` are those of
     one request. A key that `may_always_ask` has the scope inference and does not expire, so its requests need no
     `check`."""
 
@@ -66,7 +66,6 @@ class KeyHolder:
         self.key = key
         self.may_always_ask = Scope.INFERENCE in key.scopes and key.expires is None
         self.allowance = allowance
-        self.counted = (allowance,)
         self.limits = RequestLimits.of(key.max_seconds, key.max_tokens)
         self._wall = wall
         self._models = _matching(key.models) if key.models else None

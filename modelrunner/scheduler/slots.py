@@ -336,12 +336,19 @@ class Lease:
         if slots is not None:
             slots.take_back(self)
 
-    def abandon(self, connection: UpstreamConnection) -> None:
+    def abandon(self, connection: UpstreamConnection, freed: Callable[[], None]) -> None:
         """The client has left a request that its engine may work on. The lease ends when the engine is done with it,
-        and the runner may be stopped before that. Does nothing for a lease that was released."""
-        if self._slots is not None and not self.abandoned:
-            self._slots.abandon(self)
-            self.runner.abandoned.add(connection, self.release)
+        and the runner may be stopped before that. Then `freed` is called; at once for a lease that was released."""
+
+        def free() -> None:
+            self.release()
+            freed()
+
+        if self._slots is None or self.abandoned:
+            freed()
+            return
+        self._slots.abandon(self)
+        self.runner.abandoned.add(connection, free)
 
     async def engine_ended(self, within: float) -> bool:
         """Waits after a broken connection for the engine's process to end, at most `within` seconds. True if it ended;

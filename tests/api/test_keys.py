@@ -121,21 +121,21 @@ async def test_a_key_of_some_models(start_daemon: StartDaemon) -> None:
 
 async def test_limits_are_exact_and_told(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
-    key, free = await make_key(daemon, requests_per_minute=5), await make_key(daemon, name="free")
+    key, free = await make_key(daemon, requests_per_minute=2), await make_key(daemon, name="free")
     asked = [call(daemon, "POST", "/v1/chat/completions", key, CHAT) for _ in range(30)]
     free_asked = [call(daemon, "POST", "/v1/chat/completions", free, CHAT) for _ in range(10)]
     statuses = [status for status, _ in await asyncio.gather(*asked, *free_asked)]
-    assert sorted(statuses[:30]) == [200] * 5 + [429] * 25
+    assert sorted(statuses[:30]) == [200] * 2 + [429] * 28
     assert statuses[30:] == [200] * 10
     async with daemon.tcp.post("/v1/chat/completions", json=CHAT, headers={"X-API-Key": key}) as refused:
         assert refused.status == 429
-        assert 1 <= int(refused.headers["Retry-After"]) <= 90
+        assert 1 <= int(refused.headers["Retry-After"]) <= 30
         assert (await refused.json())["error"]["code"] == "rate_limited"
 
 
 async def test_tokens_are_counted_by_the_engine(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0}, telemetry=False)
-    key = await make_key(daemon, tokens_per_minute=20)
+    key = await make_key(daemon, tokens_per_minute=12)
     statuses = [(await call(daemon, "POST", "/v1/chat/completions", key, CHAT))[0] for _ in range(3)]
     assert statuses == [200, 200, 429]  # 3 of the prompt and 8 of the answer each
 
@@ -204,18 +204,18 @@ async def test_what_one_request_of_a_model_may_take(start_daemon: StartDaemon) -
 async def test_limits_of_an_address(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """They hold for the clients of TCP, with a key or without, and a reload forgets nothing."""
     file = tmp_path / "config.toml"
-    file.write_text("address_requests_per_minute = 5")
+    file.write_text("address_requests_per_minute = 2")
     daemon = await start_daemon(models={"smol": 0})
     asked = [call(daemon, "POST", "/v1/chat/completions", "", CHAT) for _ in range(20)]
     statuses = [status for status, _ in await asyncio.gather(*asked)]
-    assert sorted(statuses) == [200] * 5 + [429] * 15
+    assert sorted(statuses) == [200] * 2 + [429] * 18
     _, told = await call(daemon, "POST", "/v1/chat/completions", "", CHAT)
-    assert told["error"]["message"] == "the address 127.0.0.1 may send 5 requests a minute"
-    for text in ("address_requests_per_minute = 5\nkeep_alive = '9m'", "address_requests_per_minute = 4"):
+    assert told["error"]["message"] == "the address 127.0.0.1 may send 2 requests a minute"
+    for text in ("address_requests_per_minute = 2\nkeep_alive = '9m'", "address_requests_per_minute = 1"):
         file.write_text(text)
         async with daemon.unix.post("/engines/reload") as answer:
             assert [change["effect"] for change in (await answer.json())["changes"]] == ["holds at once"] * (
-                2 if "4" in text else 1
+                2 if "= 1" in text else 1
             )
         assert (await call(daemon, "POST", "/v1/chat/completions", "", CHAT))[0] == 429
     async with daemon.unix.post("/v1/chat/completions", json=CHAT) as answer:

@@ -17,7 +17,6 @@ _OVER_TLS = (
         "test_dialects",
         "test_engine_faults",
         "test_flow",
-        "test_heldback",
         "test_lanes",
         "test_leaving",
         "test_limits",

@@ -206,9 +206,12 @@ class FakeLease:
             self._held = False
             self._scheduler.leases -= 1
 
-    def abandon(self, connection: UpstreamConnection) -> None:
-        if self._held:
-            self.runner.abandoned.add(connection, self.release)
+    def abandon(self, connection: UpstreamConnection, freed: Callable[[], None]) -> None:
+        def free() -> None:
+            self.release()
+            freed()
+
+        self.runner.abandoned.add(connection, free)
 
     async def engine_ended(self, within: float) -> bool:
         try:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from modelrunner.gateway.request.waiting import guarded
-from tests.gateway.fakes import SSE, Call, event, until
+from modelrunner.keys.ring import KeyRing
+from tests.gateway.fakes import OK, SSE, Call, event, until
 from tests.gateway.harness import Client, proxy, request
 
 
@@ -102,6 +103,32 @@ async def test_the_lease_lasts_until_the_engine_closes_and_has_settled(folder: P
         assert served.scheduler.leases == 1
         served.runner.settling.set()
         await until(lambda: served.scheduler.leases == 0)
+
+
+async def test_a_key_keeps_its_place_until_the_engine_is_done(folder: Path, kind: str) -> None:
+    """Else a client that leaves early takes all places of an engine with a key for one request at once."""
+    done = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if len(served.engine.received) == 1:
+            await call.left()
+            await done.wait()
+        else:
+            await call.send(OK)
+
+    async with proxy(folder, kind, script) as served:
+        served.pipeline.keys = ring = KeyRing(folder / "keys.json")
+        _, text = ring.create("kim", concurrency=1)
+        ask = request(Host=served.host(), X_API_Key=text)
+        client, other = await served.connect(tcp=True), await served.connect(tcp=True)
+        await client.send(ask)
+        await served.engine.until(lambda e: len(e.received) == 1)
+        await client.leave()
+        await until(lambda: not served.pipeline.running)
+        assert (await other.ask(ask)).error["code"] == "rate_limited"
+        done.set()
+        await until(lambda: served.scheduler.leases == 0)
+        assert (await other.ask(ask)).status == 200
 
 
 async def test_the_lease_ends_with_the_engine(folder: Path, kind: str) -> None:

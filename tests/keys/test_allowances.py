@@ -1,30 +1,34 @@
-"""What a key or an address may use: exact at any moment, for all limits at once or for none."""
-
-import heapq
-import math
-from random import Random
+"""What a key or an address may use: never more than its buckets hold, for all limits at once or for none."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.errors import RateLimited
-from modelrunner.keys.allowances import AddressAllowances, Allowance, Rates, begin_all
-from modelrunner.keys.lastminute import WINDOW
+from modelrunner.keys.allowances import (
+    MINUTE,
+    AddressAllowances,
+    Allowance,
+    Rates,
+    TokenBucket,
+    begin_all,
+    count_all,
+    hold_place,
+)
 from tests.fakes import FakeClock
 
 
-def refused(allowances: list[Allowance], client: int) -> float | None:
+def refused(allowances: list[Allowance], size: int = 0) -> float | None:
     """The seconds after which the client is to come again, None where it is admitted."""
     try:
-        begin_all(allowances, client)
+        begin_all(allowances, size, allowances[0].clock())
     except RateLimited as error:
         return error.retry_after
     return None
 
 
-def admits(allowances: list[Allowance], client: int = 1) -> bool:
-    return refused(allowances, client) is None
+def admits(allowances: list[Allowance], size: int = 0) -> bool:
+    return refused(allowances, size) is None
 
 
 @given(
@@ -32,23 +36,39 @@ def admits(allowances: list[Allowance], client: int = 1) -> bool:
     st.integers(1, 5),
     st.lists(st.one_of(st.just("begin"), st.just("end"), st.floats(0.1, 40.0)), max_size=60),
 )
-def test_no_window_and_no_moment_has_more(requests: int, at_once: int, steps: list[str | float]) -> None:
+def test_no_time_and_no_moment_has_more(requests: int, at_once: int, steps: list[str | float]) -> None:
     clock = FakeClock(0.0)
     allowance = Allowance("it", Rates(requests_per_minute=requests, concurrency=at_once), clock)
     admitted: list[float] = []
     running = 0
-    for number, step in enumerate(steps):
+    for step in steps:
         if step == "end":
             if running:
                 allowance.end(0, 0, clock())
                 running -= 1
         elif isinstance(step, float):
             clock.advance(step)
-        elif admits([allowance], number):
+        elif admits([allowance]):
             admitted.append(clock.now)
             running += 1
         assert allowance.running == running <= at_once
-    assert all(later - earlier >= WINDOW for earlier, later in zip(admitted, admitted[requests:], strict=False))
+    for first, began in enumerate(admitted):
+        for last, ended in enumerate(admitted[first:], first):
+            assert last - first + 1 <= requests + (ended - began) * requests / MINUTE + 1e-3
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 3000), st.floats(0.0, 100.0)), min_size=1, max_size=20))
+def test_a_client_that_comes_when_it_was_told_to_is_admitted(limit: int, spent: list[tuple[int, float]]) -> None:
+    clock = FakeClock(0.0)
+    bucket = TokenBucket(limit)
+    for amount, pause in spent:
+        bucket.take(amount, clock())
+        clock.advance(pause)
+        if wait := bucket.wait(clock()):
+            clock.advance(wait * 0.9)
+            assert bucket.wait(clock()) > 0, "it waited longer than it had to"
+            clock.advance(wait * 0.1)
+            assert bucket.wait(clock()) == 0
 
 
 def test_a_refusal_by_one_costs_nothing_at_the_other() -> None:
@@ -62,45 +82,14 @@ def test_a_refusal_by_one_costs_nothing_at_the_other() -> None:
     assert not admits([address])
 
 
-@given(
-    limits=st.lists(st.integers(1, 4), min_size=4, max_size=4),
-    clients=st.lists(st.tuples(st.integers(0, 1), st.integers(2, 3), st.booleans()), min_size=2, max_size=8),
-    seed=st.integers(0, 1 << 32),
-)
-def test_a_client_of_two_limits_that_obeys_is_admitted(
-    limits: list[int], clients: list[tuple[int, int, bool]], seed: int
-) -> None:
-    """Whoever else asks meanwhile: for the same address with other keys, for the same key from other addresses, and
-    before the time."""
-    chance, clock = Random(seed), FakeClock(0.0)
-    allowances = [Allowance(f"{place}", Rates(requests_per_minute=limit), clock) for place, limit in enumerate(limits)]
-    admitted: list[list[float]] = [[] for _ in limits]
-    coming = [(chance.uniform(0, 90), number, False) for number in range(len(clients))]
-    heapq.heapify(coming)
-    while coming[0][0] < 8 * WINDOW:
-        clock.now, number, in_time = heapq.heappop(coming)
-        address, key, obeys = clients[number]
-        if (wait := refused([allowances[address], allowances[key]], number)) is not None:
-            assert not in_time, f"client {number} came when it was told to, and is told {wait} s"
-            told = max(1, math.ceil(wait)) + chance.uniform(0, 0.9)
-            heapq.heappush(coming, (clock.now + (told if obeys else chance.uniform(0.1, 20)), number, obeys))
-        else:
-            for place in (address, key):
-                admitted[place].append(clock.now)
-                allowances[place].end(0, 0, clock())
-            heapq.heappush(coming, (clock.now + chance.choice((0.1, 5.0, 70.0)), number, False))
-    for times, limit in zip(admitted, limits, strict=True):
-        assert all(b - a >= WINDOW - 1e-6 for a, b in zip(times, times[limit:], strict=False))
-
-
-def test_a_crowd_with_one_key_keeps_its_address_open_for_other_keys() -> None:
-    """What the others are told lies in as many minutes as their key's limit needs: so much of each is kept for them."""
+def test_a_request_that_asks_no_model_counts_among_the_requests_alone() -> None:
     clock = FakeClock(0.0)
-    address = Allowance("the address", Rates(requests_per_minute=3), clock)
-    crowded, free = (Allowance(name, Rates(requests_per_minute=limit), clock) for name, limit in (("c", 1), ("f", 9)))
-    assert [admits([address, crowded], client) for client in range(30)] == [True] + [False] * 29
-    clock.advance(10)
-    assert [admits([address, free], client) for client in range(100, 103)] == [True, True, False]
+    allowance = Allowance("it", Rates(requests_per_minute=2, tokens_per_minute=10, concurrency=1), clock)
+    assert admits([allowance], 400)
+    count_all([allowance])
+    with pytest.raises(RateLimited, match="2 requests a minute") as told:
+        count_all([allowance])
+    assert told.value.retry_after == pytest.approx(30)
 
 
 def test_a_changed_limit_keeps_what_was_counted() -> None:
@@ -112,26 +101,44 @@ def test_a_changed_limit_keeps_what_was_counted() -> None:
     allowance.end(50, 0, clock())
     allowance.rates = Rates(tokens_per_minute=50)
     with pytest.raises(RateLimited, match="50 tokens"):
-        allowance.begin(2, 9, clock())
-    allowance.begin(2, 0, clock())  # asks no model
+        begin_all([allowance], 9, clock())
+    count_all([allowance])
 
 
-def test_what_requests_under_way_were_expected_to_cost_is_settled() -> None:
+def test_a_prompt_costs_an_estimate_until_its_tokens_are_known() -> None:
     clock = FakeClock(0.0)
-    allowance = Allowance("it", Rates(tokens_per_minute=100), clock)
-    allowance.begin(1, 4 * 60, clock())
-    allowance.begin(2, 4 * 60, clock())
-    with pytest.raises(RateLimited, match="requests under way take") as refused:
-        allowance.begin(3, 9, clock())
-    assert refused.value.retry_after == 1
-    allowance.end(30, 4 * 60, clock())
-    allowance.begin(3, 4 * 60, clock())
-    for _ in range(2):
-        allowance.end(5, 4 * 60, clock())
-    assert [admits([allowance], client) for client in (4, 5)] == [True, True]
-    allowance.begin(6, 1 << 30, clock())
+    allowance = Allowance("it", Rates(tokens_per_minute=60), clock)
+    assert [admits([allowance], 4 * 59), refused([allowance], 4 * 59)] == [True, None]
+    assert refused([allowance]) == pytest.approx(59)
+    allowance.end(0, 4 * 59, clock())
+    assert admits([allowance], 1 << 30)
     allowance.end(59, 1 << 30, clock())
-    allowance.begin(7, 9, clock())
+    assert refused([allowance]) == pytest.approx(59)
+    clock.advance(58)
+    assert not admits([allowance])
+    clock.advance(1.1)
+    assert admits([allowance])
+
+
+def test_a_request_that_began_before_there_was_a_limit_gives_nothing_back() -> None:
+    clock = FakeClock(0.0)
+    allowance = Allowance("it", Rates(), clock)
+    assert admits([allowance], 4000)
+    allowance.rates = Rates(tokens_per_minute=10)
+    assert admits([allowance], 4 * 10)
+    allowance.end(10, 4000, clock())
+    assert not admits([allowance])
+
+
+def test_work_that_goes_on_keeps_its_place() -> None:
+    clock = FakeClock(0.0)
+    allowance = Allowance("it", Rates(concurrency=1), clock)
+    assert admits([allowance])
+    free = hold_place([allowance])
+    allowance.end(0, 0, clock())
+    assert refused([allowance]) == 1
+    free()
+    assert admits([allowance])
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:

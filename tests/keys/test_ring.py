@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, RateLimited, StorageFailed, Unauthorized
+from modelrunner.keys.allowances import begin_all
 from modelrunner.keys.ring import KeyRing, Scope
 from tests.fakes import FakeClock
 
@@ -92,23 +93,23 @@ def test_limits(file: Path) -> None:
     ring = KeyRing(file, clock=clock)
     _, text = ring.create("kim", requests_per_minute=3, tokens_per_minute=10, concurrency=2)
     kim = ring.find(text).allowance
-    kim.begin(1, 0, clock())
-    kim.begin(2, 0, clock())
+    for _ in range(2):
+        begin_all([kim], 0, clock())
     with pytest.raises(RateLimited, match="at once"):
-        kim.begin(3, 0, clock())
+        begin_all([kim], 0, clock())
     kim.end(0, 0, clock())
-    kim.begin(3, 0, clock())
+    begin_all([kim], 0, clock())
     kim.end(0, 0, clock())
     with pytest.raises(RateLimited, match="3 requests a minute") as refused:
-        kim.begin(4, 0, clock())
-    assert refused.value.retry_after == pytest.approx(60)
+        begin_all([kim], 0, clock())
+    assert refused.value.retry_after == pytest.approx(20)
     _, text = ring.rotate("kim")
     with pytest.raises(RateLimited):
-        ring.find(text).allowance.begin(5, 0, clock())
+        begin_all([ring.find(text).allowance], 0, clock())
     clock.advance(70)
     kim.end(10, 0, clock())
     with pytest.raises(RateLimited, match="10 tokens a minute"):
-        kim.begin(1, 9, clock())
+        begin_all([kim], 9, clock())
 
 
 def test_changes_at_the_same_time_lose_none(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError, RateLimited
+from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError
 from modelrunner.gateway.calls import Terms
 from modelrunner.gateway.connection.admission import Admission, AdmittedHead
 from modelrunner.gateway.connection.answering import Answers
@@ -11,7 +11,6 @@ from modelrunner.gateway.connection.decode import LARGE, Decoding
 from modelrunner.gateway.connection.handover import HandoverTransport
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.headers import id_line, new_request_id
-from modelrunner.gateway.heldback import Held, Patience
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.request.waiting import fault
 from modelrunner.http.answers import cors
@@ -43,7 +42,6 @@ class ClientConnection(Answers):
         super().__init__(listener)
         self._pipeline, self._admission = pipeline, admission
         self._fallback = fallback
-        self._patience = Patience(pipeline.held_back)
         self.peer = ""
         self._data = b""
         self._admitted: AdmittedHead | None = None
@@ -89,7 +87,6 @@ class ClientConnection(Answers):
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.leave(self)
         self._leave()
-        self._pipeline.left(self._admitted.key if self._admitted is not None else None, self.peer, id(self))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -117,9 +114,7 @@ class ClientConnection(Answers):
 
     def drain(self) -> None:
         self.keep_alive = False
-        if isinstance(self._work, Held):
-            self._work.release()
-        elif self._work is None and self._body is None and not self._data:
+        if self._work is None and self._body is None and not self._data:
             self._transport.close()
 
     def _leave(self) -> None:
@@ -279,27 +274,12 @@ class ClientConnection(Answers):
         except Exception as raised:
             error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
             self._pipeline.unbuffer(len(body))
-            self._turn_down(error, ask_id, terms)
+            self._say_no(error, ask_id, terms)
         else:
             exchange.start()
 
-    def _turn_down(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
-        """Refuses one request, after a delay for an impatient client. The connection stays open, unless too many such
-        clients wait already."""
-        held_back = self._pipeline.held_back
-        if isinstance(error, RateLimited) and (delay := self._patience.delay(error, terms.key_name)):
-            if not (held_back.is_full or self._listener.draining):
-                later = RateLimited(str(error), retry_after=(error.retry_after or 0.0) - delay)
-                self._work = held_back.hold(
-                    delay,
-                    lambda: self._say_no(later, ask_id, terms),
-                    lambda: self._pipeline.gone(ask_id, terms, self.peer),
-                )
-                return
-            self.keep_alive = False
-        self._say_no(error, ask_id, terms)
-
     def _say_no(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
+        """Refuses one request. The connection stays open."""
         self._work = None  # the work is over: a client that leaves during this write got its answer
         headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern, terms, self.peer)
         self.respond(error.status, headers, id_line(ask_id), len(answer), answer)

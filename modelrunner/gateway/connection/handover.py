@@ -31,8 +31,8 @@ class ClientSide(Protocol):
 
 class HandoverTransport(asyncio.Transport):
     """`admitted` is the request's head, `local` True for a request on the Unix socket. `answered` is set once the whole
-    answer was written; without it, `close` cuts the client's connection. `peer` is the client's address, `client` the
-    number of its connection; `refused` is set where the gateway refuses the rest of the request."""
+    answer was written; without it, `close` cuts the client's connection. `peer` is the client's address; `refused` is
+    set where the gateway refuses the rest of the request."""
 
     def __init__(self, client: ClientSide, admitted: AdmittedHead, protocol: asyncio.Protocol, *, local: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class HandoverTransport(asyncio.Transport):
         self.answered = False
         self.began = False
         self.refused = False
-        self.peer, self.client = client.peer, id(client)
+        self.peer = client.peer
         self._client = client
         self._protocol = protocol
         self._is_head = admitted.line.method == "HEAD"

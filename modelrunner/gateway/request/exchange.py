@@ -35,6 +35,7 @@ from modelrunner.gateway.request.waiting import SideWork, SignsOfLife, fault
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.http.answers import Header
 from modelrunner.http.responsebodies import TAIL
+from modelrunner.keys.allowances import hold_place
 from modelrunner.scheduler import Lease
 from modelrunner.types import NO_LIMITS
 
@@ -392,7 +393,7 @@ class Exchange:
             self._side.stop()
         if self.lease is not None:
             if self._upstream is not None:
-                self.lease.abandon(self._upstream)
+                self.lease.abandon(self._upstream, hold_place(self.ask.counted))
             else:
                 self.lease.release()
         pipeline = self._pipeline

@@ -21,7 +21,6 @@ from modelrunner.gateway.calls import Asked, Inference, Interceptor, Recorder, S
 from modelrunner.gateway.connection.access import Access
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.headers import harmless_id
-from modelrunner.gateway.heldback import HeldBack
 from modelrunner.gateway.request.exchange import Exchange
 from modelrunner.gateway.request.leasing import AliasChooser, Leasing, Resolve
 from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord, shortened
@@ -78,7 +77,6 @@ class Pipeline(Leasing):
         self.responses = responses
         self.keys = keys
         self.addresses = AddressAllowances()
-        self.held_back = HeldBack()
         self.observers = Observers()
         self.tracing = tracing
         self.quarantine = Quarantine()
@@ -188,15 +186,12 @@ class Pipeline(Leasing):
         if goes_on is not None:
             counted = goes_on.counted
             for allowance in counted:
-                allowance.go_on(len(body))
+                allowance.begin(len(body), arrived)
         else:
             if (key := terms.key) is not None and not key.may_always_ask:
                 key.check(_INFERENCE)
-            if self.addresses.active:
-                counted = self._counted(key, peer, id(sink), len(body))
-            elif key is not None:
-                key.allowance.begin(id(sink), len(body), arrived)
-                counted = key.counted
+            counted = self._counted(key, peer)
+            begin_all(counted, len(body), arrived)
         ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias, "", peer)
         if self._recorder is not None:
             target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
@@ -225,20 +220,10 @@ class Pipeline(Leasing):
                 return work
         return self.plain(ask, sink)
 
-    def _counted(self, key: KeyHolder | None, peer: str, client: int, size: int) -> tuple[Allowance, ...]:
-        """Counts a request where addresses have limits, and returns the allowances that count it. Raises
-        `RateLimited`."""
+    def _counted(self, key: KeyHolder | None, peer: str) -> tuple[Allowance, ...]:
+        """Returns the allowances that count a request."""
         address = self.addresses.of(peer)  # None on the Unix socket
-        counted = (*(() if address is None else (address,)), *(() if key is None else key.counted))
-        if counted:
-            begin_all(counted, client, size)
-        return counted
-
-    def left(self, key: KeyHolder | None, peer: str, client: int) -> None:
-        """Forgets a closed connection. `client` is the number that its requests were counted with."""
-        self.addresses.leave(peer, client)
-        if key is not None:
-            key.allowance.leave(client)
+        return (*(() if address is None else (address,)), *(() if key is None else (key.allowance,)))
 
     def _interceptors_of(self, ask: Inference) -> tuple[Interceptor, ...]:
         return (*self._streams, *self._interceptors) if ask.terms.resumable else self._interceptors
@@ -252,10 +237,6 @@ class Pipeline(Leasing):
         family = dialect.name if terms is not None or match(path) is not None else CONTROL
         self._tell(asked(family, shortened(path), *_who(terms)), request_id, error.status, error.code, peer)
         return dialect.error(error, request_id)
-
-    def gone(self, request_id: str, terms: Terms, peer: str) -> None:
-        """Records a client that left before its delayed refusal."""
-        self._tell(terms.asked, request_id, 499, "", peer)
 
     def ended(self, work: UnderWay) -> None:
         """Tells the allowances that count a request, and the observers, that it is over."""

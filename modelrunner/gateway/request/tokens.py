@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from modelrunner.keys.lastminute import BYTES_PER_TOKEN
+from modelrunner.keys.allowances import BYTES_PER_TOKEN
 
 # A name in the text of an answer does not match: there its quotes are escaped.
 _COUNT = re.compile(
