@@ -1,7 +1,7 @@
 """The interface of a backend, and the values that it reports."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -9,14 +9,9 @@ from typing import Any, ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
+from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError, NotImplementedHere
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, QuantizeSpec, RequiredMemory, RunSpec, Variant
-
-_PROBES: Mapping[Mode, tuple[str, Mapping[str, Any]]] = {
-    Mode.COMPLETION: ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
-    Mode.EMBEDDING: ("/v1/embeddings", {"input": "a"}),
-    Mode.RERANKING: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
-}
 
 
 class BackendState(StrEnum):
@@ -88,14 +83,7 @@ class Backend(ABC):
     name: ClassVar[str]
     formats: ClassVar[frozenset[ModelFormat]]
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION})
-    endpoints: ClassVar[frozenset[str]] = frozenset(
-        ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize")
-    )
-    """The paths of the gateway's dialects that its engine serves; a request for another path is refused with 501."""
     uses_tcp: ClassVar[bool] = False
-    checks_model: ClassVar[bool] = False
-    """True if its engine rejects unknown `model` names: it knows the bundle's references and the model ID. The gateway
-    then rewrites any other `model` (a part of a name, a new tag) to the bundle's first reference."""
     installs_on_demand: ClassVar[bool] = False
     """True if the first request that needs its engine installs it: tens of megabytes, not gigabytes."""
     takes_adapters: ClassVar[bool] = False
@@ -145,6 +133,11 @@ class Backend(ABC):
     @abstractmethod
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         """Estimates the memory at a full context from the model's own header; never starts the engine."""
+
+    def api(self, spec: RunSpec) -> EngineApi:
+        """Returns the HTTP interface that the engine of this run has. The daemon asks once before it chooses the run,
+        and once when the run begins. The default is OpenAI's."""
+        return EngineApi.openai(spec.mode, spec.bundle.name)
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
         """Returns the part of `required_memory` that the engine uses only as its context fills, and does not hold right
@@ -197,11 +190,6 @@ class Backend(ABC):
         """Returns how many sequences the engine works on at once, for a model without a configured number."""
         return 1
 
-    def lacks(self) -> Collection[str]:
-        """Returns the names of `CAPABILITIES` that models may have and that the engine does not serve, such as
-        "audio": lists do not promise them."""
-        return ()
-
     def explain(self, tail: str, quotes: bool) -> str | None:
         """Explains the engine's last words in a sentence, or returns None for an unknown cause. Without `quotes` the
         sentence must have nothing of `tail` in it: the engine has had requests, and what clients sent may stand there.
@@ -220,33 +208,6 @@ class Backend(ABC):
         `dimensions`, `return_documents`. `fields` holds these, decoded. Raises `BadRequest` where ignoring a field
         would change the meaning of the answer."""
         return ()
-
-    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
-        """Returns the names of all fields that the engine reads in a request, or `check_request` judges, for each of
-        its endpoints. The gateway names other fields in the answer's `X-Modelrunner-Ignored`, or refuses the request
-        where the answer would mean something else. An endpoint that is not here is taken to read every field. The
-        daemon calls it when the engine is ready."""
-        return {}
-
-    def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the endpoints at which the gateway asks the engine for a stream although the client wants a plain
-        answer, because the engine notices only in a stream, or sooner there, that a client has left. Each endpoint has
-        the fields to set in the request: they ask for the stream, and for everything that the plain answer says. The
-        gateway assembles the answer (gateway/dialects/assembly.py). The daemon calls it when the engine is ready."""
-        return {}
-
-    def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
-        """Returns the endpoints at which the engine takes words alone for `tool_choice`, and calls any tool where an
-        object names one. The gateway then offers it that tool alone, and requires a call. The daemon calls it when the
-        engine is ready."""
-        return ()
-
-    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        """Returns once the engine works for no request whose connection it has closed already. The daemon calls it
-        after clients have left, and not again before it returns; until then the places of their requests count as
-        taken. The default returns at once, for an engine that closes a connection only when it has dropped the request.
-        Raises `OSError` or `ModelRunnerError` if the engine does not answer; the daemon then asks again."""
-        return
 
     def ran_out_of_memory(self, tail: str) -> bool:
         """Returns True if the engine's last words say that memory ran out. The daemon then tries the run again with
@@ -269,18 +230,6 @@ class Backend(ABC):
         alone, who is named as in `after_ready`. If it is None, the content of the engine belongs to nobody and must not
         be saved."""
         return
-
-    def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
-        """Returns path and body of the smallest request that proves that the engine serves, None if there is none. The
-        daemon sends it only to an engine with open requests that has shown no sign of life for a while."""
-        path, body = _PROBES[spec.mode]
-        return path, {"model": spec.bundle.name, **body}
-
-    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        """Returns a counter of the engine that grows with every computed batch, None without one: then only processor
-        time distinguishes a working engine from a stuck one. The daemon calls it while requests are open; it must
-        return within seconds. Raises `OSError` or `ModelRunnerError` if the engine does not answer."""
-        return None
 
     def sleep_level(self, spec: RunSpec) -> int:
         """Returns the level at which an idle engine of this run can sleep, that is, release memory without being

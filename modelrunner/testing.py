@@ -110,12 +110,11 @@ class BackendContract:
                 (isolated.priority, (spec.bundle,)),
                 (isolated.default_context_size, (spec.bundle,)),
                 (isolated.default_parallel, (spec.bundle, spec.mode)),
-                (isolated.lacks, ()),
                 (isolated.check_flags, (spec.flags, spec.mode)),
                 (isolated.fold_flags, (spec.flags,)),
                 (isolated.check, (spec,)),
                 (isolated.growth, (spec,)),
-                (isolated.probe, (spec,)),
+                (isolated.api, (spec,)),
                 (isolated.sleep_level, (spec,)),
                 (isolated.check_request, (spec, "/v1/chat/completions", {})),
             ):
@@ -139,10 +138,8 @@ class BackendContract:
             status, answer = await runner.upstream.fetch("POST", path, body, timeout=self.load_limit)
             assert status == 200, answer
             assert isinstance(json.loads(answer), dict)
-            if (probe := backend.probe(spec)) is not None:
-                path, asked = probe
-                body = json.dumps(asked).encode()
-                status, answer = await runner.upstream.fetch("POST", path, body, timeout=self.load_limit)
+            if (probe := runner.api.probe) is not None:
+                status, answer = await runner.upstream.fetch("POST", probe.path, probe.body, timeout=self.load_limit)
                 assert status == 200, answer
 
     async def test_another_model_is_misdirected(self, backend: Backend, spec: RunSpec) -> None:

@@ -38,7 +38,8 @@ MODELS = {"wheel": SMOLLM2, "native": SMOLLM2, "vllm": SMOLLM2_SAFETENSORS}
 SERVE = [sys.executable, "-m", "modelrunner", "serve"]
 MOST = 1.5
 PLAIN = (
-    "import sys; from modelrunner_llamacpp import LlamaCppBackend as B; B.asked_as_streams = lambda self, spec: {}; "
+    "import sys; from modelrunner_llamacpp import requests; requests._AS_STREAMS.clear(); "
+    "requests._ENDPOINTS = {path: requests._of_llama_server(path, one) for path, one in requests._SHAPES.items()}; "
     "from modelrunner.cli import main; sys.argv = ['modelrunner', 'serve']; sys.exit(main())"
 )
 

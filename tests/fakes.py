@@ -5,7 +5,7 @@ import asyncio
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ConfigDict, Field
 
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, EndpointApi, EngineApi
 from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.processes import process
 from modelrunner.sandbox import Permissions, Sandbox
@@ -59,7 +60,7 @@ class FakeBackend(Backend):
     name = "fake"
     formats = frozenset({ModelFormat.GGUF})
     modes = frozenset(Mode)
-    endpoints = Backend.endpoints | {"/v1/messages", "/v1/messages/count_tokens"}
+    endpoints: Mapping[str, EndpointApi] = {**OPENAI_ENDPOINTS, **MESSAGES_ENDPOINTS}
     settings_model = FakeSettings
     options_model = FakeOptions
     permissions = Permissions(
@@ -89,6 +90,9 @@ class FakeBackend(Backend):
         argv = [*self.executable, *where, "--model", spec.model_id, *self.knobs, *spec.flags]
         env = process.scrubbed_environment() | dict(spec.environment)
         await process.run(argv, env=env, options=spec.process, permissions=self.permissions)
+
+    def api(self, spec: RunSpec) -> EngineApi:
+        return replace(super().api(spec), endpoints=self.endpoints)
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
         self.loaded_for.append(owner)

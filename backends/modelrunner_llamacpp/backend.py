@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -16,6 +16,7 @@ from modelrunner.sdk import (
     BadRequest,
     Bundle,
     Endpoint,
+    EngineApi,
     Mode,
     ModelFormat,
     ModelRunnerError,
@@ -61,11 +62,6 @@ class LlamaCppBackend(Backend):
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     installs_on_demand: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
-    endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/apply-template",
-    }
     settings_model = LlamaCppSettings
     options_model = LlamaCppOptions
     settings: LlamaCppSettings
@@ -131,9 +127,6 @@ class LlamaCppBackend(Backend):
         if owner is not None and (keeper := self._keepers.get(endpoint)):
             await keeper.save(endpoint, owner)
 
-    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await engines.work_done(endpoint)
-
     async def forget(self, model_id: str) -> None:
         if self._saved:
             await asyncio.to_thread(self._saved.forget, model_id)
@@ -157,6 +150,9 @@ class LlamaCppBackend(Backend):
     async def disk_usage(self) -> int:
         """Counts the managed engines. Saved prompt caches lie in `context.state`, which the daemon counts."""
         return await asyncio.to_thread(enginecache.disk_usage, self._folders())
+
+    def api(self, spec: RunSpec) -> EngineApi:
+        return requests.api(spec, in_python=self._is_in_python)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await asyncio.to_thread(self._required, spec)
@@ -196,10 +192,6 @@ class LlamaCppBackend(Backend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return memory.default_parallel(bundle, self.default_context_size(bundle))
 
-    def lacks(self) -> Collection[str]:
-        """Returns `audio` for llama-cpp-python's server, which takes no sound."""
-        return ("audio",) if self._is_in_python else ()
-
     def explain(self, tail: str, quotes: bool) -> str | None:
         return errors.explain(tail, quotes)
 
@@ -208,20 +200,6 @@ class LlamaCppBackend(Backend):
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
         return requests.ignored(spec, fields)
-
-    def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
-        """Returns none for llama-cpp-python's server, which gives no usage in a stream."""
-        return {} if self._is_in_python else requests.AS_STREAMS
-
-    def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
-        """Returns none for llama-cpp-python's server, which takes names."""
-        return () if self._is_in_python else requests.BY_WORD
-
-    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
-        return requests.request_fields(in_python=self._is_in_python)
-
-    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await requests.settled(endpoint)
 
     def ran_out_of_memory(self, tail: str) -> bool:
         return errors.ran_out_of_memory(tail)

@@ -1,5 +1,4 @@
-"""The engines of llama.cpp: their versions in this release, the choice among the installed ones, and a running engine's
-counter.
+"""The engines of llama.cpp: their versions in this release, and the choice among the installed ones.
 
 The first one in this order is used: the `llama_server` of the settings, a managed native build, a llama-server on PATH,
 the managed wheel, llama-cpp-python."""
@@ -9,7 +8,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from modelrunner.sdk import BackendContext, BackendUnavailable, Endpoint, ProgressCallback, calls, enginecache
+from modelrunner.sdk import BackendContext, BackendUnavailable, ProgressCallback, enginecache
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 # The prebuilt wheel has llama.cpp's server as a Python extension. A version has one file for each platform.
@@ -39,9 +37,6 @@ SOURCE = "llama-cpp-python"
 SOURCE_VERSION = "0.3.36"
 SOURCE_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 SOURCE_TREE = f"llama_cpp_python-{SOURCE_VERSION}/vendor/llama.cpp"
-
-_BATCHES = re.compile(rb"^llamacpp:n_decode_total (\S+)$", re.MULTILINE)
-_COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
 class EngineKind(StrEnum):
@@ -178,14 +173,6 @@ def _ask(*argv: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout + done.stderr if done.returncode == 0 else ""
-
-
-async def work_done(endpoint: Endpoint) -> float | None:
-    """Returns how many batches the engine has computed, None if it does not count them. The loop that computes batches
-    also answers this request, so a stuck engine does not answer. Raises `OSError`, `ModelRunnerError`."""
-    status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
-    found = _BATCHES.search(text) if status == 200 else None
-    return float(found[1]) if found else None
 
 
 def limited_threads(root: Path = Path("/")) -> int | None:

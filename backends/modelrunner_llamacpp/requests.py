@@ -1,24 +1,24 @@
-"""The fields that llama.cpp's servers read in a request, the form that they want it in, and the end of their work for
-it."""
+"""The HTTP interface of llama.cpp's servers: the fields that they read, and the form that they want a request in."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from modelrunner.sdk import BadRequest, Endpoint, RunSpec, calls
+from modelrunner.sdk import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, BadRequest, EndpointApi, EngineApi, RunSpec
 
 # For a plain answer, llama.cpp's server checks whether the client is still there only after a second without a result
 # for any client: beside a stream, never. In a stream it checks at every token and, if it reports the progress of the
 # prompt, at every batch (`server_response_reader` in tools/server/server-queue.cpp).
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
-AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
+_AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": _STREAM,
     "/v1/completions": _STREAM,
     "/v1/messages": {"stream": True},
 }
-"""The value for `Backend.asked_as_streams`."""
-BY_WORD = frozenset({"/v1/chat/completions", "/apply-template", "/v1/messages", "/v1/messages/count_tokens"})
-"""The value for `Backend.chooses_by_word`. llama.cpp's server takes another type for "auto" in a chat, and in a message
-each name for "required" (tools/server: server-common.cpp, server-chat.cpp)."""
+# llama.cpp's server takes another type for "auto" in a chat, and in a message each name for "required" (tools/server:
+# server-common.cpp, server-chat.cpp).
+_BY_WORD = frozenset({"/v1/chat/completions", "/apply-template", "/v1/messages", "/v1/messages/count_tokens"})
+_SHAPES = {**OPENAI_ENDPOINTS, **MESSAGES_ENDPOINTS, "/apply-template": EndpointApi(ApiShape.TEMPLATE)}
 _SAMPLING = frozenset(
     (
         *("verbose", "timings_per_token", "stream", "stream_options", "cache_prompt", "return_tokens"),
@@ -76,23 +76,32 @@ _READ_IN_PYTHON: Mapping[str, frozenset[str]] = {
     "/v1/completions": _PYTHON | {"prompt", "suffix", "echo"},
     "/v1/embeddings": frozenset({"input", "dimensions"}),
 }
-_BATCH_LIMIT = 50.0  # seconds: a batch of a long prompt on a slow processor
+# The counter of computed batches. The loop that computes them also answers this question, so a stuck engine is silent.
+_WORK = ("llamacpp:n_decode_total",)
+# When llama.cpp's server closes the connection of a request that was given up, the order to cancel it stands in its
+# queue, which it reads after the batch under way. Questions wait in the same queue, except those about metrics and
+# slots (`process_single_task` in tools/server/server-context.cpp).
+_SETTLED = "/lora-adapters"
+# llama-cpp-python's server lets this question wait for its lock on the model.
+_SETTLED_IN_PYTHON = "/v1/models"
 
 
-async def settled(endpoint: Endpoint) -> None:
-    """Does as `Backend.settled` should. When llama.cpp's server closes the connection of a request that was given up,
-    the order to cancel it stands in its queue, which it reads after the batch under way. Questions wait in the same
-    queue, except those about metrics and slots (`process_single_task` in tools/server/server-context.cpp).
-    llama-cpp-python's server lets the question wait for its lock on the model."""
-    status, _ = await calls.fetch(endpoint, "GET", "/lora-adapters", timeout=_BATCH_LIMIT)
-    if status == 404:
-        await calls.fetch(endpoint, "GET", "/v1/models", timeout=_BATCH_LIMIT)
+def api(spec: RunSpec, *, in_python: bool) -> EngineApi:
+    """Returns the interface of llama.cpp's own server, or of llama-cpp-python's (`in_python`). That one reads fewer
+    fields, takes no sound, gives no usage in a stream, and takes names as `tool_choice`."""
+    base = EngineApi.openai(spec.mode, spec.bundle.name)
+    if in_python:
+        endpoints = {path: replace(_SHAPES[path], reads=reads) for path, reads in _READ_IN_PYTHON.items()}
+        return replace(base, endpoints=endpoints, settled=_SETTLED_IN_PYTHON, lacks=frozenset({"audio"}))
+    return replace(base, endpoints=_ENDPOINTS, work=_WORK, settled=_SETTLED)
 
 
-def request_fields(*, in_python: bool) -> Mapping[str, frozenset[str]]:
-    """Returns the value for `Backend.request_fields`. llama-cpp-python's server (`in_python`) reads fewer fields than
-    llama.cpp's own."""
-    return _READ_IN_PYTHON if in_python else _READ
+def _of_llama_server(path: str, endpoint: EndpointApi) -> EndpointApi:
+    as_stream = _AS_STREAMS.get(path, {})
+    return replace(endpoint, reads=_READ[path], as_stream=as_stream, chooses_by_word=path in _BY_WORD)
+
+
+_ENDPOINTS = {path: _of_llama_server(path, endpoint) for path, endpoint in _SHAPES.items()}
 
 
 def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:

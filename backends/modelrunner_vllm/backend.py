@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -16,6 +16,7 @@ from modelrunner.sdk import (
     BadRequest,
     Bundle,
     Endpoint,
+    EngineApi,
     Mode,
     ModelFormat,
     ModelRunnerError,
@@ -43,11 +44,9 @@ class VllmBackend(Backend):
     name: ClassVar[str] = "vllm"
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.SAFETENSORS})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
-    endpoints: ClassVar[frozenset[str]] = Backend.endpoints | {"/score", "/v1/messages", "/v1/messages/count_tokens"}
     settings_model = VllmSettings
     settings: VllmSettings
     options_model = VllmOptions
-    checks_model: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
 
     def __init__(self, context: BackendContext) -> None:
@@ -103,6 +102,9 @@ class VllmBackend(Backend):
         folders = [folder for folder in (link.resolve(), self._compiled()) if folder.exists()]
         return await asyncio.to_thread(enginecache.disk_usage, folders)
 
+    def api(self, spec: RunSpec) -> EngineApi:
+        return requests.api(spec)
+
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await asyncio.to_thread(lambda: memory.required(spec, self._kind()))
 
@@ -124,11 +126,6 @@ class VllmBackend(Backend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return _PARALLEL
 
-    def lacks(self) -> Collection[str]:
-        """Returns `audio`. The packages that read sound are not installed: they take 250 MB, and no model here needs
-        them."""
-        return ("audio",)
-
     def explain(self, tail: str, quotes: bool) -> str | None:
         return errors.explain(tail, quotes)
 
@@ -140,15 +137,6 @@ class VllmBackend(Backend):
 
     def progress(self, line: str) -> str | None:
         return errors.stage(line)
-
-    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await engines.work_done(endpoint)
-
-    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
-        return await requests.request_fields(endpoint)
-
-    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await requests.settled(endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
         return (VllmOptions.of(spec.options).sleep or 0) if self._kind() is EngineKind.CUDA else 0

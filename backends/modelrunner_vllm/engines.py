@@ -1,14 +1,12 @@
-"""The engines of vLLM: their versions in this release, the installed one, and a running engine's
-counters."""
+"""The engines of vLLM: their versions in this release, and the installed one."""
 
 import os
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelrunner.sdk import BackendContext, Endpoint, calls, enginecache
+from modelrunner.sdk import BackendContext, enginecache
 
 # scripts/lock writes the locks, which pin all other packages.
 VERSION = "0.32.0"
@@ -16,10 +14,6 @@ VERSION = "0.32.0"
 # the index is trusted.
 TORCH_CPU = "2.13.0+cpu"
 LOCKS = Path(__file__).with_name("locks")
-# The number of batches that gave an answer something, and the share of the cache in use, 0 to 1. While a long prompt is
-# computed in pieces, only the share moves before the last piece.
-_FIGURES = re.compile(rb"^vllm:(?:iteration_tokens_total_count|kv_cache_usage_perc)\{[^}]*\} (\S+)$", re.MULTILINE)
-_COUNTERS_LIMIT = 5.0  # seconds, for the engine's counters
 
 
 class EngineKind(StrEnum):
@@ -62,12 +56,3 @@ def usable(folder: Path) -> Engine | None:
     if marker is None or marker.get("kind") not in list(EngineKind) or not os.access(program, os.X_OK):
         return None
     return Engine(EngineKind(marker["kind"]), program, str(marker.get("version")))
-
-
-async def work_done(endpoint: Endpoint) -> float | None:
-    """Returns a figure that changes with every batch, None if the engine does not say it. The API server answers this
-    while another process computes, so a stuck engine reports the same figure again. Raises `OSError`,
-    `ModelRunnerError`."""
-    status, text = await calls.fetch(endpoint, "GET", "/metrics", timeout=_COUNTERS_LIMIT)
-    found = _FIGURES.findall(text) if status == 200 else []
-    return sum(map(float, found)) if found else None

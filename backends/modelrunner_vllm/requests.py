@@ -1,22 +1,26 @@
-"""The fields that vLLM reads in a request, and the end of its work for a request."""
+"""The HTTP interface of vLLM's server."""
 
-from modelrunner.sdk import BackendUnavailable, Endpoint, calls
+from dataclasses import replace
 
-_FIELDS_LIMIT = 5.0  # seconds
-_STEP_LIMIT = 50.0  # seconds: a step with a long prompt takes a slow processor that long
+from modelrunner.sdk import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, RunSpec
 
-
-async def settled(endpoint: Endpoint) -> None:
-    """Does as `Backend.settled` should. The guard inside the API server answers (inside/modelrunner_guard.py)."""
-    status, _ = await calls.fetch(endpoint, "GET", "/modelrunner/settled", timeout=_STEP_LIMIT)
-    if status != 204:
-        raise BackendUnavailable(f"vLLM answered {status} when asked what it still works on")
+_ENDPOINTS = {**OPENAI_ENDPOINTS, **MESSAGES_ENDPOINTS, "/score": EndpointApi(ApiShape.SCORE)}
+# The number of batches that gave an answer something, and the share of the cache in use, 0 to 1. While a long prompt is
+# computed in pieces, only the share moves before the last piece. The API server answers while another process computes,
+# so a stuck engine reports the same figures again.
+_WORK = ("vllm:iteration_tokens_total_count", "vllm:kv_cache_usage_perc")
 
 
-async def request_fields(endpoint: Endpoint) -> dict[str, list[str]]:
-    """Does as `Backend.request_fields` should. The guard inside the API server reads them from vLLM's own models of a
-    request."""
-    status, told = await calls.ask(endpoint, "GET", "/modelrunner/fields", timeout=_FIELDS_LIMIT)
-    if status != 200 or not isinstance(told, dict):
-        raise BackendUnavailable(f"vLLM answered {status} when asked which fields it reads")
-    return told
+def api(spec: RunSpec) -> EngineApi:
+    """Returns the interface. The guard inside the API server (inside/modelrunner_guard.py) answers at the paths of
+    `settled` and `fields`; it reads the fields from vLLM's own models of a request. It hears nothing, because the
+    packages that read sound are not installed: they take 250 MB, and no model here needs them."""
+    return replace(
+        EngineApi.openai(spec.mode, spec.bundle.name),
+        endpoints=_ENDPOINTS,
+        work=_WORK,
+        settled="/modelrunner/settled",
+        fields="/modelrunner/fields",
+        checks_model=True,
+        lacks=frozenset({"audio"}),
+    )

@@ -20,7 +20,7 @@ Free = Callable[[], None]
 
 
 class Abandoned:
-    """The abandoned requests of one engine. `settled` asks its backend (`Backend.settled`)."""
+    """The abandoned requests of one engine. `settled` asks the engine (`EngineApi.settled`)."""
 
     def __init__(self, settled: Callable[[], Awaitable[None]]) -> None:
         self._settled = settled

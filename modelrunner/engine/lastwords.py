@@ -3,7 +3,7 @@
 import logging
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from modelrunner.backend import Backend
 from modelrunner.errors import BackendExited, EngineFailed, ModelRunnerError, OutOfMemory, TimedOut
@@ -16,16 +16,9 @@ _LINES = 3
 _LONGEST = 400
 
 
-def is_echo(line: str) -> bool:
-    """Returns True for a log line that only our own health checks have caused. Such a line is neither progress nor a
-    reason."""
-    return "/health" in line
-
-
-def last_words(tail: str) -> str:
-    """Returns the last three lines of a log, joined to one of at most 400 characters that a terminal can print."""
-    told = [line for line in tail.splitlines() if not is_echo(line)]
-    lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in told]
+def last_words(lines: Iterable[str]) -> str:
+    """Returns the last three lines, joined to one of at most 400 characters that a terminal can print."""
+    lines = [" ".join("".join(c if c.isprintable() else " " for c in line).split()) for line in lines]
     return " | ".join([line for line in lines if line][-_LINES:])[-_LONGEST:]
 
 
@@ -42,6 +35,12 @@ class LastWords:
         self._oom_kills = oom_kills
         self._oom_kills_before = 0
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.health = "/health"
+
+    def is_echo(self, line: str) -> bool:
+        """Returns True for a log line that only our own health checks have caused. Such a line is neither progress nor
+        a reason."""
+        return self.health in line
 
     def begin(self) -> None:
         """Is called before the engine starts."""
@@ -71,7 +70,8 @@ class LastWords:
 
     async def _message(self, what: str, tail: str, stage: str, served: bool) -> str:
         when = f" while it was {stage}" if stage else ""
-        reason, words = await asked(self._backend.explain, tail, not served), last_words(tail)
+        reason = await asked(self._backend.explain, tail, not served)
+        words = last_words(line for line in tail.splitlines() if not self.is_echo(line))
         if reason or not words:
             return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
         return f"{what}{when}: " + (f"`modelrunner logs {self._model}` shows its last words" if served else words)

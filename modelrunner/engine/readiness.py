@@ -48,10 +48,12 @@ def pause(starting: float, silent: float) -> float:
 
 
 class Readiness:
-    """Watches one engine from its start. The runner reports the process (`pid`) and each logged line to it."""
+    """Watches one engine from its start. The runner reports the process (`pid`), the path to ask at (`health`) and
+    each logged line to it."""
 
     def __init__(self, upstream: UpstreamPool, stall_limit: float, clock: Callable[[], float]) -> None:
         self.pid: int | None = None
+        self.health = "/health"
         self._upstream = upstream
         self._stall_limit = stall_limit
         self._clock = clock
@@ -65,7 +67,7 @@ class Readiness:
         self._news.set()
 
     async def wait(self) -> None:
-        """Returns once the engine answers `GET /health` with 200. It asks every 10 ms at first, later less often, but
+        """Returns once the engine answers 200 at the path `health`. It asks every 10 ms at first, later less often, but
         at least every quarter of a second, and soon after each line that the engine logs. Raises `TimedOut` after
         `stall_limit` seconds without progress (a log line, processor time, reading from disk) or twelve times as long
         in all, `PortTaken` if another process listens on the engine's port."""
@@ -89,7 +91,7 @@ class Readiness:
         if self.pid is None:
             return False
         try:
-            status, _ = await self._upstream.fetch("GET", "/health", timeout=_HEALTH_TIMEOUT)
+            status, _ = await self._upstream.fetch("GET", self.health, timeout=_HEALTH_TIMEOUT)
         except (OSError, EngineProtocolError):
             return False
         return status == 200

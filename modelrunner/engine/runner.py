@@ -5,29 +5,30 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from modelrunner import durable
 from modelrunner.backend import Backend
 from modelrunner.concurrency.tasks import stopped
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
-from modelrunner.engine.lastwords import LastWords, is_echo
+from modelrunner.engine.lastwords import LastWords
 from modelrunner.engine.processphase import NEXT, ProcessPhase
+from modelrunner.engine.questions import fields_of, settled
 from modelrunner.engine.readiness import PortTaken, Readiness, is_free
 from modelrunner.engine.watchdog import Watchdog
-from modelrunner.errors import EngineFailed, Misdirected, ModelRunnerError
+from modelrunner.engineapi import OPENAI
+from modelrunner.errors import EngineFailed, EngineProtocolError, Misdirected, ModelRunnerError
 from modelrunner.plugins.isolation import asked
 from modelrunner.processes.processtree import memory_of, oom_kills, signal_group
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
 _OwnedOrder = Callable[[RunSpec, Endpoint, str | None], Awaitable[None]]
 _OTHER_PORTS = 5  # tried when one is taken
@@ -42,9 +43,10 @@ class Runner:
     may have seen.
 
     `process_phase` and `stage` (the work of a start) say how far the process is. `pid` and `sandbox` are None before
-    there is a process, and `pid` again after it. `names` are the model's names for the engine, its own first, None if
-    the engine takes any. `started` and `ready_at` are seconds of `clock`. `failure` is the error of an engine that has
-    ended by itself; its message explains the last words."""
+    there is a process, and `pid` again after it. `api` is the interface of the engine, with the fields that it reads
+    once it is ready. `names` are the model's names for the engine, its own first, None if the engine takes any.
+    `started` and `ready_at` are seconds of `clock`. `failure` is the error of an engine that has ended by itself; its
+    message explains the last words."""
 
     def __init__(
         self,
@@ -77,14 +79,11 @@ class Runner:
         self.ready_at: float | None = None
         self.failure: ModelRunnerError | None = None
         self.owners: set[str] = set()
-        self.names = (*spec.bundle.references, spec.model_id) if backend.checks_model else None
+        self.api = OPENAI
+        self.names: tuple[str, ...] | None = None
         self.upstream = UpstreamPool(endpoint)
         self.abandoned = Abandoned(self._settled)
-        self.endpoints = backend.endpoints
         self.sleep_level = 0  # from `Backend.sleep_level`, once it is ready
-        self.asked_as_streams: Mapping[str, Mapping[str, Any]] = {}  # from the backend, once it is ready
-        self.chooses_by_word: Collection[str] = ()  # from the backend, too
-        self.request_fields: Mapping[str, Collection[str]] = {}  # from the backend, too
         self._backend = backend
         self._folder = folder
         self._clock = clock
@@ -93,7 +92,7 @@ class Runner:
         self._loaded_for: Callable[[], str | None] = lambda: ""
         self._readiness = Readiness(self.upstream, stall_limit, clock)
         self._stall_limit = stall_limit
-        self._watchdog = Watchdog(backend, self.spec, self.upstream, limit=wedge_limit, clock=clock)
+        self._watchdog = Watchdog(self.upstream, limit=wedge_limit, clock=clock)
         self._is_watched = wedge_limit > 0
         self._other_ports = [other_port] * _OTHER_PORTS if other_port else []
 
@@ -115,6 +114,7 @@ class Runner:
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(mode=0o700)
+            await self._learn_api()
             while True:
                 try:
                     await self._keep_engine()
@@ -125,6 +125,11 @@ class Runner:
                     self._move_to(self._other_ports.pop()())
         finally:
             self._end()
+
+    async def _learn_api(self) -> None:
+        self.api = api = await asked(self._backend.api, self.spec)
+        self._readiness.health = self._last_words.health = api.health
+        self.names = (*self.spec.bundle.references, self.spec.model_id) if api.checks_model else None
 
     async def _keep_engine(self) -> NoReturn:
         """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
@@ -172,7 +177,8 @@ class Runner:
         return await asked(self._backend.request_error, status, message, fields)
 
     async def _settled(self) -> None:
-        await self._backend.settled(self.spec, self.endpoint)
+        if self.api.settled is not None:
+            await settled(self.endpoint, self.api.settled)
 
     async def sleep(self) -> None:
         """Puts a ready engine without requests to sleep. Raises `ModelRunnerError` if that fails or takes longer than
@@ -241,13 +247,7 @@ class Runner:
         if (owner := self._loaded_for()) is not None:
             self.owners.add(owner)
         await self._exchange(self._backend.after_ready, owner, "did not prepare")
-        self.sleep_level = await self._told("sleep_level", asked(self._backend.sleep_level, self.spec), 0)
-        streams = asked(self._backend.asked_as_streams, self.spec)
-        self.asked_as_streams = await self._told("asked_as_streams", streams, {})
-        words = asked(self._backend.chooses_by_word, self.spec)
-        self.chooses_by_word = await self._told("chooses_by_word", words, ())
-        fields = self._backend.request_fields(self.spec, self.endpoint)
-        self.request_fields = await self._told("request_fields", fields, {})
+        await self._learn_extras()
         if self.process_phase is ProcessPhase.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
             self.become(ProcessPhase.READY)
@@ -257,7 +257,7 @@ class Runner:
         if self.pid is None or not self._is_watched:
             await asyncio.wait([engine])
             return
-        watch = asyncio.create_task(self._watchdog.watch(self.pid))
+        watch = asyncio.create_task(self._watchdog.watch(self.pid, self.api))
         try:
             await asyncio.wait([watch, engine], return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
@@ -274,12 +274,15 @@ class Runner:
             why = str(error) or "it took too long"
             log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)
 
-    async def _told(self, what: str, answer: Awaitable[T], default: T) -> T:
+    async def _learn_extras(self) -> None:
+        """Asks a ready engine, or its backend, for what it can do besides. An engine without the extra serves as
+        well, so a failure is only logged."""
         try:
-            return await answer
-        except Exception as error:  # a fault of the backend's: an engine without the extra serves as well
-            log.error("the backend %s failed in %s", self.key.backend, what, exc_info=error)
-            return default
+            self.sleep_level = await asked(self._backend.sleep_level, self.spec)
+            if self.api.fields is not None:
+                self.api = self.api.reading(await fields_of(self.endpoint, self.api.fields))
+        except (OSError, EngineProtocolError, ModelRunnerError) as error:
+            log.error("the backend %s failed to say what its engine can do", self.key.backend, exc_info=error)
 
     def _permitted(self) -> RunSpec:
         """Returns the specification with the permissions for the runner's folder and port."""
@@ -295,7 +298,7 @@ class Runner:
         self._changed()
 
     def _process_said(self, line: str) -> None:
-        if self.ready_at is not None or is_echo(line):
+        if self.ready_at is not None or self._last_words.is_echo(line):
             return
         self._last_words.heard(line)
         self._readiness.heard()

@@ -1,24 +1,23 @@
 """Decides whether a ready engine still serves. An engine that owes answers, shows no sign of life for a while, and then
 does not complete a single token has failed, whatever its `/health` says.
 
-A sign of life is a byte of an answer (of a status below 500), work that the backend can count, or processor time: a
+A sign of life is a byte of an answer (of a status below 500), work that the engine counts, or processor time: a
 long prompt on a slow processor uses processor time for minutes before the first byte. An idle engine is not asked, and
 while answers flow only counters are read.
 """
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from modelrunner.backend import Backend
 from modelrunner.engine.connections import UpstreamPool
-from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError
-from modelrunner.plugins.isolation import asked
+from modelrunner.engine.questions import work_done
+from modelrunner.engineapi import OPENAI, EngineApi
+from modelrunner.errors import EngineFailed, EngineProtocolError
 from modelrunner.processes.processtree import Activity, activity_of
-from modelrunner.types import RunSpec
+from modelrunner.types import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -76,31 +75,31 @@ class Watchdog:
 
     def __init__(
         self,
-        backend: Backend,
-        spec: RunSpec,
         upstream: UpstreamPool,
         *,
         limit: float,
         clock: Callable[[], float],
         activity: Callable[[int], Activity] = activity_of,
+        work: Callable[[Endpoint, EngineApi], Awaitable[float | None]] = work_done,
     ) -> None:
-        """`limit` is in seconds, above 0."""
-        self._backend = backend
-        self._spec = spec
+        """`limit` is in seconds, above 0. `work` asks the engine for its counted work."""
+        self._api = OPENAI
         self._served = upstream
         self._limit = limit
         self._probe_limit = min(_PROBE_LIMIT, limit)
         self._ask_limit = min(_ASK_LIMIT, limit / _LOOKS)
         self._clock = clock
         self._activity_of = activity
+        self._work_done = work
         self.resting = False  # True while the engine sleeps: it owes nothing, and is not asked
         self._silence: Silence | None = None
         self._begun = self._answered = 0
         self._work: float | None = None
         self._activity, self._sampled = Activity(0.0, 0), clock()
 
-    async def watch(self, pid: int) -> NoReturn:
+    async def watch(self, pid: int, api: EngineApi) -> NoReturn:
         """Raises `EngineFailed` once the engine `pid` has stopped serving."""
+        self._api = api
         self._begun, self._answered = self._served.begun, self._served.answered
         while True:
             await asyncio.sleep(self._limit / _LOOKS)
@@ -140,8 +139,8 @@ class Watchdog:
         busy = self._is_busier(await asyncio.to_thread(self._activity_of, pid))
         try:
             async with asyncio.timeout(self._ask_limit):
-                work = await self._backend.work_done(self._spec, self._served.endpoint)
-        except (OSError, ModelRunnerError):
+                work = await self._work_done(self._served.endpoint, self._api)
+        except (OSError, EngineProtocolError):
             return None, busy
         if work is None:
             return None, busy
@@ -155,15 +154,14 @@ class Watchdog:
         return activity.cpu - before.cpu >= _BUSY * passed or activity.read - before.read >= _BUSY_READING
 
     async def _completes_a_token(self) -> bool:
-        """Returns True if the engine completes a token, or if its backend has no probe. An engine all of whose
+        """Returns True if the engine completes a token, or if it has no probe. An engine all of whose
         sequences are taken lets a probe wait: that alone proves nothing, and the caller looks again."""
-        probe = await asked(self._backend.probe, self._spec)
+        probe = self._api.probe
         if probe is None:
             return True
-        path, body = probe
         try:
             own = UpstreamPool(self._served.endpoint)  # a probe counts as no request
-            status, _ = await own.fetch("POST", path, json.dumps(body).encode(), timeout=self._probe_limit)
+            status, _ = await own.fetch("POST", probe.path, probe.body, timeout=self._probe_limit)
         except (OSError, EngineProtocolError) as error:
             log.warning("an engine did not complete a token when asked to: %s", str(error) or "it took too long")
             return False

@@ -2,7 +2,7 @@
 allow-list: no other path of an engine can be reached."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from modelrunner.errors import NotImplementedHere
@@ -76,7 +76,7 @@ def _match_named(path: str) -> Route | None:
     return replace(route, runner=found[2]) if route is not None else None
 
 
-def check_endpoint(path: str, endpoints: frozenset[str], backend: str, instead: str | None = None) -> None:
+def check_endpoint(path: str, endpoints: Collection[str], backend: str, instead: str | None = None) -> None:
     """Raises `NotImplementedHere` unless the backend's engine serves the endpoint, or the one `instead`."""
     if path not in endpoints and instead not in endpoints:
         served = ", ".join(sorted(endpoints))

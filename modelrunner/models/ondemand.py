@@ -15,7 +15,7 @@ class InstallOnDemand:
         self._resolver = resolver
         self._installer = installer
         self.stage = "queued"
-        self.known, self.names, self.endpoints = resolver.known, resolver.names, resolver.endpoints
+        self.known, self.names = resolver.known, resolver.names
 
     def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
         return self._resolver(backend, model, mode)

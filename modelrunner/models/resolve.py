@@ -95,10 +95,6 @@ class Resolver:
         except InvalidReference:
             return (model,)
 
-    def endpoints(self, target: Target) -> frozenset[str]:
-        """Returns the `Backend.endpoints` of the target's backend. Raises `BackendNotFound`."""
-        return self._registry.get(target.key.backend).endpoints
-
     async def prepare(self, backend: str | None, model: str, mode: Mode) -> None:
         """Does the slow part of a first call (reading a model's files, looking for an engine) off the event loop.
         Raises as a call does."""
@@ -171,8 +167,9 @@ class Resolver:
         posted = settings.effective(bundle.model_id, mode)
         configuration = in_effect(backend, settings, bundle.model_id, mode)
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
-        spec = self._specs.make(backend, bundle, configuration, key)
-        return Target(key, spec, *self.retained(configuration), recording=bool(configuration.recording))
+        spec, api = self._specs.make(backend, bundle, configuration, key)
+        recording = bool(configuration.recording)
+        return Target(key, spec, *self.retained(configuration), recording=recording, api=api)
 
     def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Resolves, in any thread, and remembers the target unless something was changed meanwhile."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from modelrunner.backend import Backend
 from modelrunner.config.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
+from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BadRequest, ModelNotFound
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import ModelSettings
@@ -37,15 +38,18 @@ class RunSpecs:
         self._permissions = permissions
         self._drafting: set[tuple[str, str]] = set()  # IDs of models and drafts that have the same vocabulary
 
-    def make(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey) -> RunSpec:
-        """Makes the specification; reads the files that the settings name. Raises `BadRequest`, and `ModelNotFound` for
-        a draft model or an adapter that is not here."""
+    def make(
+        self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey
+    ) -> tuple[RunSpec, EngineApi]:
+        """Makes the specification of a run, and the interface that its engine will have. The model is without the
+        capabilities that the engine does not serve. It reads the files that the settings name. Raises `BadRequest`, and
+        `ModelNotFound` for a draft model or an adapter that is not here."""
         speculative = settings.speculative if key.mode is Mode.COMPLETION else None
         bundle = self._as_configured(backend, bundle, settings, key.mode)
         draft = self._draft(bundle, speculative.draft_model) if speculative else None
         files = bundle.paths + (draft.paths if draft else ())
         permissions = self._permissions and self._permissions | Permissions(reads=files)
-        return RunSpec(
+        spec = RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,
             mode=key.mode,
@@ -60,10 +64,12 @@ class RunSpecs:
             draft_tokens=speculative.num_tokens if speculative else None,
             draft_acceptance=speculative.min_acceptance_rate if speculative else None,
         )
+        api = backend.api(spec)
+        served = replace(bundle, capabilities=bundle.capabilities - api.lacks)
+        return replace(spec, bundle=served), api
 
     def _as_configured(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, mode: Mode) -> Bundle:
-        """Returns the bundle with the chat template and the LoRA adapters of the settings in place of its own, and
-        without the capabilities that the backend does not serve."""
+        """Returns the bundle with the chat template and the LoRA adapters of the settings in place of its own."""
         if settings.chat_template and mode is Mode.COMPLETION:
             bundle = self._templates.applied(bundle, settings.chat_template)
         if settings.lora is not None:
@@ -74,8 +80,7 @@ class RunSpecs:
                 f"with `modelrunner configure {bundle.name} --lora default`",
                 param="lora",
             )
-        lacking = bundle.capabilities.intersection(backend.lacks())
-        return replace(bundle, capabilities=bundle.capabilities - lacking) if lacking else bundle
+        return bundle
 
     def _draft(self, bundle: Bundle, name: str) -> Bundle:
         """Returns the model that has the name now, since a name may be given to another model at any time."""

@@ -80,21 +80,6 @@ def variants(value: Any) -> list[Variant]:
     return found
 
 
-def probe(value: Any) -> tuple[str, Mapping[str, Any]]:
-    path, body = value
-    if not instance(str)(path).startswith("/"):
-        raise ValueError("the path must begin with /")
-    return path, instance(Mapping)(body)  # type: ignore[type-abstract]
-
-
-def fields_by_path(value: Any) -> dict[str, dict[str, Any]]:
-    return {instance(str)(path): dict(fields) for path, fields in dict(value).items()}
-
-
-def names_by_path(value: Any) -> dict[str, frozenset[str]]:
-    return {instance(str)(path): frozenset(words(names)) for path, names in dict(value).items()}
-
-
 def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
     fields, rest = value
     for name, number in instance(Mapping)(fields).items():  # type: ignore[type-abstract]

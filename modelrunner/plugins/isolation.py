@@ -7,12 +7,13 @@ nonsense causes a `BackendFaulty` that names it and the call."""
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from modelrunner.backend import Backend, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
 from modelrunner.plugins.runnews import KEPT_LINES, RunRelay
@@ -125,6 +126,9 @@ class IsolatedBackend(Backend):
     def check(self, spec: RunSpec) -> None:
         self._now("check", checks.nothing, spec)
 
+    def api(self, spec: RunSpec) -> EngineApi:
+        return self._now("api", checks.instance(EngineApi), spec)
+
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await self._checked("required_memory", checks.memory, spec)
 
@@ -157,27 +161,6 @@ class IsolatedBackend(Backend):
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
         await self._checked("before_stop", checks.nothing, spec, endpoint, owner, limit=spec.process.stop_grace)
-
-    def probe(self, spec: RunSpec) -> tuple[str, Mapping[str, Any]] | None:
-        return self._now("probe", checks.optional(checks.probe), spec)
-
-    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        return await self._checked("work_done", checks.optional(checks.finite), spec, endpoint, limit=self._limit)
-
-    def asked_as_streams(self, spec: RunSpec) -> Mapping[str, Mapping[str, Any]]:
-        return self._now("asked_as_streams", checks.fields_by_path, spec)
-
-    def lacks(self) -> Collection[str]:
-        return self._now("lacks", checks.words)
-
-    def chooses_by_word(self, spec: RunSpec) -> Collection[str]:
-        return self._now("chooses_by_word", checks.words, spec)
-
-    async def request_fields(self, spec: RunSpec, endpoint: Endpoint) -> Mapping[str, Collection[str]]:
-        return await self._checked("request_fields", checks.names_by_path, spec, endpoint)
-
-    async def settled(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await self._checked("settled", checks.nothing, spec, endpoint)
 
     def sleep_level(self, spec: RunSpec) -> int:
         return self._now("sleep_level", checks.sleep_level, spec)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from modelrunner.engineapi import OPENAI, EngineApi
 from modelrunner.types import NO_LIMITS, KeepAlive, RequestLimits, RunnerKey, RunSpec
 
 
@@ -16,6 +17,7 @@ class Target:
     pinned: bool = False
     limits: RequestLimits = NO_LIMITS
     recording: bool = False
+    api: EngineApi = OPENAI  # of the runner's engine, as far as it is known before it runs
 
     @property
     def name(self) -> str:

@@ -47,6 +47,7 @@ class RunnerView:
     stage: str
     pid: int | None
     endpoint: Endpoint
+    metrics: str | None
     context_size: int
     parallel: int
     capabilities: Collection[str]
@@ -109,6 +110,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         stage=slot.runner.stage,
         pid=slot.runner.pid,
         endpoint=slot.runner.endpoint,
+        metrics=slot.runner.api.metrics,
         context_size=spec.context_size,
         parallel=spec.parallel,
         capabilities=spec.bundle.capabilities,

@@ -5,6 +5,7 @@ engine with `run`.
 """
 
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, Probe
 from modelrunner.errors import (
     BackendExited,
     BackendUnavailable,
@@ -33,7 +34,10 @@ from modelrunner.types import (
 )
 
 __all__ = [
+    "MESSAGES_ENDPOINTS",
+    "OPENAI_ENDPOINTS",
     "Adapter",
+    "ApiShape",
     "Backend",
     "BackendContext",
     "BackendExited",
@@ -44,6 +48,8 @@ __all__ = [
     "Bundle",
     "ContextTooLong",
     "Endpoint",
+    "EndpointApi",
+    "EngineApi",
     "InstallProgress",
     "InsufficientDisk",
     "InvalidModel",
@@ -52,6 +58,7 @@ __all__ = [
     "ModelHeader",
     "ModelRunnerError",
     "Permissions",
+    "Probe",
     "ProcessObserver",
     "ProcessOptions",
     "ProgressCallback",

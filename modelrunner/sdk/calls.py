@@ -1,4 +1,4 @@
-"""Small exchanges with a running engine, for a backend's `after_ready`, `before_stop` and `work_done`."""
+"""Small exchanges with a running engine, for a backend's `after_ready` and `before_stop`."""
 
 import json
 from typing import Any

@@ -27,14 +27,18 @@ class EngineMetrics:
 
 async def fetch(runners: Iterable[RunnerView], limit: float = _LIMIT) -> list[EngineMetrics]:
     """Asks the engines of the ready runners, and waits at most `limit` seconds for all of them."""
-    ready = [runner for runner in runners if runner.state is Phase.READY]
-    return list(await asyncio.gather(*(_ask(runner, limit) for runner in ready)))
+    asking = [
+        _ask(runner, runner.metrics, limit)
+        for runner in runners
+        if runner.state is Phase.READY and runner.metrics is not None
+    ]
+    return list(await asyncio.gather(*asking))
 
 
-async def _ask(runner: RunnerView, limit: float) -> EngineMetrics:
+async def _ask(runner: RunnerView, path: str, limit: float) -> EngineMetrics:
     labels = {"model": runner.model_name, "backend": runner.backend_name, "runner": runner.id}
     try:
-        status, body = await UpstreamPool(runner.endpoint).fetch("GET", "/metrics", timeout=limit)
+        status, body = await UpstreamPool(runner.endpoint).fetch("GET", path, timeout=limit)
     except (OSError, ModelRunnerError):
         return EngineMetrics(labels, None)
     fits = status == 200 and len(body) <= _LARGEST

@@ -15,6 +15,7 @@ from modelrunner.backend import Backend, BackendContext, BackendState, BackendSt
 from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
 from modelrunner.daemon.app import serve
+from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, EngineApi
 from modelrunner.keys.ring import KeyRing
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import process
@@ -26,8 +27,11 @@ class BenchBackend(Backend):
     name = "bench"
     formats = frozenset({ModelFormat.GGUF})
     modes = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
-    endpoints = Backend.endpoints | ({"/v1/messages"} if os.environ.get("MESSAGES") else set())
+    messages = MESSAGES_ENDPOINTS if os.environ.get("MESSAGES") else {}
     engine = ""
+
+    def api(self, spec: RunSpec) -> EngineApi:
+        return EngineApi({**OPENAI_ENDPOINTS, **self.messages})
 
     async def install(self, progress: ProgressCallback, **options: Any) -> None:
         return

@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from modelrunner.backend import Backend
+from modelrunner.engineapi import OPENAI_ENDPOINTS
 from tests.api.conftest import Daemon, StartDaemon
 from tests.waiting import HUNG
 
@@ -20,7 +20,7 @@ async def client(
 ) -> AsyncIterator[tuple[Daemon, anthropic.AsyncAnthropic]]:
     daemon = await start_daemon(models={"smol": 0})
     if request.param == "translated":
-        daemon.backend.endpoints = Backend.endpoints  # type: ignore[misc]
+        daemon.backend.endpoints = OPENAI_ENDPOINTS
     base = f"http://127.0.0.1:{daemon.port}/anthropic"
     async with anthropic.AsyncAnthropic(base_url=base, api_key="none", max_retries=0) as made:
         yield daemon, made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.backend import Backend
+from modelrunner.engineapi import OPENAI_ENDPOINTS
 from tests.api.conftest import StartDaemon, start_daemon
 from tests.clients.test_programs import installed
 from tests.ui.conftest import TALKS
@@ -52,7 +52,7 @@ async def test_an_agent_runs_a_tool_and_shows_the_answer(
     registry, name, question = AGENTS[agent]
     folder, record, home = installed(registry, name), tmp_path / "record", tmp_path / "home"
     daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
-    monkeypatch.setattr(daemon.backend, "endpoints", Backend.endpoints)  # what Anthropic's clients say is translated
+    monkeypatch.setattr(daemon.backend, "endpoints", OPENAI_ENDPOINTS)  # what Anthropic's clients say is translated
     rounds = ["--round", json.dumps([TOOLS[agent]])] if agent in TOOLS else []
     daemon.backend.knobs = ("--most-tokens", "8", "--record", str(record), *rounds)
     home.mkdir()

@@ -1,22 +1,22 @@
 """Engines of any behaviour, byte by byte, and a scheduler that grants at once: what the proxy's tests stand on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from modelrunner.backend import Backend
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
+from modelrunner.engineapi import OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi
 from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
 from modelrunner.progress import LoadProgress
 from modelrunner.types import NO_LIMITS, Endpoint, KeepAlive, Mode, RunnerKey, Served
 from tests.waiting import HUNG
 
-FAKE_ENDPOINTS = Backend.endpoints | {"/v1/messages"}
+FAKE_API = EngineApi({**OPENAI_ENDPOINTS, "/v1/messages": EndpointApi(ApiShape.MESSAGES)})
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}'
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -176,10 +176,12 @@ class FakeRunner:
         if self.settling is not None:
             await self.settling.wait()
 
-    endpoints = FAKE_ENDPOINTS
-    asked_as_streams: Mapping[str, Mapping[str, Any]] = {}
-    chooses_by_word: Collection[str] = ()
-    request_fields: Mapping[str, frozenset[str]] = {}
+    api = FAKE_API
+
+    def change(self, paths: Iterable[str], **changes: Any) -> None:
+        """Changes fields of some endpoints (`EndpointApi`)."""
+        changed = {path: replace(self.api.endpoints[path], **changes) for path in paths}
+        self.api = replace(self.api, endpoints={**self.api.endpoints, **changed})
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return BadRequest(message) if "too large to process" in message else None
@@ -311,11 +313,8 @@ class FakeResolver:
     def names(self, model: str) -> tuple[str, ...]:
         return (model,)
 
-    def endpoints(self, target: Any) -> frozenset[str]:
-        return FAKE_ENDPOINTS
-
     def _target(self, backend: str | None, model: str, mode: Mode) -> Any:
         if backend not in (None, "fake"):
             raise Misdirected(f"{backend} cannot serve {model}")
         spec = SimpleNamespace(bundle=SimpleNamespace(name=model, references=(model,)))
-        return SimpleNamespace(key=RunnerKey("fake", model, mode), keep_alive=KeepAlive(300.0), spec=spec)
+        return SimpleNamespace(api=FAKE_API, key=RunnerKey("fake", model, mode), keep_alive=KeepAlive(300.0), spec=spec)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from modelrunner.backend import Backend
+from modelrunner.engineapi import EngineApi
 from tests.gateway.fakes import SSE, Call, Script, event
 from tests.gateway.harness import CHAT, Answer, Proxy, proxy, request
 from tests.gateway.test_ollama import STOP, USAGE, answering, asked, delta
@@ -21,7 +21,7 @@ def ask(path: str = MESSAGES, **more: Any) -> bytes:
 
 
 def only_chats(served: Proxy) -> Proxy:
-    served.runner.endpoints = Backend.endpoints
+    served.runner.api = EngineApi()
     return served
 
 

@@ -182,7 +182,8 @@ def ask(path: str = CHAT, **more: Any) -> bytes:
 
 
 async def served_with(served: Proxy, **more: Any) -> Any:
-    served.runner.asked_as_streams = ENDPOINTS
+    for endpoint, fields in ENDPOINTS.items():
+        served.runner.change([endpoint], as_stream=fields)
     return await served.ask(ask(**more))
 
 
@@ -205,7 +206,8 @@ async def test_a_plain_answer_is_put_together(
 
 async def test_what_is_streamed_already_and_what_cannot_be_passes_through(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
-        served.runner.asked_as_streams = ENDPOINTS
+        for path, fields in ENDPOINTS.items():
+            served.runner.change([path], as_stream=fields)
         for data in (ask(stream=True), ask("/v1/tokenize")):
             assert (await served.ask(data)).json() == {"ok": True}
             assert data.endswith(served.engine.received[-1].body)

@@ -68,7 +68,8 @@ async def test_an_engine_that_dies_within_its_error_is_asked_once_more(folder: P
 
     async with proxy(folder, "fast", script) as served, scripted_engine(folder / "spare.sock", stream) as second:
         spare = FakeRunner(second.endpoint)
-        spare.asked_as_streams = served.runner.asked_as_streams = {CHAT: {"stream": True}}
+        for runner in (spare, served.runner):
+            runner.change([CHAT], as_stream={"stream": True})
         answer = await served.ask()
         assert (answer.status, answer.json()["choices"][0]["message"]["content"]) == (200, "a")
         spare.upstream.close()

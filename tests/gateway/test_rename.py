@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from modelrunner.engine.runner import Runner
+from modelrunner.engineapi import EngineApi
 from modelrunner.gateway.calls import Inference, Terms
 from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.routes import OPENAI, match
@@ -15,7 +16,7 @@ KNOWN = ("docker.io/ai/smollm2:latest", "sha256:" + "a" * 64)
 
 
 def runner(names: tuple[str, ...] | None) -> Runner:
-    return cast("Runner", SimpleNamespace(names=names, asked_as_streams={}, endpoints={"/v1/completions"}))
+    return cast("Runner", SimpleNamespace(names=names, api=EngineApi()))
 
 
 def body_for(runner: Runner, model: str, body: bytes) -> bytes:

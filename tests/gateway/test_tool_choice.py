@@ -45,7 +45,7 @@ async def test_the_engine_is_offered_what_the_choice_names(
     folder: Path, kind: str, choice: object, word: str, offered: list[str]
 ) -> None:
     async with proxy(folder, kind, answer) as served:
-        served.runner.chooses_by_word = PATHS
+        served.runner.change(PATHS, chooses_by_word=True)
         tools = functions("a", "b", "c")
         status, _, [body] = await asked(served, CHAT, tools=tools, tool_choice=choice, seed=18446744073709551615)
         assert (status, body["tool_choice"]) == (200, word)
@@ -58,7 +58,7 @@ async def test_a_message_names_its_tool(folder: Path, kind: str) -> None:
     tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("a", "b")]
     choice: dict[str, Any] = {"type": "tool", "name": "b", "disable_parallel_tool_use": True}
     async with proxy(folder, kind, answer) as served:
-        served.runner.chooses_by_word = PATHS
+        served.runner.change(PATHS, chooses_by_word=True)
         await asked(served, MESSAGE, tools=tools, tool_choice=choice)
         _, _, [first, second] = await asked(served, MESSAGE, tools=tools, tool_choice={"type": "any"})
         assert first["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
@@ -69,7 +69,7 @@ async def test_a_message_names_its_tool(folder: Path, kind: str) -> None:
 async def test_a_response_names_its_tool(folder: Path, kind: str) -> None:
     tools = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("a", "b")]
     async with proxy(folder, kind, answer) as served:
-        served.runner.chooses_by_word = PATHS
+        served.runner.change(PATHS, chooses_by_word=True)
         choice = {"type": "function", "name": "b"}
         found = await served.ask(
             request("/v1/responses", {"model": "m", "input": "hi", "tools": tools, "tool_choice": choice})
@@ -117,6 +117,6 @@ async def test_a_list_of_none_of_the_tools_is_refused(folder: Path, kind: str, w
 )
 async def test_what_no_word_stands_for_is_refused(folder: Path, kind: str, choice: dict[str, Any]) -> None:
     async with proxy(folder, kind, answer) as served:
-        served.runner.chooses_by_word = PATHS
+        served.runner.change(PATHS, chooses_by_word=True)
         status, body, received = await asked(served, CHAT, tools=functions("a"), tool_choice=choice)
         assert (status, body["error"]["param"], received) == (400, "tool_choice", [])

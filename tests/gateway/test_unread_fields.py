@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.headers import own_headers
 from modelrunner.gateway.request.unknown_fields import unread
-from tests.gateway.fakes import OK, Call, Received
+from tests.gateway.fakes import FAKE_API, OK, Call, Received
 from tests.gateway.harness import CHAT, Proxy, proxy, request
 
 READ = frozenset({"messages", "prompt", "max_tokens", "temperature", "top_k", "tools"})
@@ -28,7 +28,7 @@ async def answer(call: Call) -> None:
 
 async def asked(served: Proxy, path: str, **fields: Any) -> tuple[int, str | None, Any, list[Received]]:
     """Status, the names, the answer and what the engine got."""
-    served.runner.request_fields = ENDPOINTS
+    served.runner.api = FAKE_API.reading(ENDPOINTS)
     found = await served.ask(request(path, {"model": "m", **fields}))
     named = found.headers.get("x-modelrunner-ignored")
     return found.status, named, found.json(), served.engine.received
@@ -79,7 +79,7 @@ async def test_what_changes_the_meaning_is_refused(folder: Path, kind: str, fiel
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
 async def test_an_unread_number_that_is_no_double_is_the_clients_mistake(folder: Path, kind: str, path: str) -> None:
     async with proxy(folder, kind, answer) as served:
-        served.runner.request_fields = ENDPOINTS
+        served.runner.api = FAKE_API.reading(ENDPOINTS)
         messages = '[{"role": "user", "content": "hi"}]'
         body = f'{{"model": "m", "max_tokens": 1, "input": "hi", "messages": {messages}, "new": [1e400]}}'
         found = await served.ask(request(path, body.encode()))

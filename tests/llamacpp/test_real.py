@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from modelrunner.engine.questions import work_done
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.testing import BackendContract, running
@@ -110,9 +111,9 @@ async def test_its_threads_leave_the_processors_to_others(
 
 async def test_the_work_that_it_counts_grows(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
     async with serving(backend, spec) as runner:
-        before = await backend.work_done(spec, runner.endpoint)
+        before = await work_done(runner.endpoint, runner.api)
         await ask(runner, "/v1/completions", prompt="Hello", max_tokens=4)
-        after = await backend.work_done(spec, runner.endpoint)
+        after = await work_done(runner.endpoint, runner.api)
     assert before is not None
     assert after is not None
     assert after >= before + 4

@@ -12,8 +12,7 @@ from modelrunner.errors import BadRequest
 from modelrunner.types import Mode, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Engine, EngineKind
-from modelrunner_llamacpp.requests import ignored, settled
-from tests.gateway.fakes import OK, Call, scripted_engine
+from modelrunner_llamacpp.requests import ignored
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -83,19 +82,21 @@ def test_plain_answers_are_asked_for_as_streams_where_those_say_the_usage(
 ) -> None:
     context = BackendContext(tmp_path, tmp_path, tmp_path, {})
     monkeypatch.setattr(engines, "find", lambda *_: Engine(kind, tmp_path / "engine", "1"))
-    assert bool(LlamaCppBackend(context).asked_as_streams(run_of(None))) is streams
+    assert bool(LlamaCppBackend(context).api(run_of(None)).as_stream("/v1/completions")) is streams
 
 
-@pytest.mark.parametrize("routes", [("/lora-adapters",), ("/v1/models",)])
-async def test_each_server_is_asked_what_waits_for_its_work(tmp_path: Path, routes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (EngineKind.NATIVE, "/lora-adapters"),
+        (EngineKind.WHEEL, "/lora-adapters"),
+        (EngineKind.PYTHON, "/v1/models"),
+    ],
+)
+def test_each_server_is_asked_what_waits_for_its_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: EngineKind, path: str
+) -> None:
     """llama.cpp's own by a question that stands in its queue, llama-cpp-python's by one that needs its lock."""
-    answered = []
-
-    async def script(call: Call) -> None:
-        known = call.request.path in routes
-        answered.extend([call.request.path] * known)
-        await call.send(OK if known else OK.replace(b"200 OK", b"404 Not Found"))
-
-    async with scripted_engine(tmp_path / "engine.sock", script) as engine:
-        await settled(engine.endpoint)
-    assert answered == [*routes]
+    context = BackendContext(tmp_path, tmp_path, tmp_path, {})
+    monkeypatch.setattr(engines, "find", lambda *_: Engine(kind, tmp_path / "engine", "1"))
+    assert LlamaCppBackend(context).api(run_of(None)).settled == path

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from modelrunner.backend import BackendContext
+from modelrunner.engine.questions import work_done
 from modelrunner.engine.runner import Runner
 from modelrunner.testing import running
 from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
@@ -201,8 +202,8 @@ async def test_a_slot_at_work_is_left_alone(
         await go_on(runner, long_text("mountain"))
         fetch = runner.upstream.fetch("POST", "/v1/completions", json.dumps(endless).encode(), timeout=HUNG)
         task = asyncio.create_task(fetch)
-        computed = await backend.work_done(spec, runner.endpoint) or 0.0
-        while (await backend.work_done(spec, runner.endpoint) or 0.0) < computed + 5:  # the prompt is done, tokens come
+        computed = await work_done(runner.endpoint, runner.api) or 0.0
+        while (await work_done(runner.endpoint, runner.api) or 0.0) < computed + 5:  # the prompt is done, tokens come
             assert not task.done()
     assert "was not done" not in caplog.text, "who waits for it takes the whole grace, and the runner says so"
     assert len(saved()) == 1

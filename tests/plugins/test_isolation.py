@@ -105,9 +105,7 @@ async def test_results_come_back_from_another_thread(isolated: Any, spec: RunSpe
         ("required_memory", Unprintable()),
         ("growth", RequiredMemory(1, shared=-1)),
         ("dry_run", "a lot"),
-        ("probe", ("v1/x", {})),
-        ("probe", "nonsense"),
-        ("work_done", math.nan),
+        ("api", {"/v1/chat/completions": "chat"}),
         ("sleep_level", 3),
     ],
 )
@@ -115,10 +113,9 @@ async def test_nonsense_is_a_fault_that_names_the_backend_and_the_call(
     isolated: Any, spec: RunSpec, method: str, value: Any
 ) -> None:
     backend = isolated(**{method: returns(value)})
-    arguments = (spec, ENDPOINT) if method == "work_done" else (spec,)
     call = getattr(backend, method)
     with pytest.raises(BackendFaulty, match=f"backend fake .*`{method}` returned"):
-        await (call(*arguments) if inspect.iscoroutinefunction(call) else asked(call, *arguments))
+        await (call(spec) if inspect.iscoroutinefunction(call) else asked(call, spec))
 
 
 @pytest.mark.parametrize("value", [[], None, [1], [Variant(None, RequiredMemory(1))]])  # type: ignore[arg-type]
@@ -218,7 +215,9 @@ async def test_one_that_hangs_is_cancelled_at_its_limit(isolated: Any) -> None:
     with pytest.raises(BackendFaulty, match="within"):
         await asked(backend.sleep_level, None)
     assert await asyncio.to_thread(cancelled.wait, HUNG)
-    assert await asked(backend.version) == "1.0", "a call that only waits blocks no other"
+    async with asyncio.timeout(HUNG):  # a busy machine may take longer than the limit for an answer
+        while await asked(backend.version) != "1.0":
+            await asyncio.to_thread(time.sleep, 0)
 
 
 async def test_a_caller_that_is_cancelled_cancels_the_call(isolated: Any, spec: RunSpec) -> None:

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.runner import Runner
 from modelrunner.engine.watchdog import Sample, Silence, Watchdog, after
+from modelrunner.engineapi import EngineApi
 from modelrunner.errors import EngineFailed
 from modelrunner.processes.processtree import Activity
 from modelrunner.testing import alive, tree
@@ -114,10 +115,9 @@ class Kept:
         """How often the watchdog asked."""
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         bodies = [json.loads(line).get("body") for line in lines]
-        probe = self.backend.probe(self.runner.spec)
+        probe = self.backend.api(self.runner.spec).probe
         assert probe is not None
-        _, body = probe
-        return bodies.count(json.dumps(body))
+        return bodies.count(probe.body.decode())
 
     async def end(self) -> None:
         self.task.cancel()
@@ -242,22 +242,28 @@ async def test_it_can_be_switched_off(keep) -> None:
     request.cancel()
 
 
-class Counting(FakeBackend):
-    """Tells of its work what `figures` say."""
+class Counter:
+    """Tells of an engine's work what `figures` say."""
 
-    figures: Iterator[float] = itertools.repeat(7.0)
-    asked = 0
+    def __init__(self, figures: Iterable[float]) -> None:
+        self.figures = iter(figures)
 
-    async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-        self.asked += 1
+    async def __call__(self, endpoint: Endpoint, api: EngineApi) -> float | None:
         return next(self.figures)
 
 
+async def no_counter(endpoint: Endpoint, api: EngineApi) -> None:
+    return None
+
+
 async def looks_until_the_end(
-    keep: Callable[..., Kept], cpu: Callable[[int], float], backend: FakeBackend | None = None, limit: float = 0.2
+    keep: Callable[..., Kept],
+    cpu: Callable[[int], float],
+    work: Callable[[Endpoint, EngineApi], Awaitable[float | None]] = no_counter,
+    limit: float = 0.2,
 ) -> int:
     """How often a watchdog with a limit of ten looks looks at a hung engine that uses as much of the processor."""
-    kept = keep(*SILENT, limit=0.0, backend=backend)
+    kept = keep(*SILENT, limit=0.0)
     runner = await kept.ready()
     pool, looks = UpstreamPool(runner.endpoint), 0
 
@@ -267,12 +273,12 @@ async def looks_until_the_end(
         kept.clock.advance(limit / 10)
         return Activity(cpu(looks), 0)
 
-    dog = Watchdog(kept.backend, runner.spec, pool, limit=limit, clock=kept.clock, activity=activity)
+    dog = Watchdog(pool, limit=limit, clock=kept.clock, activity=activity, work=work)
     request = asyncio.create_task(pool.fetch("POST", "/v1/completions", b"{}", timeout=HUNG))
     assert runner.pid is not None
     with pytest.raises(EngineFailed):
         async with asyncio.timeout(HUNG):
-            await dog.watch(runner.pid)
+            await dog.watch(runner.pid, runner.api)
     request.cancel()
     return looks
 
@@ -282,30 +288,28 @@ async def test_a_long_prompt_on_a_slow_processor_is_no_wedge(keep) -> None:
     assert await looks_until_the_end(keep, lambda looks: min(looks, 40)) > 40
 
 
-async def test_a_processor_that_spins_without_any_counted_work_is_one(keep, tmp_path) -> None:
+async def test_a_processor_that_spins_without_any_counted_work_is_one(keep) -> None:
     """A hung device is waited for with a busy loop."""
-    looks = await looks_until_the_end(keep, float, Counting(tmp_path))
+    looks = await looks_until_the_end(keep, float, Counter(itertools.repeat(7.0)))
     assert looks > 20, "processor time counts for much longer than none"
 
 
-async def test_an_engine_that_does_not_tell_about_its_work_is_asked_often_all_the_same(keep, tmp_path) -> None:
+async def test_an_engine_that_does_not_tell_about_its_work_is_asked_often_all_the_same(keep) -> None:
     """Each question waits for a part of the limit, not for seconds of its own."""
     waits: list[float] = []
 
-    class Mute(Counting):
-        async def work_done(self, spec: RunSpec, endpoint: Endpoint) -> float | None:
-            began = asyncio.get_running_loop().time()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                waits.append(asyncio.get_running_loop().time() - began)
-            raise AssertionError
+    async def mute(endpoint: Endpoint, api: EngineApi) -> float | None:
+        began = asyncio.get_running_loop().time()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            waits.append(asyncio.get_running_loop().time() - began)
+        raise AssertionError
 
-    await looks_until_the_end(keep, lambda looks: 0.0, Mute(tmp_path), limit=1.0)
+    await looks_until_the_end(keep, lambda looks: 0.0, mute, limit=1.0)
     assert min(waits) < 1.0
 
 
-async def test_counted_work_is_a_sign_of_life(keep, tmp_path) -> None:
-    backend = Counting(tmp_path)
-    backend.figures = itertools.chain(range(40), itertools.repeat(40))
-    assert await looks_until_the_end(keep, lambda looks: 0.0, backend) > 40
+async def test_counted_work_is_a_sign_of_life(keep) -> None:
+    counter = Counter(itertools.chain(range(40), itertools.repeat(40)))
+    assert await looks_until_the_end(keep, lambda looks: 0.0, counter) > 40

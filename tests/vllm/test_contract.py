@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from modelrunner.engine.questions import work_done
 from modelrunner.errors import BackendExited, BackendUnavailable, BadRequest
 from modelrunner.testing import BackendContract, alive, running, tree
 from modelrunner.types import Bundle, Mode, RunSpec
@@ -50,7 +51,7 @@ async def test_a_worker_that_computes_is_seen_to_until_it_dies_and_the_others_fo
                 request = asyncio.create_task(runner.upstream.fetch("POST", "/v1/completions", prompt, timeout=LIMIT))
                 while not request.done():
                     with contextlib.suppress(TimeoutError):
-                        figure = await backend.work_done(pieces, runner.endpoint)
+                        figure = await work_done(runner.endpoint, runner.api)
                         assert figure is not None
                         shares.add(round(figure % 1, 3))
                 assert (await request)[0] == 200
@@ -76,9 +77,9 @@ async def test_embeddings_their_memory_and_the_work_that_is_counted(
         stages = runner.stage
         body = b'{"model": "%b", "input": ["the cat sleeps", "a cat is asleep", "stock prices"]}'
         sent = body % bundle.references[0].encode()
-        idle = await backend.work_done(run, runner.endpoint)
+        idle = await work_done(runner.endpoint, runner.api)
         status, answer = await runner.upstream.fetch("POST", "/v1/embeddings", sent, timeout=HUNG)
-        worked = await backend.work_done(run, runner.endpoint)
+        worked = await work_done(runner.endpoint, runner.api)
         measured = await asyncio.to_thread(runner.measured_memory)
     assert (status, stages) == (200, "")
     assert answer.count(b'"embedding":[') == 3

@@ -1,6 +1,6 @@
 """Answers that an engine streams and that a client wants in one piece.
 
-Some engines notice only in a stream that a client has left (`Backend.asked_as_streams`). They are asked for a stream,
+Some engines notice only in a stream that a client has left (`EndpointApi.as_stream`). They are asked for a stream,
 and an `Assembly` makes the answer from it that the engine would have sent without the stream.
 
 Source of the events: https://html.spec.whatwg.org/multipage/server-sent-events.html; an event of these families is one

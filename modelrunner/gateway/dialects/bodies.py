@@ -90,7 +90,7 @@ class JsonDialect(JsonBodies):
     refuses_unread: ClassVar[bool] = True
 
     def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
-        return runner.request_fields.get(path) if path == ask.terms.route.path else self.translates
+        return runner.api.reads(path) if path == ask.terms.route.path else self.translates
 
     def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
         """As `request`, for an engine that has the call's endpoint `instead` only."""
@@ -101,9 +101,9 @@ class JsonDialect(JsonBodies):
         refuses the model's name, or the engine is asked for a stream and the client did not ask for one."""
         names, path = runner.names, ask.terms.route.path
         if ask.terms.route.instead is not None and (
-            path not in runner.endpoints
+            path not in runner.api.endpoints
             or (
-                self.translates_for not in runner.request_fields.get(path, self.translates)
+                self.translates_for not in (runner.api.reads(path) or self.translates)
                 and b'"%b"' % self.translates_for.encode() in ask.body
             )
         ):
@@ -114,8 +114,8 @@ class JsonDialect(JsonBodies):
             replaced["model"] = ask.chosen
         if names is not None and ask.fields.model not in names:
             replaced["model"] = names[0]
-        if path in runner.asked_as_streams and not ask.fields.stream:
-            replaced |= runner.asked_as_streams[path]
+        if not ask.fields.stream and (as_stream := runner.api.as_stream(path)):
+            replaced |= as_stream
             assembly = self.assembly()
         if not replaced:
             return path, ask.body, None

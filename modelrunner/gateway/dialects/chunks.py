@@ -217,5 +217,5 @@ class ChunkTranslation(ABC):
 
 def engine_request(runner: "Runner", path: str, model: str, fields: dict[str, Any]) -> bytes:
     """Returns the body that asks the engine for a stream."""
-    stream = {"stream": True, "stream_options": {"include_usage": True}, **runner.asked_as_streams.get(path, {})}
+    stream = {"stream": True, "stream_options": {"include_usage": True}, **runner.api.as_stream(path)}
     return msgspec.json.encode({"model": engine_model(runner, model), **fields, **stream})

@@ -100,7 +100,7 @@ class OllamaChat(Ollama):
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
         fields = ask.fields
         assert isinstance(fields, ChatFields)
-        ignored = fields.ignored(runner.request_fields.get(_CHAT))
+        ignored = fields.ignored(runner.api.reads(_CHAT))
         make = OllamaLines if fields.stream else OllamaText
         translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=True)
         return _CHAT, engine_request(runner, _CHAT, fields.model, fields.chat()), translation
@@ -138,7 +138,7 @@ class OllamaGenerate(Ollama):
         capabilities = runner.spec.bundle.capabilities
         plain = bool(fields.raw) or (bool(capabilities) and "chat" not in capabilities)
         path, asked = (_COMPLETIONS, fields.completion()) if plain else (_CHAT, fields.chat())
-        ignored = fields.ignored(runner.request_fields.get(path)) + (["logprobs"] if plain and fields.logprobs else [])
+        ignored = fields.ignored(runner.api.reads(path)) + (["logprobs"] if plain and fields.logprobs else [])
         make = OllamaLines if fields.stream else OllamaText
         translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=False)
         return path, engine_request(runner, path, fields.model, asked), translation

@@ -12,6 +12,7 @@ import msgspec
 from modelrunner.engine.connections import build_request
 from modelrunner.engine.receivers import Collector
 from modelrunner.engine.runner import Runner
+from modelrunner.engineapi import ApiShape
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.dialects.dialect import engine_model
@@ -24,7 +25,7 @@ from modelrunner.http.answers import Header
 if TYPE_CHECKING:
     from modelrunner.gateway.request.pipeline import Pipeline
 
-_EMBEDDINGS, _TOKENIZE = "/v1/embeddings", "/tokenize"
+_EMBEDDINGS = "/v1/embeddings"
 _LONGEST = 64 << 10
 """The largest body that is gathered, in bytes: a long text fills the engine's batch by itself."""
 _TOKENIZING = 5.0  # seconds
@@ -238,7 +239,7 @@ async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[in
     """Returns the tokens of each text, as the engine counts them; equal parts if it cannot."""
     if not isinstance(texts[0], str):
         return [len(text) for text in texts]
-    if _TOKENIZE not in runner.endpoints:
+    if (path := next(runner.api.paths_of(ApiShape.TOKENIZE), None)) is None:
         return [1] * len(texts)
     model = engine_model(runner, ask.fields.model)
     counts: dict[int, int] = {}
@@ -249,7 +250,7 @@ async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[in
                 text = texts[place]
                 # llama.cpp's names and vLLM's.
                 fields = {"content": text, "prompt": text, "add_special": True, "add_special_tokens": True}
-                request = build_request("POST", _TOKENIZE, msgspec.json.encode({"model": model, **fields}))
+                request = build_request("POST", path, msgspec.json.encode({"model": model, **fields}))
                 runner.upstream.send(request, collector := Collector())
                 _, answer = await collector.done
                 counts[place] = len(msgspec.json.decode(answer, type=_Tokenized).tokens)

@@ -193,13 +193,13 @@ class Exchange:
         key = ask.terms.key
         if (key is not None and key.limits is not NO_LIMITS) or lease.limits is not NO_LIMITS:
             body = self._limited(lease, path, body)
-        if path not in runner.endpoints:
-            check_endpoint(path, runner.endpoints, runner.key.backend)
+        if path not in runner.api.endpoints:
+            check_endpoint(path, runner.api.endpoints, runner.key.backend)
         if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):
             self._do(self._check(lease, path, fresh=fresh))
             return
         if checked and ask.fields.tool_choice:
-            body = chosen(path, body, runner.chooses_by_word)
+            body = chosen(path, body, by_word=runner.api.endpoints[path].chooses_by_word)
         if self._pipeline.quarantine.alert:
             self._pipeline.quarantine.check(runner.key, ask)
         if self._side is not None:

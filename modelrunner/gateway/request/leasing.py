@@ -32,9 +32,6 @@ class Resolve(Protocol):
     def names(self, model: str) -> tuple[str, ...]:
         """The names that the model is known by; of one that is not here, the name that the client wrote."""
 
-    def endpoints(self, target: Target) -> frozenset[str]:
-        """`Backend.endpoints` of the target's backend."""
-
 
 class AliasChooser(Protocol):
     """The names that stand for models here."""
@@ -60,7 +57,7 @@ class Leasing:
             lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
             return lease
-        check_endpoint(route.path, self.resolve.endpoints(target), target.key.backend, route.instead)
+        check_endpoint(route.path, target.api.endpoints, target.key.backend, route.instead)
         terms = ask.terms
         return await self.scheduler.acquire(target, ask.keep_alive, terms.caller, terms.batch, terms.owner)
 

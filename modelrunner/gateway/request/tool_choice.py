@@ -1,5 +1,6 @@
 """A `tool_choice` that names tools, for an engine that does not read the names: the engine gets only these tools, and a
-choice of one word. No engine reads a list of allowed tools; some read only words (`Backend.chooses_by_word`).
+choice of one word. No engine reads a list of allowed tools; some read only words
+(`EndpointApi.chooses_by_word`).
 
 Source of the shapes: https://platform.openai.com/docs/api-reference/chat/create,
 https://docs.claude.com/en/api/messages
@@ -17,15 +18,15 @@ _MESSAGES = "/v1/messages"
 _LIST = "allowed_tools"
 
 
-def chosen(path: str, body: bytes, by_word: Collection[str]) -> bytes:
+def chosen(path: str, body: bytes, *, by_word: bool) -> bytes:
     """Returns the body for the engine's endpoint `path`; it changes if the choice lists tools, or names a tool and the
-    endpoint is among `by_word`. Raises `BadRequest` for a choice without such a word, or whose tools are all
+    endpoint takes words alone (`by_word`). Raises `BadRequest` for a choice without such a word, or whose tools are all
     missing."""
-    if path not in by_word and _LIST.encode() not in body:
+    if not by_word and _LIST.encode() not in body:
         return body
     members = MEMBERS.decode(body)
     choice = msgspec.json.decode(members.get("tool_choice", b"null"))
-    if not isinstance(choice, dict) or (path not in by_word and choice.get("type") != _LIST):
+    if not isinstance(choice, dict) or (not by_word and choice.get("type") != _LIST):
         return body
     if path.startswith(_MESSAGES):
         if choice.get("type") != "tool":

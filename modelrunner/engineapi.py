@@ -1,0 +1,155 @@
+"""The HTTP interface of an engine as one value, which its backend returns for a run (`Backend.api`)."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from modelrunner.types import Mode
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ApiShape(StrEnum):
+    """The form of an endpoint's requests and answers: what the daemon may read and change there."""
+
+    CHAT = "chat"  # OpenAI's chat completions
+    COMPLETION = "completion"  # OpenAI's completions
+    MESSAGES = "messages"  # Anthropic's messages
+    MESSAGE_COUNT = "message-count"  # the same request; the answer counts its tokens
+    TEMPLATE = "template"  # the request of a chat; the answer is the prompt that the model would get
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    SCORE = "score"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    SPEECH = "speech"
+    TRANSCRIPTION = "transcription"
+    IMAGE = "image"
+    OPAQUE = "opaque"  # the body passes as it is, whatever it is
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointApi:
+    """One endpoint of an engine."""
+
+    shape: ApiShape
+    reads: frozenset[str] | None = None
+    """The names of all fields of a request that the engine reads; None if it may read every field. The answer names
+    others in `X-Modelrunner-Ignored`, or the request is refused where the answer would mean something else."""
+    as_stream: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """The fields that ask for a stream, and for everything in the plain answer. They are set for a client that wants a
+    plain answer, where the engine notices only in a stream, or sooner there, that a client has left; the daemon then
+    assembles the answer. Empty for an engine that is asked as the client asks."""
+    chooses_by_word: bool = False
+    """True if the engine takes words alone for `tool_choice`, and calls any tool where an object names one. The daemon
+    then offers it that tool alone, and requires a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The smallest request that proves that an engine serves."""
+
+    path: str
+    body: bytes
+
+
+OPENAI_ENDPOINTS: Mapping[str, EndpointApi] = MappingProxyType(
+    {
+        "/v1/chat/completions": EndpointApi(ApiShape.CHAT),
+        "/v1/completions": EndpointApi(ApiShape.COMPLETION),
+        "/v1/embeddings": EndpointApi(ApiShape.EMBEDDINGS),
+        "/v1/rerank": EndpointApi(ApiShape.RERANK),
+        "/tokenize": EndpointApi(ApiShape.TOKENIZE),
+        "/detokenize": EndpointApi(ApiShape.DETOKENIZE),
+    }
+)
+"""The endpoints of an engine whose backend names none."""
+MESSAGES_ENDPOINTS: Mapping[str, EndpointApi] = MappingProxyType(
+    {
+        "/v1/messages": EndpointApi(ApiShape.MESSAGES),
+        "/v1/messages/count_tokens": EndpointApi(ApiShape.MESSAGE_COUNT),
+    }
+)
+"""Anthropic's messages. They are translated to chats for an engine without these endpoints."""
+
+_PROBES: Mapping[Mode, tuple[str, Mapping[str, Any]]] = {
+    Mode.COMPLETION: ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+    Mode.EMBEDDING: ("/v1/embeddings", {"input": "a"}),
+    Mode.RERANKING: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineApi:
+    """The interface of an engine. A wrong value raises `TypeError` or `ValueError` with the reason."""
+
+    endpoints: Mapping[str, EndpointApi] = field(default_factory=lambda: OPENAI_ENDPOINTS)
+    """The endpoints by their paths. A request for another one is refused with 501."""
+    health: str = "/health"
+    """The path that answers 200 once the engine is ready."""
+    metrics: str | None = "/metrics"
+    """The path of the engine's metrics in Prometheus' text format; None without them."""
+    work: tuple[str, ...] = ()
+    """The names of metrics whose sum changes with every computed batch. Without them only processor time distinguishes
+    a long prompt from a hang."""
+    probe: Probe | None = None
+    """Sent only to an engine with open requests that has shown no sign of life for a while; None if there is none."""
+    settled: str | None = None
+    """A path that answers once the engine works for no request whose connection it has closed already; until then the
+    places of these requests count as taken. None for an engine that closes a connection only when it has dropped the
+    request."""
+    fields: str | None = None
+    """A path at which the ready engine itself tells the fields that its endpoints read (`EndpointApi.reads`): a JSON
+    object with a list of names for each path. None if the backend knows them."""
+    checks_model: bool = False
+    """True if the engine rejects unknown `model` names: it knows the model's references and its ID. The daemon then
+    replaces any other name of the model by its first reference."""
+    lacks: frozenset[str] = frozenset()
+    """Capabilities that models may have (`CAPABILITIES`) and that the engine does not serve, such as "audio"."""
+
+    def __post_init__(self) -> None:
+        for path, endpoint in dict(self.endpoints).items():
+            if not isinstance(endpoint, EndpointApi):
+                raise TypeError(f"the endpoint {path!r} must be an EndpointApi")
+        probed = (self.probe.path,) if self.probe is not None else ()
+        optional = [path for path in (self.metrics, self.settled, self.fields) if path is not None]
+        for path in (self.health, *self.endpoints, *optional, *probed):
+            if not isinstance(path, str) or not path.startswith("/") or not path.isascii() or not path.isprintable():
+                raise ValueError(f"the path {path!r} must be printable ASCII that begins with /")
+        if not isinstance(self.work, tuple) or not all(isinstance(name, str) for name in (*self.work, *self.lacks)):
+            raise TypeError("`work` and `lacks` are names")
+
+    @classmethod
+    def openai(cls, mode: Mode, model: str) -> "EngineApi":
+        """Returns OpenAI's API, of an engine that runs in `mode` and knows the model as `model`."""
+        path, body = _PROBES[mode]
+        return cls(probe=Probe(path, json.dumps({"model": model, **body}).encode()))
+
+    def reading(self, reads: Mapping[str, frozenset[str]]) -> "EngineApi":
+        """Returns the interface with the fields that each of these endpoints reads."""
+        known = {
+            path: replace(endpoint, reads=reads[path]) if path in reads else endpoint
+            for path, endpoint in self.endpoints.items()
+        }
+        return replace(self, endpoints=known)
+
+    def reads(self, path: str) -> frozenset[str] | None:
+        """Returns `EndpointApi.reads` of the endpoint; None for a path that the engine does not serve."""
+        endpoint = self.endpoints.get(path)
+        return endpoint.reads if endpoint is not None else None
+
+    def as_stream(self, path: str) -> Mapping[str, Any]:
+        """Returns `EndpointApi.as_stream` of the endpoint; nothing for a path that the engine does not serve."""
+        endpoint = self.endpoints.get(path)
+        return endpoint.as_stream if endpoint is not None else _NOTHING
+
+    def paths_of(self, shape: ApiShape) -> Iterator[str]:
+        """Yields the paths of the endpoints with this shape."""
+        return (path for path, endpoint in self.endpoints.items() if endpoint.shape is shape)
+
+
+OPENAI = EngineApi()
+"""OpenAI's API without a probe."""
