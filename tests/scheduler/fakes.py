@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, OutOfMemory
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
@@ -114,6 +115,7 @@ class FakeRunner:
     def __init__(self, world: "World", key: RunnerKey, spec: RunSpec, id: str) -> None:
         self.key, self.spec, self.id = key, spec, id
         self.endpoint = Endpoint(path=Path(f"/nowhere/{id}.sock"))
+        self.api = OPENAI
         self.stage = ""
         self.pid: int | None = None
         self.sandbox = None
