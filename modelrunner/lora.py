@@ -14,7 +14,7 @@ from modelrunner.errors import BadRequest
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST = 16  # adapters of one model
 _LARGEST_SCALE = 1000.0
-_SCALE = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?", re.ASCII)
+_SCALE = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e-?[0-9]+)?", re.ASCII)
 _STEM = re.compile(r"lora-([A-Za-z0-9][A-Za-z0-9_.-]{0,63})(?:@(-?[0-9.]{1,12}(?:e-[0-9]{1,3})?))?")
 _LONGEST_NAME = 64
 

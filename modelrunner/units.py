@@ -47,9 +47,7 @@ def parse_duration(text: str) -> float:
     if rest == "0":
         return 0.0
     seconds, position = 0.0, 0
-    for part in _DURATION_PART.finditer(rest):
-        if part.start() != position:
-            break
+    while (part := _DURATION_PART.match(rest, position)) is not None:
         seconds += float(part[1]) * _DURATION_UNITS[part[2]]
         position = part.end()
     if not rest or position != len(rest):

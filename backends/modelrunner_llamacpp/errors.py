@@ -61,9 +61,9 @@ _CAUSES = [
 # The engine's words, with status 400 or 500, for an input beyond its context, or beyond the batch that an embedding has
 # to fit in. The last ones are llama-cpp-python's (llama_cpp/server/errors.py).
 _TOO_LONG = re.compile(
-    r"\(?(?P<tokens>\d+) tokens\) (?:exceeds the available context size \(|is too large to process.*batch size: "
-    r"|is larger than the max context size \()(?P<limit>\d+)"
-    r"|maximum context length is (?P<context>\d+) tokens.*?\((?P<prompt>\d+) in ",
+    r"(?<!\d)(?P<tokens>\d{1,18}) tokens\) (?:exceeds the available context size \("
+    r"|is too large to process.{0,200}?batch size: |is larger than the max context size \()(?P<limit>\d+)"
+    r"|maximum context length is (?P<context>\d{1,18}) tokens.{0,200}?\((?P<prompt>\d{1,18}) in ",
     re.DOTALL,
 )
 # The engine's words with status 500 where the request is at fault. llama-cpp-python's server has its own words for an

@@ -28,7 +28,7 @@ _EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 _GOAWAY = 7
 _HTTP_1_1_REQUIRED = 0xD
 
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?[ \t]*")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*+|[ \t]*+)")
 _TRAILER = re.compile(rf"{_TOKEN}+:[\t\x20-\x7e\x80-\xff]*".encode("latin-1"))
 _LONGEST_CHUNK_LINE = 4096
 _LARGEST_TRAILER = 16 << 10

@@ -254,7 +254,15 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
 
 def _matching(patterns: Iterable[str]) -> re.Pattern[str]:
     """Compiles an expression for texts that match one of the patterns, in which `*` stands for any text."""
-    return re.compile("|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in patterns), re.DOTALL)
+    return re.compile("|".join(map(_expression, patterns)), re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """Each part between two stars is sought once, at its first place: a name of a million letters takes no longer."""
+    first, *parts = map(re.escape, pattern.split("*"))
+    if not parts:
+        return first
+    return first + "".join(f"(?>.*?{part})" for part in parts[:-1]) + f".*{parts[-1]}"
 
 
 def _digest(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _LONGEST = 8192
 _TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
 _PART = re.compile(
-    rf"\s*,?\s*(?:(?P<key>{_TOKEN})\s*=\s*(?:\"(?P<quoted>(?:[^\"\\]|\\.)*)\"|(?P<plain>{_TOKEN}))|(?P<scheme>{_TOKEN}))"
+    rf"\s*+,?\s*+(?:(?P<key>{_TOKEN}+)\s*+=\s*+(?:\"(?P<quoted>(?:[^\"\\]|\\.)*+)\"|(?P<plain>{_TOKEN}))|(?P<scheme>{_TOKEN}))"
 )
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+_LONGEST_LINE = 1000  # characters of a line that are searched: an engine may write millions
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -53,5 +55,5 @@ class Diagnosis:
         return next((stage for text, stage in self._stages if text in line), None)
 
     def _lines(self, tail: str) -> list[str]:
-        found = tail.splitlines()
-        return [line for line in found if not self._irrelevant.search(line)] if self._irrelevant else found
+        lines = [line[:_LONGEST_LINE] for line in tail.splitlines()]
+        return [line for line in lines if not self._irrelevant.search(line)] if self._irrelevant else lines

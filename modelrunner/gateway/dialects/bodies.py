@@ -28,7 +28,7 @@ _DIGITS_ONLY = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(25
 _LONGEST = 309  # the digits of the largest double
 _LAST_DIGIT = _LONGEST - 1
 _NUMBER = b"0" * _LONGEST
-_NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})', re.DOTALL)
+_NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})|[0-9]++', re.DOTALL)
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
 _MOST_TOKENS = 1_000_000  # a search takes half a second; it is done only for a body with several `"model"`
 
