@@ -157,17 +157,6 @@ FilePath = Annotated[Path, AfterValidator(expanded)]
 FolderPaths = Annotated[tuple[Annotated[Path, AfterValidator(whole)], ...], BeforeValidator(_list)]
 
 
-class NotifyTable(BaseModel):
-    """The `[notify]` table; docs/configuration.md describes each key."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    command: Words = ()
-    webhook: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    every: Seconds = 600.0
-    disk_free: Bytes = 5 << 30
-
-
 class Settings(BaseModel):
     """docs/configuration.md describes each setting. Sizes are in bytes, times in seconds."""
 
@@ -218,7 +207,6 @@ class Settings(BaseModel):
     streams_memory: Bytes = 64 << 20
     streams_age: Seconds = 60.0
     llama_server: FilePath | None = None
-    notify: NotifyTable = NotifyTable()
     mcp: Annotated[Mapping[str, McpTable], AfterValidator(_server_names)] = Field(default_factory=dict)
     tools_time: Seconds = 120.0
     registries: Mapping[RegistryHost, RegistryTable] = Field(default_factory=dict)

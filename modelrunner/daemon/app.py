@@ -62,7 +62,6 @@ from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
-from modelrunner.telemetry.notifier import NoticeRules, Notifier
 from modelrunner.telemetry.recordings import Recordings
 from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.tools.toolbox import Toolbox
@@ -187,9 +186,7 @@ class Daemon:
         self._batches, self._files = open_store(settings.data_dir / "state", settings.files_limit)
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
         observers = self._pipeline.observers
-        self._telemetry = Telemetry(
-            parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state", observers.flush
-        )
+        self._telemetry = Telemetry(parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state")
         if settings.telemetry:
             observers.add(self._telemetry)
         self._access_log = AccessLog(settings.data_dir / "logs" / "access.log", observers)
@@ -236,20 +233,9 @@ class Daemon:
             asyncio.create_task(self._telemetry.write_usage(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
-        if notifier := self._notifier():
-            self._background.append(asyncio.create_task(notifier.run(), name="notify"))
         if certificate is not None:
             self._background.append(asyncio.create_task(certificate.watch(), name="certificate"))
         self._counting = asyncio.create_task(self._telemetry.count_events(), name="events")
-
-    def _notifier(self) -> Notifier | None:
-        """None where nobody is to be told."""
-        table, store = self._settings.notify, self._parts.store
-        if not (table.command or table.webhook):
-            return None
-        rules = NoticeRules(table.command, table.webhook or "", table.every, table.disk_free)
-        home = self._settings.data_dir, self._settings.cache_dir
-        return Notifier(rules, self._parts.scheduler.events, lambda: [*home, *(each.data for each in store.places())])
 
     async def wait(self) -> None:
         """Returns when a signal or a request asks the daemon to stop."""

@@ -1,7 +1,6 @@
 """The access log: a line for each request, in a file of its own."""
 
 import logging
-from collections.abc import Sequence
 from functools import lru_cache
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -14,8 +13,6 @@ from modelrunner.gateway.request.observers import Observers, RequestRecord
 
 Form = Literal["off", "text", "json"]
 LOG_BYTES = 8 << 20  # per file; one older file is kept
-_MILLISECONDS = tuple(f".{number:03}Z " for number in range(1000))
-_SECONDS = tuple(f"0.{number:03}s " for number in range(1000))
 
 
 class AccessLog:
@@ -42,38 +39,23 @@ class AccessLog:
             self._handler.close()
             self._handler = None
 
-    def finished(self, records: Sequence[RequestRecord]) -> None:
+    def finished(self, record: RequestRecord) -> None:
         assert self._handler is not None
-        lines = "\n".join(self._render(records))
-        self._handler.handle(logging.makeLogRecord({"msg": lines, "levelno": logging.INFO}))
+        self._handler.handle(logging.makeLogRecord({"msg": self._render(record), "levelno": logging.INFO}))
 
 
-def _json(records: Sequence[RequestRecord]) -> list[str]:
-    return [msgspec.json.encode(record.flat()).decode() for record in records]
+def _json(record: RequestRecord) -> str:
+    return msgspec.json.encode(record.flat()).decode()
 
 
-def _text(records: Sequence[RequestRecord]) -> list[str]:
-    """Returns the lines. Parts that a line shares with the line before are not formatted again."""
-    lines, last, moment, alike = list[str](), 0, "", None
-    before = after = ""
-    for record in records:
-        if (milliseconds := int(record.time * 1e3)) != last:
-            last, moment = milliseconds, _date(milliseconds // 1000) + _MILLISECONDS[milliseconds % 1000]
-        if alike is None or not (
-            record.asked is alike.asked
-            and record.model == alike.model
-            and record.status == alike.status
-            and record.error == alike.error
-            and record.peer == alike.peer
-        ):
-            alike, asked = record, record.asked
-            caller = _word(asked.caller) if asked.caller else "-"
-            before = f" {asked.route} {_word(record.model)} {record.status} "
-            after = f" {caller} {record.error or '-'} {record.peer or '-'}"
-        tokens, milliseconds = record.tokens, int(record.duration * 1e3)
-        took = _SECONDS[milliseconds] if milliseconds < 1000 else f"{record.duration:.3f}s "
-        lines.append(f"{moment}{record.request_id}{before}{took}{tokens.prompt}+{tokens.answer}{after}")
-    return lines
+def _text(record: RequestRecord) -> str:
+    asked, tokens = record.asked, record.tokens
+    second, milliseconds = divmod(int(record.time * 1e3), 1000)
+    caller = _word(asked.caller) if asked.caller else "-"
+    return (
+        f"{_date(second)}.{milliseconds:03}Z {record.request_id} {asked.route} {_word(record.model)} {record.status} "
+        f"{record.duration:.3f}s {tokens.prompt}+{tokens.answer} {caller} {record.error or '-'} {record.peer or '-'}"
+    )
 
 
 def _word(text: str) -> str:

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
-from modelrunner.telemetry.columns import Columns
 
 STEP = 10
 """The length of a step in seconds."""
@@ -43,17 +43,18 @@ class History:
         self._steps: deque[CountedStep] = deque(maxlen=_KEPT)
         self._begin(0)
 
-    def take(self, alike: Columns) -> None:
+    def add(self, record: RequestRecord) -> None:
         if (step := int(self._wall()) // STEP * STEP) != self._time:
             self._end(step)
-        self._requests += alike.count
-        self._prompt += alike.prompt
-        self._answer += alike.answer
-        if alike.status >= 400 or alike.error:
-            self._failed += alike.count
-        else:
-            self._durations.extend(alike.durations[-_SAMPLES:])
-            self._firsts.extend(alike.firsts[-_SAMPLES:])
+        self._requests += 1
+        self._prompt += record.tokens.prompt
+        self._answer += record.tokens.answer
+        if record.status >= 400 or record.error:
+            self._failed += 1
+            return
+        self._durations.append(record.duration)
+        if record.first_byte is not None:
+            self._firsts.append(record.first_byte)
 
     def __iter__(self) -> Iterator[CountedStep]:
         """Yields the steps of the last hour that have ended, oldest first."""

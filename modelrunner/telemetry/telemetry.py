@@ -1,7 +1,7 @@
 """The observer that passes each request to the counters, the recent requests and the usage, and reads them."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +10,6 @@ from modelrunner.errors import RequestCancelled, RequestNotFound
 from modelrunner.gateway.calls import UnderWay
 from modelrunner.gateway.request.observers import CONTROL, RequestRecord
 from modelrunner.scheduler import Scheduler
-from modelrunner.telemetry.columns import columns
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
 from modelrunner.telemetry.history import CountedStep, History
@@ -20,15 +19,13 @@ from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
 
 class Telemetry:
     """An `Observer`. `under_way` returns the requests that have not ended; `state` is the folder of the usage file;
-    `wall` is the time of day in Unix seconds. Records come some time after the end of their requests: so each method
-    that reads counts calls `flush` first."""
+    `wall` is the time of day in Unix seconds."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         under_way: Callable[[], Collection[UnderWay]],
         state: Path,
-        flush: Callable[[], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
@@ -38,22 +35,16 @@ class Telemetry:
         self._history = History(wall)
         self._usage = Usage(state / "usage.sqlite", wall)
         self.exposition = Exposition(scheduler, self._counters, self._events, lambda: len(under_way()))
-        self._flush = flush
 
-    def finished(self, records: Sequence[RequestRecord]) -> None:
-        of_models = records
-        for alike in columns(records):
-            self._counters.add(alike)
-            if alike.asked.family == CONTROL:
-                of_models = [record for record in records if record.asked.family != CONTROL]
-                continue
-            self._usage.add(alike)
-            self._history.take(alike)
-        self._recent.extend(of_models)
+    def finished(self, record: RequestRecord) -> None:
+        self._counters.add(record)
+        if record.asked.family != CONTROL:
+            self._usage.add(record)
+            self._history.add(record)
+            self._recent.add(record)
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the counts for Prometheus and their content type, as `Exposition.render`."""
-        self._flush()
         return await self.exposition.render(accept)
 
     def running(self) -> list[RequestRecord]:
@@ -62,33 +53,27 @@ class Telemetry:
 
     def requests(self, wanted: RequestFilter, limit: int | None = None) -> list[RequestRecord]:
         """Returns the requests under way, then the last ones, the newest first."""
-        self._flush()
         found = (*self._recent.running(), *reversed(list(self._recent)))
         return [record for record in found if wanted.admits(record)][:limit]
 
     def follow(self, wanted: RequestFilter, idle: float) -> AsyncGenerator[RequestRecord | None, None]:
         """Yields the requests that end from now on, and None after `idle` seconds without one."""
-        self._flush()
         return _chosen(self._recent.subscribe(idle=idle), wanted)
 
     def ended_after(self, number: int) -> tuple[int, list[RequestRecord]]:
         """Returns how many requests have ended, and the kept ones after the first `number`, the oldest first."""
-        self._flush()
         return self._recent.last, self._recent.after(number)
 
     def history(self) -> list[CountedStep]:
         """Returns the complete steps of the last hour, the oldest first."""
-        self._flush()
         return list(self._history)
 
     def latest_step(self) -> CountedStep | None:
         """Returns the last complete step with requests."""
-        self._flush()
         return self._history.latest()
 
     async def usage(self, by: Grouping, since: timedelta) -> list[UsageSum]:
         """Returns the sums since the day that is `since` ago. Raises as `Usage.sums`."""
-        self._flush()
         return await self._usage.sums(by, since)
 
     def cancel(self, request_id: str) -> None:
@@ -103,8 +88,7 @@ class Telemetry:
         await self._usage.run()
 
     async def close(self) -> None:
-        """Counts the last requests, and writes their usage."""
-        self._flush()
+        """Writes the usage of the last requests."""
         await self._usage.flush()
 
     async def count_events(self) -> None:

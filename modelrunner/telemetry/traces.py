@@ -84,10 +84,9 @@ class Traces:
         self._tracer = self._provider.get_tracer("modelrunner")
         self._made = 0
 
-    def finished(self, records: Sequence[RequestRecord]) -> None:
-        for record in records:
-            if record.trace is not None:
-                self._add(record, record.trace)
+    def finished(self, record: RequestRecord) -> None:
+        if record.trace is not None:
+            self._add(record, record.trace)
 
     def families(self) -> list[CounterMetricFamily]:
         """Returns the spans by their fate. Spans that were neither sent nor failed wait, or were dropped."""

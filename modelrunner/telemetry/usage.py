@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from modelrunner.database import Database
-from modelrunner.telemetry.columns import Columns
+from modelrunner.gateway.request.observers import RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -66,19 +66,20 @@ class Usage:
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
 
-    def add(self, alike: Columns) -> None:
-        """Adds requests of one caller. Requests that no model answered do not count."""
-        if not alike.served.model:
+    def add(self, record: RequestRecord) -> None:
+        """Adds a request. One that no model answered does not count."""
+        model = record.served.model
+        if not model:
             return
         day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
-        key = day, alike.asked.caller, alike.served.model
+        key = day, record.asked.caller, model
         if len(self._new) >= _MOST_KEPT and key not in self._new:
-            key = day, _OTHERS, alike.served.model
+            key = day, _OTHERS, model
         sums = self._new.setdefault(key, [0, 0, 0, 0.0])
-        sums[0] += alike.count
-        sums[1] += alike.prompt
-        sums[2] += alike.answer
-        sums[3] += max(0.0, sum(alike.durations) - sum(alike.queued) - sum(alike.loading))
+        sums[0] += 1
+        sums[1] += record.tokens.prompt
+        sums[2] += record.tokens.answer
+        sums[3] += max(0.0, record.duration - record.queued - record.loading)
 
     async def run(self) -> None:
         """Writes until it is cancelled."""

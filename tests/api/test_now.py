@@ -12,7 +12,6 @@ from modelrunner.api import recordforms
 from modelrunner.gateway.calls import asked
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
-from modelrunner.telemetry.columns import Columns
 from modelrunner.telemetry.history import STEP, History, Latency
 from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeClock
@@ -73,9 +72,9 @@ def test_an_hour_in_steps_of_ten_seconds():
     clock = FakeClock(1000.0)
     history = History(clock)
     for duration in (1.0, 2.0, 9.0):
-        history.take(Columns([record(200, duration=duration, first_byte=0.5, tokens=Tokens(3, 8))]))
-    history.take(Columns([record(503)]))
-    history.take(Columns([record(200, duration=99.0, error="engine_crashed")]))
+        history.add(record(200, duration=duration, first_byte=0.5, tokens=Tokens(3, 8)))
+    history.add(record(503))
+    history.add(record(200, duration=99.0, error="engine_crashed"))
     assert list(history) == []  # the step goes on
     clock.advance(STEP)
     (step,) = history
@@ -93,5 +92,5 @@ def test_what_is_kept_of_requests_is_bounded():
     history = History(clock)
     for _ in range(3 * 3600 // STEP):
         clock.advance(STEP)
-        history.take(Columns([record(200, tokens=Tokens(0, 1))]))
+        history.add(record(200, tokens=Tokens(0, 1)))
     assert len(list(history)) <= 3600 // STEP + 1

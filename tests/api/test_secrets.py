@@ -39,7 +39,6 @@ async def test_no_output_has_a_secret(start_daemon: StartDaemon, tmp_path: Path)
         models={"smol": 0, "other": 1},
         access_log="json",
         log_level="debug",
-        notify={"command": ["/bin/true"]},
         mcp={"local": {"command": [sys.executable, str(TOOLS)], "env": {"VARIABLE": VARIABLE}}},
     )
     async with daemon.unix.post("/engines/_configure", json={"model": "other", "recording": True}) as answer:

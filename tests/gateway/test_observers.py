@@ -1,6 +1,5 @@
 """What observers are told of requests, and that each is told once."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,15 @@ class Notes:
     """Keeps everything that the observers are told."""
 
     def __init__(self, observers: Observers) -> None:
-        self._observers = observers
-        self._records: list[RequestRecord] = []
+        self.records: list[RequestRecord] = []
         observers.add(self)
 
-    @property
-    def records(self) -> list[RequestRecord]:
-        self._observers.flush()
-        return self._records
-
-    def finished(self, records: Sequence[RequestRecord]) -> None:
-        self._records += records
+    def finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
 
 
 class Faulty:
-    def finished(self, records: Sequence[RequestRecord]) -> None:
+    def finished(self, record: RequestRecord) -> None:
         raise RuntimeError("an observer's own fault")
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +16,9 @@ from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry.engines import EngineMetrics, fetch, merged
-from modelrunner.telemetry.history import STEP
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.telemetry import Telemetry
-from modelrunner.telemetry.usage import Grouping
 from modelrunner.types import Endpoint, Served
-from tests.fakes import FakeClock
 from tests.waiting import HUNG
 
 
@@ -75,7 +71,7 @@ async def test_an_engine_that_does_not_answer_is_left_out(tmp_path: Path) -> Non
 async def test_a_burst_of_events_does_not_end_the_counting(tmp_path: Path) -> None:
     events = Feed[Any](1, 3)
     scheduler: Any = SimpleNamespace(events=events)
-    telemetry = Telemetry(scheduler, lambda: (), tmp_path, lambda: None)
+    telemetry = Telemetry(scheduler, lambda: (), tmp_path)
     counting = asyncio.create_task(telemetry.count_events())
     await asyncio.sleep(0)
     for _ in range(10):
@@ -87,64 +83,32 @@ async def test_a_burst_of_events_does_not_end_the_counting(tmp_path: Path) -> No
     await counting
 
 
-class Told:
-    """A telemetry that is told of a request only when it asks."""
+class Requests:
+    """A telemetry, and requests that end."""
 
     def __init__(self, folder: Path) -> None:
-        self.clock = FakeClock(1000.0)
-        self._pending: list[RequestRecord] = []
         scheduler: Any = SimpleNamespace()
-        self.telemetry = Telemetry(scheduler, lambda: (), folder, self._flush, self.clock)
+        self.telemetry = Telemetry(scheduler, lambda: (), folder)
 
-    def ended(self, id: str, status: int = 200, model: str = "m", model_name: str = "full/m") -> None:
-        self._pending.append(
+    def end(self, id: str, status: int = 200, model: str = "m", model_name: str = "full/m") -> None:
+        self.telemetry.finished(
             RequestRecord(
                 id, asked("openai", "/v1/completions"), status, "", model, Served(model_name), tokens=Tokens(1, 2)
             )
         )
 
-    def _flush(self) -> None:
-        told, self._pending = self._pending, []
-        if told:
-            self.telemetry.finished(told)
-
-
-async def test_each_look_sees_the_request_that_just_ended(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    telemetry = told.telemetry
-    told.ended("a")
-    assert telemetry.history() == []
-    told.clock.advance(STEP)
-    assert [step.requests for step in telemetry.history()] == [1]
-    told.ended("b")
-    assert [one.request_id for one in telemetry.requests(RequestFilter())] == ["b", "a"]
-    told.ended("c")
-    assert telemetry.ended_after(2)[0] == 3
-    told.ended("d")
-    assert [total.requests for total in await telemetry.usage(Grouping.MODEL, timedelta(days=1))] == [4]
-    told.ended("e")
-    told.clock.advance(STEP)
-    assert telemetry.latest_step() == telemetry.history()[-1]
-    told.ended("f")
-    follower = telemetry.follow(RequestFilter(), 0.001)
-    assert await anext(follower) is None
-    told.ended("g")
-    await telemetry.close()
-    assert getattr(await anext(follower), "request_id", "") == "g"
-    await follower.aclose()
-
 
 async def test_requests_are_chosen_by_model_and_status(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.ended("a")
-    told.ended("b", status=503)
-    told.ended("c", model="other", model_name="full/other")
+    requests = Requests(tmp_path)
+    requests.end("a")
+    requests.end("b", status=503)
+    requests.end("c", model="other", model_name="full/other")
 
     def ids(wanted: RequestFilter, limit: int | None = None) -> list[str]:
-        return [one.request_id for one in told.telemetry.requests(wanted, limit)]
+        return [one.request_id for one in requests.telemetry.requests(wanted, limit)]
 
     assert ids(RequestFilter("m")) == ids(RequestFilter("full/m")) == ["b", "a"]
     assert ids(RequestFilter("m", 200)) == ["a"]
     assert ids(RequestFilter(), 1) == ["c"]
     with pytest.raises(RequestNotFound):
-        told.telemetry.cancel("a")
+        requests.telemetry.cancel("a")

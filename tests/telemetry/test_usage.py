@@ -11,7 +11,6 @@ from pathlib import Path
 from modelrunner.gateway.calls import asked
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import NONE, Tokens
-from modelrunner.telemetry.columns import Columns
 from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
 from modelrunner.types import Served
 
@@ -26,21 +25,19 @@ class Wall:
         return self.now
 
 
-def requests(caller: str, model: str, tokens: Tokens = NONE) -> Columns:
+def request(caller: str, model: str, tokens: Tokens = NONE) -> RequestRecord:
     """One request, alone."""
     shared = asked("openai", "/v1/chat/completions", caller)
-    return Columns(
-        [RequestRecord("id", shared, 200, "", model, Served(model), duration=2.0, queued=0.5, tokens=tokens)]
-    )
+    return RequestRecord("id", shared, 200, "", model, Served(model), duration=2.0, queued=0.5, tokens=tokens)
 
 
 async def test_sums_by_model_caller_and_day(tmp_path: Path) -> None:
     wall = Wall()
     usage = Usage(tmp_path / "usage.sqlite", wall)
-    usage.add(requests("kim", "a", Tokens(10, 5)))
+    usage.add(request("kim", "a", Tokens(10, 5)))
     wall.now += DAY
-    usage.add(requests("lee", "a", Tokens(20, 7)))
-    usage.add(requests("lee", "b", Tokens(1, 1)))
+    usage.add(request("lee", "a", Tokens(20, 7)))
+    usage.add(request("lee", "b", Tokens(1, 1)))
     month = timedelta(days=30)
     assert await usage.sums(Grouping.MODEL, month) == [UsageSum("a", 2, 30, 12, 3.0), UsageSum("b", 1, 1, 1, 1.5)]
     assert await usage.sums(Grouping.KEY, month) == [UsageSum("lee", 2, 21, 8, 3.0), UsageSum("kim", 1, 10, 5, 1.5)]
@@ -55,7 +52,7 @@ async def test_sums_wait_for_what_is_being_written(tmp_path: Path) -> None:
     assert await usage.sums(Grouping.MODEL, month) == []
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("begin immediate")  # until it ends, what is written waits and what is read does not
-        usage.add(requests("", "ai/m", Tokens(10, 5)))
+        usage.add(request("", "ai/m", Tokens(10, 5)))
         writing = asyncio.create_task(usage.flush())
         reading = asyncio.create_task(usage.sums(Grouping.MODEL, month))
         assert await Usage(path, Wall()).sums(Grouping.MODEL, month) == []
@@ -69,13 +66,13 @@ async def test_a_write_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
     loop, free = asyncio.get_running_loop(), threading.Event()
     loop.set_default_executor(ThreadPoolExecutor(1))
     busy = asyncio.create_task(asyncio.to_thread(free.wait))  # the only thread
-    usage.add(requests("", "ai/m", Tokens(10, 5)))
+    usage.add(request("", "ai/m", Tokens(10, 5)))
     leaving = asyncio.create_task(usage.flush())
     await asyncio.wait([leaving], timeout=0.0)
     leaving.cancel()
     await asyncio.wait([leaving])
     assert leaving.cancelled()
-    usage.add(requests("", "ai/m", Tokens(1, 1)))
+    usage.add(request("", "ai/m", Tokens(1, 1)))
     reading = asyncio.create_task(usage.sums(Grouping.MODEL, timedelta(days=1)))
     free.set()
     assert await reading == [UsageSum("ai/m", 2, 11, 6, 3.0)]
@@ -95,7 +92,7 @@ async def test_it_writes_once_a_second(tmp_path: Path) -> None:
     running = asyncio.create_task(usage.run())
     assert await pauses.get() == 1.0
     for number in range(1, 4):
-        usage.add(requests("", "ai/m"))
+        usage.add(request("", "ai/m"))
         bell.put_nowait(None)
         assert await pauses.get() == 1.0
         assert [each.requests for each in await Usage(path, Wall()).sums(Grouping.DAY, timedelta(days=1))] == [number]
@@ -105,10 +102,10 @@ async def test_it_writes_once_a_second(tmp_path: Path) -> None:
 
 async def test_it_survives_a_new_daemon(tmp_path: Path) -> None:
     first = Usage(tmp_path / "usage.sqlite", Wall())
-    first.add(requests("", "ai/m", Tokens(10, 5)))
+    first.add(request("", "ai/m", Tokens(10, 5)))
     await first.flush()
     second = Usage(tmp_path / "usage.sqlite", Wall())
-    second.add(requests("", "ai/m", Tokens(1, 1)))
+    second.add(request("", "ai/m", Tokens(1, 1)))
     assert await second.sums(Grouping.MODEL, timedelta(days=1)) == [UsageSum("ai/m", 2, 11, 6, 3.0)]
 
 
@@ -116,7 +113,7 @@ async def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "usage.sqlite"
     path.write_bytes(b"not a database, and longer than its header would be" * 40)
     usage = Usage(path, Wall())
-    usage.add(requests("", "ai/m", Tokens(1, 1)))
+    usage.add(request("", "ai/m", Tokens(1, 1)))
     assert len(await usage.sums(Grouping.MODEL, timedelta(days=1))) == 1
     [aside] = tmp_path.glob("usage.sqlite.corrupt-*")
     assert aside.read_bytes().startswith(b"not a database")
@@ -125,9 +122,9 @@ async def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
 async def test_a_disk_that_refuses_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "later"
     usage = Usage(folder / "usage.sqlite", Wall())
-    usage.add(requests("", "ai/m", Tokens(1, 1)))
+    usage.add(request("", "ai/m", Tokens(1, 1)))
     await usage.flush()
-    usage.add(requests("", "ai/m", Tokens(2, 2)))
+    usage.add(request("", "ai/m", Tokens(2, 2)))
     await usage.flush()
     folder.mkdir()
     assert await usage.sums(Grouping.MODEL, timedelta(days=1)) == [UsageSum("ai/m", 2, 3, 3, 3.0)]
@@ -138,7 +135,7 @@ async def test_the_oldest_days_go_when_it_is_full(tmp_path: Path) -> None:
     usage = Usage(tmp_path / "usage.sqlite", wall, largest)
     for day in range(40):
         for number in range(50):
-            usage.add(requests("", f"ai/model-{number:040}", Tokens(1, 1)))
+            usage.add(request("", f"ai/model-{number:040}", Tokens(1, 1)))
         await usage.flush()
         wall.now = NOON + (day + 1) * DAY
     wall.now -= DAY
@@ -153,11 +150,11 @@ async def test_damage_behind_the_first_page_is_set_aside(tmp_path: Path) -> None
     path = tmp_path / "usage.sqlite"
     usage = Usage(path, Wall())
     for number in range(500):
-        usage.add(requests("", f"model-{number}", Tokens(1, 1)))
+        usage.add(request("", f"model-{number}", Tokens(1, 1)))
     await usage.flush()
     whole = path.read_bytes()
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    usage.add(requests("", "ai/m", Tokens(1, 1)))
+    usage.add(request("", "ai/m", Tokens(1, 1)))
     await usage.flush()
     assert [each.requests for each in await usage.sums(Grouping.DAY, timedelta(days=1))] == [1]
     [aside] = tmp_path.glob("usage.sqlite.corrupt-*")
@@ -168,7 +165,7 @@ async def test_callers_without_end_are_added_up_together(tmp_path: Path) -> None
     """While the disk takes nothing, memory is bounded, and no request is lost."""
     usage = Usage(tmp_path / "usage.sqlite", Wall())
     for number in range(10_500):
-        usage.add(requests(str(number), "ai/m"))
+        usage.add(request(str(number), "ai/m"))
     sums = await usage.sums(Grouping.KEY, timedelta(days=1))
     assert len(sums) == 10_001
     assert sums[0] == UsageSum("(others)", 500, 0, 0, 750.0)

@@ -1,8 +1,6 @@
 """The record of a finished request for observers: metrics, recording, usage, and the access log."""
 
-import asyncio
 import logging
-from collections.abc import Sequence
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +18,6 @@ log = logging.getLogger(__name__)
 
 CONTROL = "control"
 """The family of requests that ask no model."""
-_EVERY = 0.05  # seconds between two rounds of telling
 _LONGEST = 640  # characters: no model has a longer name, and no route a longer path
 
 
@@ -66,45 +63,34 @@ class Observer(Protocol):
     """An observer gets the record of every request. It is called from the event loop, so it must not wait. Exceptions
     are logged."""
 
-    def finished(self, records: Sequence[RequestRecord]) -> None:
-        """`records` are of the requests that ended since the last call, in that order."""
+    def finished(self, record: RequestRecord) -> None:
+        """Called once for each request, when it has ended."""
 
 
 class Observers:
-    """Tells the observers of requests, some time after their answers: many requests cost less together. `active` is
-    true with an observer."""
+    """Tells the observers of each request that has ended. `active` is true with an observer."""
 
     def __init__(self) -> None:
         self.active = False
         self._observers: tuple[Observer, ...] = ()
-        self._new: list[RequestRecord] = []
 
     def __contains__(self, observer: Observer) -> bool:
         return observer in self._observers
 
     def add(self, observer: Observer) -> None:
         """Adds an observer, which gets the record of every later request. Safe to call again."""
-        self.flush()
         if observer not in self._observers:
             self._observers = (*self._observers, observer)
         self.active = True
 
     def remove(self, observer: Observer) -> None:
-        self.flush()
         self._observers = tuple(other for other in self._observers if other is not observer)
         self.active = bool(self._observers)
 
     def tell(self, record: RequestRecord) -> None:
-        if not self._new:
-            asyncio.get_running_loop().call_later(_EVERY, self.flush)
-        self._new.append(record)
-
-    def flush(self) -> None:
-        """Tells the observers of every request that has ended."""
-        records, self._new = self._new, []
-        for observer in self._observers if records else ():
+        for observer in self._observers:
             try:
-                observer.finished(records)
+                observer.finished(record)
             except Exception:  # an observer's fault is not the requests'
                 log.exception("%s failed", type(observer).__name__)
 
