@@ -56,6 +56,7 @@ class Assembly(ABC):
 
     headers: tuple[Header, ...] = (JSON,)
     whole: ClassVar[bool] = True
+    chunk_per_line: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._lines = EventLines()
@@ -114,6 +115,7 @@ class WholeBody(ABC):
     """A `Translation` of an answer that the engine gives in one piece."""
 
     whole: ClassVar[bool] = True
+    chunk_per_line: ClassVar[bool] = False
 
     def __init__(self, headers: tuple[Header, ...]) -> None:
         self.headers = (JSON, *headers)

@@ -13,6 +13,7 @@ from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.assembly import Assembly
 from modelrunner.gateway.dialects.dialect import Dialect, Fields, Translation
 from modelrunner.gateway.dialects.nesting import SURELY_SHALLOW, decode_with_room
+from modelrunner.gateway.dialects.normalize import lenient, normalized
 from modelrunner.schema import wrong_field
 
 if TYPE_CHECKING:
@@ -43,13 +44,9 @@ class JsonBodies(Dialect):
         depth, and numbers that fit in a double."""
         small = len(body) <= _SLICE
         try:
-            # `replace` finds a byte faster than `count` does, and `rfind` below a text faster than `find`.
-            if small and len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW:
-                fields: Fields = self.decoder.decode(body)
-            else:
-                fields = decode_with_room(self.decoder.decode, body)
+            fields = self._decoded(body, small=small)
         except msgspec.ValidationError as error:
-            raise _unlike_schema(error) from None
+            fields = self._leniently_decoded(body, error)
         except msgspec.DecodeError as error:
             raise BadRequest(f"the body is not valid JSON: {error}") from None
         except (RecursionError, UnicodeDecodeError):
@@ -65,6 +62,23 @@ class JsonBodies(Dialect):
         twice = body.rfind(_BEGINNING, 0, body.rfind(_BEGINNING)) >= 0 if small else _repeats(body)
         if twice or (small and body.find(b"\\") >= 0 and body.find(b"\\u006") >= 0):
             self._check_names(body)
+        if fields.tool_choice:
+            fields.check_choice()
+        return fields
+
+    def _decoded(self, body: bytes, *, small: bool) -> Fields:
+        # `replace` finds a byte faster than `count` does, and `rfind` below a text faster than `find`.
+        if small and len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW:
+            fields: Fields = self.decoder.decode(body)
+            return fields
+        return decode_with_room(self.decoder.decode, body)
+
+    def _leniently_decoded(self, body: bytes, error: msgspec.ValidationError) -> Fields:
+        """Returns the fields of a body that is only valid if null is absent, or 40.0 is 40. Raises `BadRequest`."""
+        try:
+            fields: Fields = self.decoder.decode(lenient(body))
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            raise _unlike_schema(error) from None
         return fields
 
     def _check_names(self, body: bytes) -> None:
@@ -97,8 +111,9 @@ class JsonDialect(JsonBodies):
         raise NotImplementedError
 
     def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
-        """Returns the client's body, byte for byte. Members are replaced only if the client wrote an alias, the engine
-        refuses the model's name, or the engine is asked for a stream and the client did not ask for one."""
+        """Returns the client's body, byte for byte but for what `normalized` changes. Members are replaced only if the
+        client wrote an alias, the engine refuses the model's name, or the engine is asked for a stream and the client
+        did not ask for one."""
         names, path = runner.names, ask.terms.route.path
         if ask.terms.route.instead is not None and (
             path not in runner.api.endpoints
@@ -117,9 +132,10 @@ class JsonDialect(JsonBodies):
         if not ask.fields.stream and (as_stream := runner.api.as_stream(path)):
             replaced |= as_stream
             assembly = self.assembly()
+        body = normalized(ask.body)
         if not replaced:
-            return path, ask.body, None
-        return path, with_members(MEMBERS.decode(ask.body), replaced), assembly
+            return path, body, None
+        return path, with_members(MEMBERS.decode(body), replaced), assembly
 
 
 def with_members(members: Mapping[str, msgspec.Raw], replaced: Mapping[str, Any]) -> bytes:

@@ -132,6 +132,7 @@ class ChunkTranslation(ABC):
 
     headers: tuple[Header, ...]
     whole: ClassVar[bool] = False
+    chunk_per_line: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._lines = EventLines()

@@ -82,8 +82,19 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
         found = {name: decoded(getattr(self, name), name) for name in _WATCHED}
         return {name: value for name, value in found.items() if value is not None}
 
+    def check_choice(self) -> None:
+        """Raises `BadRequest` for a `tool_choice` that requires a call where there are no tools. Engines differ here:
+        some answer with a text."""
+        if not self.tool_choice or bytes(self.tools) not in _NO_TOOLS:
+            return
+        choice = decoded(self.tool_choice, "tool_choice")
+        word = choice.get("type") if isinstance(choice, dict) else choice
+        if word not in (None, "auto", "none"):
+            raise BadRequest("`tool_choice` requires the call of a tool, and there are no `tools`", param="tool_choice")
+
 
 _WATCHED = Fields.__struct_fields__[3:]
+_NO_TOOLS = (b"", b"null", b"[]")
 
 
 def decoded(raw: msgspec.Raw, name: str) -> Any:
@@ -102,6 +113,8 @@ class Translation(Protocol):
 
     headers: tuple[Header, ...]
     whole: ClassVar[bool] = False
+    chunk_per_line: ClassVar[bool] = False
+    """True if each line gets a chunk of HTTP of its own: clients parse what one read gives them as one line."""
 
     def piece(self, data: bytes) -> bytes:
         """Returns the client's bytes for the next bytes of the engine's body, which may end anywhere."""

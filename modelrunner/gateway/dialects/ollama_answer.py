@@ -61,6 +61,8 @@ class AnswerClock:
 class OllamaLines(ChunkTranslation):
     """The stream of a chat or, with `chat` False, of a generation."""
 
+    chunk_per_line: ClassVar[bool] = True
+
     def __init__(self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, chat: bool) -> None:
         super().__init__()
         self.headers = (*NDJSON, *headers)

@@ -1,7 +1,7 @@
 """OpenAI's family, with the calls that vLLM and Jina added. Engines speak it, so requests and answers pass through."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -30,8 +30,39 @@ _SCORE = Call(
 )
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)] | None
+_Length = Annotated[int, msgspec.Meta(ge=-1)] | None  # engines take -1 for "no limit"
+_Copies = Annotated[int, msgspec.Meta(ge=1)] | None
+
+
+class OpenAIFields(Fields, frozen=True, gc=False):
+    """The fields of all calls whose type and range are checked here, so that a mistake is the same error, with the
+    field's name, whatever engine the model has. Engines differ: some take a wrong type for an absent field, some fail
+    with a fault of their own. `logprobs` is a number in completions."""
+
+    max_tokens: _Length = None
+    max_completion_tokens: _Length = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: float | None = None
+    n: _Copies = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: _Count = None
+    logit_bias: dict[str, float] | list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+    stream_options: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    top_n: _Count = None
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+
+
 class OpenAI(JsonDialect):
     name: ClassVar[str] = "openai"
+    decoder = msgspec.json.Decoder(OpenAIFields)
     calls: ClassVar[Mapping[str, Call]] = {
         "/v1/chat/completions": Call(
             Mode.COMPLETION,

@@ -91,9 +91,11 @@ class _ChoicePieces:
             lists = {name: b"[%b]" % b",".join(elements) for name, elements in self._logprobs.items()}
             answer["logprobs"] = {name: msgspec.Raw(elements) for name, elements in lists.items()}
         message = answer.get("message")
-        if message is not None and "tool_calls" in message:
+        if message is not None and message.get("tool_calls"):
             calls = message["tool_calls"]
             message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        elif message is not None and message.get("content") is None:
+            message["content"] = ""  # a message without a call has a text, if an empty one
         return answer
 
 

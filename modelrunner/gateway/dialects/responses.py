@@ -13,7 +13,7 @@ from modelrunner.gateway.dialects.chunks import engine_request
 from modelrunner.gateway.dialects.dialect import Call, Fields, Translation, streamed
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse, keep, response_of
-from modelrunner.gateway.dialects.responses_request import PreparedFields, ResponseFields, new_id
+from modelrunner.gateway.dialects.responses_request import PreparedFields, ResponseFields, new_id, resolved
 from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
@@ -60,8 +60,9 @@ class Responses(OpenAI):
             history = await pipeline.responses.before(
                 fields.previous_response_id, ask.terms.owner, pipeline.limits.body
             )
+        items = await resolved(fields.items(), pipeline.responses, ask.terms.owner, pipeline.limits.body)
         prepared = PreparedFields(
-            **msgspec.structs.asdict(fields),
+            **(msgspec.structs.asdict(fields) | {"input": items}),
             id=new_id("resp"),
             created=time.time(),
             history=history,

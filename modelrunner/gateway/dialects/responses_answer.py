@@ -9,7 +9,7 @@ import msgspec
 
 from modelrunner.gateway.dialects.chunks import ChunkTranslation, GrowingToolCall
 from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON, decoded
-from modelrunner.gateway.dialects.responses_request import PreparedFields, new_id
+from modelrunner.gateway.dialects.responses_request import PreparedFields, item_id, new_id
 from modelrunner.gateway.response_store import StoredResponse
 from modelrunner.http.answers import Header
 
@@ -57,8 +57,8 @@ def keep(fields: PreparedFields, response: dict[str, Any]) -> None:
 class _OpenItem:
     """A growing item: a text, or thoughts. Its events have `start` before the piece."""
 
-    def __init__(self, kind: str, index: int) -> None:
-        self.id = new_id("msg" if kind == "output_text" else "rs")
+    def __init__(self, kind: str, response: str, index: int) -> None:
+        self.id = item_id("msg" if kind == "output_text" else "rs", response, index)
         self.kind = kind
         self.index = index
         self.pieces: list[str] = []
@@ -117,7 +117,7 @@ class ResponseEvents(ChunkTranslation):
         item, before = self._open, b""
         if item is None or item.kind != kind:
             before = self._close()
-            item = self._open = _OpenItem(kind, len(self._done))
+            item = self._open = _OpenItem(kind, self._fields.id, len(self._done))
             place = {"output_index": item.index, "item": item.item("in_progress")}
             before += self.event("response.output_item.added", **place)
             before += self.event("response.content_part.added", **self._place(item), part=item.part)
@@ -144,7 +144,7 @@ class ResponseEvents(ChunkTranslation):
 
     def _call(self, call: GrowingToolCall) -> bytes:
         index, call_id = len(self._done), call.id or new_id("call")
-        item = self._offered.item(new_id("fc"), call_id, call)
+        item = self._offered.item(item_id("fc", self._fields.id, index), call_id, call)
         self._done.append(item)
         kind, content, done = "function_call_arguments", "arguments", {"name": item["name"]}
         if item["type"] == "custom_tool_call":

@@ -3,19 +3,26 @@
 Source of the fields: https://platform.openai.com/docs/api-reference/responses/create
 """
 
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from modelrunner.errors import BadRequest
+from modelrunner.errors import BadRequest, NotFound, PayloadTooLarge
 from modelrunner.gateway.dialects.dialect import Fields, decoded
+from modelrunner.gateway.dialects.normalize import readable_arguments
 from modelrunner.gateway.dialects.responses_tools import OfferedTools, arguments_with, function_name
 from modelrunner.gateway.response_store import ResponseStore
 
-_WITHOUT_EFFECT = ("include", "max_tool_calls", "truncation", "service_tier")
+_WITHOUT_EFFECT = ("max_tool_calls", "truncation", "service_tier")
+_LOGPROBS = "message.output_text.logprobs"
+_REFERENCE = "item_reference"
+_OTHER_TOOLS = re.compile(r"\w{1,64}_call(_output)?|mcp_\w{1,64}|compaction")
+"""Types of items that tools of a service wrote in an earlier session: no model here can read them."""
 _UNKNOWN = ("conversation", "prompt")
+_OURS = frozenset(("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"))
 _TEXTS = frozenset(("input_text", "output_text", "text", "refusal"))
 
 
@@ -23,7 +30,7 @@ class ResponseFields(Fields, frozen=True, gc=False):
     """`POST /v1/responses`."""
 
     prepares: ClassVar[bool] = True
-    input: str | list[dict[str, Any]] = ""
+    input: str | list[dict[str, Any]] | None = ""
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -70,7 +77,9 @@ class ResponseFields(Fields, frozen=True, gc=False):
         """Returns the names of the request's fields that have no effect."""
         given = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, [], "auto", "disabled")]
         left_out = [f"tools.{kind}" for kind in self.offered().left_out]
-        return given + (["truncation"] if self.truncation == "auto" else []) + left_out
+        strange = dict.fromkeys(f"input.{kind}" for item in self.items() if (kind := _strange(item)))
+        included = ["include" for one in self.include or () if one != _LOGPROBS][:1]
+        return [*given, *(["truncation"] if self.truncation == "auto" else []), *left_out, *strange, *included]
 
     def offered(self) -> OfferedTools:
         """Returns the tools. Raises `BadRequest` for tools that run at a service."""
@@ -85,6 +94,8 @@ class ResponseFields(Fields, frozen=True, gc=False):
                 body[name] = value
         if self.max_output_tokens is not None:
             body["max_tokens"] = self.max_output_tokens
+        if self.top_logprobs or _LOGPROBS in (self.include or ()):
+            body |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         offered = self.offered()
         if tools := offered.functions():
             body["tools"] = tools
@@ -129,9 +140,47 @@ class PreparedFields(ResponseFields, frozen=True, gc=False):
         return found
 
 
+_ID_DIGITS = 48
+_OF_AN_ITEM = re.compile(rf"[a-z]{{1,8}}_([0-9a-f]{{{_ID_DIGITS}}})[0-9a-f]+")
+
+
 def new_id(kind: str) -> str:
-    """Returns an ID for an object of the `kind` resp, msg, rs or fc."""
-    return f"{kind}_{secrets.token_hex(24)}"
+    """Returns an ID for an object of the `kind` resp or call."""
+    return f"{kind}_{secrets.token_hex(_ID_DIGITS // 2)}"
+
+
+def item_id(kind: str, response: str, index: int) -> str:
+    """Returns the ID of an item of the `kind` msg, rs or fc in the output of a response. It holds the response's ID, so
+    that the item is found without a table of items."""
+    return f"{kind}_{response.partition('_')[2]}{index:x}"
+
+
+async def resolved(
+    items: Sequence[dict[str, Any]], store: ResponseStore | None, owner: str, largest: int
+) -> list[dict[str, Any]]:
+    """Returns the items with those of stored responses in place of references to them. Raises `NotFound`, and
+    `PayloadTooLarge` for more than `largest` bytes."""
+    outputs: dict[str, dict[str, dict[str, Any]]] = {}
+    found, size = list(items), 0
+    for place, item in enumerate(items):
+        if item.get("type") != _REFERENCE:
+            continue
+        id = item.get("id")
+        named = _OF_AN_ITEM.fullmatch(id) if isinstance(id, str) else None
+        response = f"resp_{named[1]}" if named else ""
+        if store is not None and response and response not in outputs:
+            stored = await store.get(response, owner)
+            size += stored.size
+            if size > largest:
+                raise PayloadTooLarge(f"the items that the input names have more than {largest} bytes together")
+            outputs[response] = {one["id"]: one for one in stored.response["output"]}
+        if (whole := outputs.get(response, {}).get(str(id))) is None:
+            raise NotFound(
+                f"the item {str(id)[:80]!r} is not stored here: send the item itself, and `store` its response",
+                param="input",
+            )
+        found[place] = whole
+    return found
 
 
 def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -139,13 +188,13 @@ def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     `BadRequest`."""
     found: list[dict[str, Any]] = []
     for item in items:
-        match item.get("type", "message"):
+        match item.get("type") or "message":
             case "message":
                 role = item.get("role")
                 role = "system" if role == "developer" else role
                 found.append({"role": role, "content": _content(item.get("content"))})
             case "function_call" | "custom_tool_call" as kind:
-                arguments = item.get("arguments") or "{}"
+                arguments = readable_arguments(item.get("arguments"))
                 if kind == "custom_tool_call":
                     arguments = msgspec.json.encode(arguments_with(item.get("input"))).decode()
                 name = function_name(item.get("name"), item.get("namespace"))
@@ -158,11 +207,21 @@ def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 output = item.get("output")
                 text = output if isinstance(output, str) else _content(output)
                 found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-            case "reasoning":
-                continue  # a model does not get the thoughts of its earlier answers
+            case "reasoning" | "item_reference":
+                continue  # a model does not get the thoughts of its earlier answers; `resolved` puts items in place
+            case other if _strange(item):
+                continue
             case other:
                 raise BadRequest(f"an item of the type {other!r} is not offered here", param="input")
     return found
+
+
+def _strange(item: dict[str, Any]) -> str:
+    """Returns the type of an item that a tool of a service wrote, "" for any other item."""
+    kind = item.get("type")
+    if not isinstance(kind, str) or kind in _OURS or _OTHER_TOOLS.fullmatch(kind) is None:
+        return ""
+    return kind
 
 
 def _content(content: Any) -> Any:

@@ -78,7 +78,8 @@ class OfferedTools:
     def item(self, id: str, call_id: str, call: GrowingToolCall) -> dict[str, Any]:
         """Returns the complete item of a call."""
         tool = self._by_name.get(call.name)
-        item = {"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": call.name}
+        status = "completed" if call.decoded() is not None else "incomplete"  # the limit of tokens cut it
+        item = {"id": id, "type": "function_call", "status": status, "call_id": call_id, "name": call.name}
         if tool is not None:
             item["name"] = tool.name
             if tool.namespace:

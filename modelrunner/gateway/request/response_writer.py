@@ -20,11 +20,19 @@ class ResponseWriter:
             try:
                 data = self._translation.piece(data)
             except EngineProtocolError as error:
-                self._sink.write(chunk(error.written) if self._framing and error.written else error.written)
+                self._sink.write(self._framed(error.written))
                 raise
-        self._sink.write(chunk(data) if self._framing and data else data)
+        self._sink.write(self._framed(data))
 
     def end(self) -> None:
         """Ends the answer once the engine's body is complete. Raises `EngineProtocolError`."""
         data = self._translation.end() if self._translation is not None else b""
-        self._sink.write((chunk(data) if data else b"") + b"0\r\n\r\n" if self._framing else data)
+        self._sink.write(self._framed(data) + b"0\r\n\r\n" if self._framing else data)
+
+    def _framed(self, data: bytes) -> bytes:
+        """Returns the data in chunks, if this passage makes them: one, or one for each line."""
+        if not self._framing or not data:
+            return data
+        if self._translation is not None and self._translation.chunk_per_line:
+            return b"".join(map(chunk, data.splitlines(keepends=True)))
+        return chunk(data)
