@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from modelrunner.errors import BadRequest
-from modelrunner.schema import wrong_field
+from modelrunner.schema import whole_number, wrong_field
 
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "repeat_last_n", "repeat_penalty"),
@@ -18,6 +18,7 @@ _OTHER_NAMES = {
     "num_keep": ("n_keep",),
     "num_predict": ("max_tokens",),
 }
+_FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 _Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]
 MOST_MESSAGES = 256
 
@@ -46,10 +47,14 @@ class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, param: str) -> "SamplingOptions":
-        """Reads options. Unknown ones are left out. Raises `BadRequest` for one of a wrong type; `param` is the field
-        that holds them."""
+        """Reads options. Unknown ones are left out, 40.0 is 40, null is absent. Raises `BadRequest` for one of a wrong
+        type or size; `param` is the field that holds them."""
+        known = {name: whole_number(value) for name, value in (options or {}).items()}
+        for name, value in known.items():
+            if isinstance(value, (int, float)) and not _FIRST <= value <= _LAST:  # nan is in no order
+                raise BadRequest(f"{param}.{name} is not a number of 64 bits", param=f"{param}.{name}")
         try:
-            return msgspec.convert(options or {}, cls)
+            return msgspec.convert(known, cls)
         except msgspec.ValidationError as error:
             wrong = wrong_field(error)
             name = f"{param}.{wrong.param}" if wrong.param else param
@@ -125,7 +130,7 @@ def split_parameters(parameters: Mapping[str, Any], param: str = "parameters") -
                 "machine are set with `modelrunner configure`",
                 param=f"{param}.{name}",
             )
-    context = parameters.get("num_ctx")
+    context = whole_number(parameters.get("num_ctx"))
     if context is not None and (type(context) is not int or context < 1):
         raise BadRequest(f"{param}.num_ctx must be a number of tokens, not {context!r}", param=f"{param}.num_ctx")
     sampling = SamplingOptions.of({name: value for name, value in parameters.items() if name != "num_ctx"}, param)

@@ -6,6 +6,7 @@ msgspec 0.19 and later say "Expected `int`, got `str` - at `$.speculative.num_to
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,15 @@ def wrong_field(error: msgspec.ValidationError, known: Iterable[str] = ()) -> Ba
     said = said.replace(" | null`", "`")
     said = said[:1].lower() + said[1:]
     return BadRequest(f"{place}: {said}" if place else said, param=place.partition("[")[0] or None)
+
+
+_EXACT = 2.0**53  # below it, each whole number is a double
+
+
+def whole_number(value: Any) -> Any:
+    """Returns the `int` for a whole number that was written as 40.0 or 4e1, and any other value as it is. JSON has one
+    kind of number."""
+    return int(value) if isinstance(value, float) and abs(value) < _EXACT and value.is_integer() else value
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

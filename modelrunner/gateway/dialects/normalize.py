@@ -9,6 +9,7 @@ import msgspec
 
 from modelrunner.gateway.dialects.chunks import arguments_of
 from modelrunner.gateway.dialects.nesting import decode_with_room
+from modelrunner.schema import whole_number
 
 # A text may match, too: then the body is decoded for nothing.
 _NULL = re.compile(rb"[:\[,]\s*+null\b")
@@ -20,8 +21,6 @@ _OPAQUE = frozenset(
         *("json_schema", "logit_bias", "metadata", "parameters", "schema", "structured_outputs", "value"),
     )
 )
-_EXACT = 2.0**53
-"""The largest double of which each smaller whole number is one, too."""
 
 
 def normalized(body: bytes) -> bytes:
@@ -50,8 +49,8 @@ def with_whole_numbers(value: Any) -> Any:
     while open_values:
         one = open_values.pop()
         for key, inner in _items(one):
-            if isinstance(inner, float) and inner.is_integer() and abs(inner) < _EXACT:
-                one[key] = int(inner)
+            if isinstance(inner, float):
+                one[key] = whole_number(inner)
             elif isinstance(inner, (dict, list)):
                 open_values.append(inner)
     return top[0]

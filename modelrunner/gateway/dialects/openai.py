@@ -8,7 +8,7 @@ import msgspec
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.bodies import JsonDialect
-from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, refusal_headers, streamed
+from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Fields, refusal_headers, streamed
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress

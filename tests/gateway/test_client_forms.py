@@ -1,0 +1,160 @@
+"""Forms of JSON that published clients send, and what an engine gets of them; mistakes, and the field that the answer
+names."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.gateway.fakes import SSE, Call, event
+from tests.gateway.harness import CHAT, proxy, request
+
+TOOL = {"type": "function", "function": {"name": "save", "parameters": {"type": "object"}}}
+EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
+
+
+async def asked(folder: Path, path: str, **fields: Any) -> dict[str, Any]:
+    """Returns what the engine gets."""
+    async with proxy(folder, "fast") as served:
+        answer = await served.ask(request(path, {"model": "m"} | fields))
+        assert answer.status == 200, answer.body
+        found: dict[str, Any] = msgspec.json.decode(served.engine.received[-1].body)
+        return found
+
+
+async def refused(folder: Path, path: str, **fields: Any) -> tuple[int, str | None]:
+    """Returns the status and the field that the error names. No engine is asked."""
+    async with proxy(folder, "fast") as served:
+        answer = await served.ask(request(path, {"model": "m"} | fields))
+        assert not served.engine.received
+        return answer.status, answer.error["param"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "got"),
+    [
+        (EMBEDDINGS, {"input": "a", "encoding_format": None, "dimensions": None}, {"input": "a"}),
+        (RERANK, {"query": "a", "documents": ["b"], "top_n": None}, {"query": "a", "documents": ["b"]}),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "hi", "name": None}], "stop": None, "tools": None, "n": None},
+            {"messages": [{"role": "user", "content": "hi"}]},
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a null", "cache_control": None}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a null"}]}]},
+        ),
+    ],
+)
+async def test_null_is_an_absent_field(folder: Path, path: str, sent: dict[str, Any], got: dict[str, Any]) -> None:
+    assert await asked(folder, path, **sent) == {"model": "m"} | got
+
+
+async def test_null_is_a_value_where_the_client_says_what_it_means(folder: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "save", "arguments": '{"a":null}'}}
+    schema = {"type": "object", "properties": {"a": {"enum": [None], "default": None}}}
+    sent: dict[str, Any] = {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": {"name": "save", "parameters": schema, "strict": None}}],
+    }
+    got = await asked(folder, CHAT, **sent)
+    assert got["messages"] == sent["messages"]
+    assert got["tools"] == [{"type": "function", "function": {"name": "save", "parameters": schema}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [('{"a": 1}', '{"a": 1}'), ("", "{}"), ('{"text": "north', '{"unfinished":"{\\"text\\": \\"north"}')],
+)
+async def test_a_call_that_was_cut_does_not_end_its_conversation(folder: Path, arguments: str, got: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "save", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    found = await asked(folder, CHAT, messages=messages)
+    assert found["messages"][0]["tool_calls"][0]["function"]["arguments"] == got
+
+
+@pytest.mark.parametrize("number", [b"3.0", b"3", b"0.3e1"])
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/responses", CHAT])
+async def test_a_whole_number_may_have_a_point(folder: Path, path: str, number: bytes) -> None:
+    name = {"/api/chat": b"options", "/v1/responses": b"max_output_tokens"}.get(path, b"max_tokens")
+    value = b'{"num_predict":%b}' % number if name == b"options" else number
+    words = b'"input":"a"' if name == b"max_output_tokens" else b'"messages":[{"role":"user","content":"a"}]'
+    body = b'{"model":"m","stream":false,%b,"%b":%b}' % (words, name, value)
+
+    async def script(call: Call) -> None:
+        assert msgspec.json.decode(call.request.body)["max_tokens"] == 3
+        last = msgspec.json.encode({"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]}).decode()
+        await call.send(SSE + event(last) + event("[DONE]") + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script) as served:
+        assert (await served.ask(request(path, body))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"max_tokens": 3.5}, "max_tokens"),
+        (CHAT, {"max_tokens": "3"}, "max_tokens"),
+        (CHAT, {"n": 0}, "n"),
+        (CHAT, {"temperature": -1}, "temperature"),
+        (CHAT, {"stop": 5}, "stop"),
+        (CHAT, {"response_format": "json"}, "response_format"),
+        (CHAT, {"logit_bias": {"a": "b"}}, "logit_bias"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tool_choice": "required", "tools": []}, "tool_choice"),
+        (CHAT, {"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": None}, "tool_choice"),
+        ("/v1/responses", {"tool_choice": "required", "input": "x"}, "tool_choice"),
+        (RERANK, {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        (EMBEDDINGS, {"input": "a", "encoding_format": "x"}, "encoding_format"),
+        ("/v1/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/v1/detokenize", {"tokens": ["a"]}, "tokens"),
+    ],
+)
+async def test_a_mistake_is_refused_with_its_field(folder: Path, path: str, fields: dict[str, Any], param: str) -> None:
+    assert await refused(folder, path, **fields) == (400, param)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+async def test_a_choice_that_requires_nothing_needs_no_tools(folder: Path, choice: str | None) -> None:
+    await asked(folder, CHAT, messages=[], tool_choice=choice)
+
+
+async def test_each_line_of_ollamas_streams_is_a_chunk_of_http(folder: Path) -> None:
+    """Clients read a piece of the body, and parse it as one line."""
+
+    async def script(call: Call) -> None:
+        texts = [{"choices": [{"delta": {"content": text}}]} for text in "abc"]
+        whole = [*texts, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+        events = b"".join(event(msgspec.json.encode(one).decode()) for one in whole)
+        await call.send(SSE + events + event("[DONE]") + b"0\r\n\r\n")  # in one piece
+
+    async with proxy(folder, "fast", script) as served:
+        body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+        client = await served.connect()
+        await client.send(request("/api/chat", body, Connection="close"))
+        raw = (await client.closed()).partition(b"\r\n\r\n")[2]
+    chunks = []
+    while raw:
+        size, _, raw = raw.partition(b"\r\n")
+        chunks.append(raw[: int(size, 16)])
+        raw = raw[int(size, 16) + 2 :]
+    assert [chunk.count(b"\n") for chunk in chunks] == [1, 1, 1, 1, 0]
+
+
+async def test_an_empty_answer_is_a_text(folder: Path) -> None:
+    async def script(call: Call) -> None:
+        said = [{"role": "assistant", "content": None}, {}]
+        ends = [None, "stop"]
+        events = [
+            {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
+            for delta, end in zip(said, ends, strict=True)
+        ]
+        whole = b"".join(event(msgspec.json.encode(one).decode()) for one in events)
+        await call.send(SSE + whole + event("[DONE]") + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script) as served:
+        served.runner.asked_as_streams = {CHAT: {"stream": True}}
+        answer = await served.ask(request(CHAT, {"model": "m", "messages": []}))
+        assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": ""}
