@@ -241,7 +241,7 @@ async def test_choices_among_tools(client: Made) -> None:
         ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "store"),
         ({"text": {"format": {"type": "poem"}}}, "text.format"),
-        ({"input": [{"type": "computer_call"}]}, "input"),
+        ({"input": [{"type": "computer"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input"),
         ({"input": 7}, "input"),
     ],
@@ -251,6 +251,54 @@ async def test_what_is_not_offered_is_refused(client: Made, body: dict[str, Any]
     async with daemon.tcp.post("/v1/responses", json={"model": "smol", "input": "x"} | body) as answer:
         assert (answer.status, (await answer.json())["error"]["param"]) == (400, param)
     assert daemon.backend.runs == 0
+
+
+async def test_items_are_sent_back_by_reference(client: Made) -> None:
+    """As Vercel's AI SDK does from the second turn on."""
+    daemon, made = client
+    first = await made.responses.create(model="smol", input="one")
+    items: Any = [
+        {"role": "user", "content": "one"},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "two"},
+    ]
+    second = await made.responses.create(model="smol", input=items)
+    said = {"role": "assistant", "content": "w0 w1 w2 "}
+    users = [{"role": "user", "content": text} for text in ("one", "two", "three")]
+    assert asked(daemon)[-1]["messages"] == [users[0], said, users[1]]
+    await made.responses.create(model="smol", input="three", previous_response_id=second.id)
+    assert asked(daemon)[-1]["messages"] == [users[0], said, users[1], said, users[2]]
+    unkept = await made.responses.create(model="smol", input="x", store=False)
+    for id in (unkept.output[0].id, f"msg_{'0' * 49}", "msg_1", None):
+        wrong: Any = [{"type": "item_reference", "id": id}]
+        with pytest.raises(openai.NotFoundError, match="is not stored here") as refused:
+            await made.responses.create(model="smol", input=wrong)
+        assert refused.value.param == "input"
+
+
+async def test_items_of_tools_that_are_not_here_are_left_out_and_named(client: Made) -> None:
+    daemon, made = client
+    items: Any = [
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "local_shell_call_output", "id": "x", "output": "y"},
+        {"type": "mcp_list_tools", "id": "m"},
+        {"type": None, "role": "user", "content": "hello"},
+    ]
+    raw = await made.responses.with_raw_response.create(model="smol", input=items)
+    named = raw.headers["x-modelrunner-ignored"]
+    assert named == "input.web_search_call, input.local_shell_call_output, input.mcp_list_tools"
+    assert asked(daemon)[-1]["messages"] == [{"role": "user", "content": "hello"}]
+
+
+async def test_a_call_that_was_cut_is_incomplete_and_its_conversation_goes_on(client: Made) -> None:
+    daemon, made = client
+    cut: Any = [
+        {"type": "function_call", "call_id": "c1", "name": "sum", "arguments": '{"a": 1, "b'},
+        {"type": "function_call_output", "call_id": "c1", "output": "no JSON"},
+    ]
+    await made.responses.create(model="smol", input=cut)
+    [call] = asked(daemon)[-1]["messages"][0]["tool_calls"]
+    assert msgspec.json.decode(call["function"]["arguments"]) == {"unfinished": '{"a": 1, "b'}
 
 
 async def test_a_stream_that_breaks_off(client: Made) -> None:

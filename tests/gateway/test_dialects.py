@@ -199,6 +199,7 @@ class Words:
 
     headers: tuple[Header, ...] = ((b"Content-Type", b"text/plain"),)
     whole: ClassVar[bool] = False
+    chunk_per_line: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._rest = b""

@@ -70,8 +70,9 @@ class JsonBodies(Dialect):
         # `replace` finds a byte faster than `count` does, and `rfind` below a text faster than `find`.
         if small and len(body) - len(body.replace(b"[", b"").replace(b"{", b"")) <= SURELY_SHALLOW:
             fields: Fields = self.decoder.decode(body)
-            return fields
-        return decode_with_room(self.decoder.decode, body)
+        else:
+            fields = decode_with_room(self.decoder.decode, body)
+        return fields
 
     def _leniently_decoded(self, body: bytes, error: msgspec.ValidationError) -> Fields:
         """Returns the fields of a body that is only valid if null is absent, or 40.0 is 40. Raises `BadRequest`."""

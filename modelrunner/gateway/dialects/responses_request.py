@@ -3,6 +3,7 @@
 Source of the fields: https://platform.openai.com/docs/api-reference/responses/create
 """
 
+import contextlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -169,11 +170,12 @@ async def resolved(
         named = _OF_AN_ITEM.fullmatch(id) if isinstance(id, str) else None
         response = f"resp_{named[1]}" if named else ""
         if store is not None and response and response not in outputs:
-            stored = await store.get(response, owner)
-            size += stored.size
+            outputs[response] = {}
+            with contextlib.suppress(NotFound):
+                stored = await store.get(response, owner)
+                outputs[response], size = {one["id"]: one for one in stored.response["output"]}, size + stored.size
             if size > largest:
                 raise PayloadTooLarge(f"the items that the input names have more than {largest} bytes together")
-            outputs[response] = {one["id"]: one for one in stored.response["output"]}
         if (whole := outputs.get(response, {}).get(str(id))) is None:
             raise NotFound(
                 f"the item {str(id)[:80]!r} is not stored here: send the item itself, and `store` its response",
