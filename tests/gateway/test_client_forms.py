@@ -155,6 +155,6 @@ async def test_an_empty_answer_is_a_text(folder: Path) -> None:
         await call.send(SSE + whole + event("[DONE]") + b"0\r\n\r\n")
 
     async with proxy(folder, "fast", script) as served:
-        served.runner.asked_as_streams = {CHAT: {"stream": True}}
+        served.runner.change((CHAT,), as_stream={"stream": True})
         answer = await served.ask(request(CHAT, {"model": "m", "messages": []}))
         assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": ""}
