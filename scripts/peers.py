@@ -1,4 +1,4 @@
-"""What `scripts/bench contention` and `threads` measure and ask: a daemon with three real models, llama-server's router
+"""What `scripts/bench contention` measures and asks: a daemon with three real models, llama-server's router
 with the same models and flags, and one of the engines by itself."""
 
 import asyncio
