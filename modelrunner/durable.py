@@ -35,15 +35,22 @@ def translated(what: str, folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_full(error):
-            there = next(place for place in (folder, *folder.parents) if place.exists())
             raise InsufficientDisk(
-                f"{what} failed: the disk is full. At least {format_bytes(_LEAST)} are needed and "
-                f"{format_bytes(shutil.disk_usage(there).free)} free in {folder}: make room, for example with "
-                "`modelrunner rm MODEL`"
+                f"{what} failed: the disk is full. At least {format_bytes(_LEAST)} are needed and {_free(folder)} free "
+                f"in {folder}: make room, for example with `modelrunner rm MODEL`"
             ) from error
         path = error.filename or folder
         remedy = f": make {path} writable for user {os.getuid()}" if error.errno in _REFUSED else ""
         raise StorageFailed(f"{what} failed: {error.strerror or error} ({path}){remedy}") from error
+
+
+def _free(folder: Path) -> str:
+    """Returns the free space where the folder is, or would be, as text."""
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        return format_bytes(shutil.disk_usage(there).free)
+    except OSError:
+        return "an unknown number of bytes are"
 
 
 def is_full(error: OSError) -> bool:
@@ -80,15 +87,17 @@ def replace(temporary: Path, path: Path, *, synced: bool = True) -> None:
         return
     before = _second_link(path)
     try:
-        os.rename(temporary, path)
-        try:
-            sync_folder(path.parent)
-        except OSError:
-            os.rename(before, path) if before else os.unlink(path)
-            raise
+        with opened_folder(path.parent) as folder:
+            os.rename(temporary, path)
+            try:
+                os.fsync(folder)
+            except OSError:
+                os.rename(before, path) if before else os.unlink(path)
+                raise
     finally:
         if before:
-            before.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the change is made; the next start sweeps the link
+                before.unlink()
 
 
 def _second_link(path: Path) -> Path | None:

@@ -3,7 +3,6 @@ header. All of it can be made again from the blobs. So nothing is synced, everyt
 damaged files are replaced."""
 
 import hashlib
-import logging
 import os
 import sys
 from dataclasses import replace
@@ -25,7 +24,6 @@ from modelrunner.types import Bundle, ModelHeader
 _HEADER = "header"
 _MOST_MADE = 512  # bundles that are held in memory, each with its header
 _DECODER = msgspec.msgpack.Decoder(ModelHeader)
-log = logging.getLogger(__name__)
 
 
 class Bundles:
@@ -85,11 +83,9 @@ class Bundles:
                 place.mkdir(mode=0o700)
 
     def remove(self, id: Digest) -> None:
+        """Raises `OSError`."""
         self._made.pop(id, None)
-        try:
-            durable.discard(id.within(self.folder))
-        except OSError as error:
-            log.warning("the bundle of the model %s is still there: %s", id, error)
+        durable.discard(id.within(self.folder))
 
     def _in_place(self, id: Digest, contents: Contents) -> bool:
         folder = id.within(self.folder)

@@ -73,17 +73,19 @@ class Reserve:
         self._path = path
 
     def fill(self, index: int = 0) -> None:
-        """Keeps enough for an index of `index` bytes, if the disk has room for it."""
+        """Keeps enough for an index of `index` bytes, if the disk has room for it. Never raises."""
         needed = max(self.SIZE, 1 << index.bit_length())
+        with contextlib.suppress(OSError):  # without room the old reserve stays
+            if not self._is_kept(needed):
+                # Random bytes, since some file systems store zeros in no space at all.
+                durable.write(self._path, os.urandom(needed), synced=False)
+
+    def _is_kept(self, needed: int) -> bool:
         try:
             found = os.lstat(self._path)
-            if stat.S_ISREG(found.st_mode) and found.st_size >= needed:
-                return
         except FileNotFoundError:
-            pass
-        # Random bytes, since some file systems store zeros in no space at all. Without room the old reserve stays.
-        with contextlib.suppress(OSError):
-            durable.write(self._path, os.urandom(needed), synced=False)
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size >= needed
 
     def spend(self) -> None:
         """Frees the space. Raises `OSError`."""

@@ -1,9 +1,11 @@
 """One folder of models: it changes them, each change wholly or not at all. Its files refer to no other folder."""
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,9 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class ModelFolder(FolderReader):
-    """A folder of models that changes them. `lock` is held during each change. `changed` is called after each change
-    with the changed models, `require_quota` before one that adds blobs, with their sizes. The daemon's own folder
-    `is_home`: only that folder is made if it is missing, also while the daemon runs."""
+    """A folder of models that changes them, each time only if it is still there. The daemon's own folder `is_home`:
+    only that folder is made if it is missing, also while the daemon runs."""
 
     def __init__(
         self,
@@ -37,14 +38,20 @@ class ModelFolder(FolderReader):
         lock: threading.RLock,
         changed: Callable[["ModelFolder", Sequence[Digest]], None],
         require_quota: Callable[["ModelFolder", Mapping[Digest, int]], None],
+        next_version: Callable[[], int],
+        owner: Callable[[Reference], Digest | None],
         *,
         is_home: bool,
     ) -> None:
-        """Opens the folder `data`, or makes it. Raises `StorageFailed` for a folder of a newer release, which is left
-        untouched, and for a disk that fails."""
+        """Opens the folder `data`, or makes it. `lock` is held during each change. `changed` is called after each
+        change with the changed models, `require_quota` before one that adds blobs, with their sizes. `next_version` is
+        higher than that of any record in all folders, and `owner` the model that a name means among all. Raises
+        `StorageFailed` for a folder of a newer release, which is left untouched, and for a disk that fails."""
         super().__init__(data, lock, is_home=is_home)
         self._changed = changed
         self._require_quota = require_quota
+        self._next_version = next_version
+        self._owner = owner
         self._reserve = Reserve(data / "reserve")
         self._sweeper = Sweeper(data, self._records, self._blobs, self._bundles)
         self._robbed: set[Digest] = set()  # models whose records still hold a tag of another model
@@ -61,7 +68,7 @@ class ModelFolder(FolderReader):
         self._sweeper.finish(catalog, pending)
         self._sweeper.tidy()
         self._reserve.fill()
-        self._version = max((entry.version for entry in catalog.entries.values()), default=0)
+        self._opened = os.stat(self.data)
         return catalog
 
     def create(
@@ -79,8 +86,8 @@ class ModelFolder(FolderReader):
     ) -> StoredModel:
         """Makes a model as `Store.create` does, from files on the folder's own file system. Returns the result of
         `then`, which is called with the lock held."""
-        paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
         with translated("storing the model", self.data):
+            paths = {name: self._blobs.locate(blob) for name, blob in files.items()}
             if manifest is None:
                 draft = Draft.of(files, paths, trust, defaults, licences)
             else:
@@ -91,7 +98,7 @@ class ModelFolder(FolderReader):
                 self._require_quota(self, draft.contents.blobs)
                 self.require()
                 startup.make_folders(self.data)
-                entry = draft.entry(self.catalog.entries.get(draft.id), tag, self._next_version(), int(time.time()))
+                entry = draft.entry(self._mine(draft.id), tag, self._next_version(), int(time.time()))
                 self._write(draft, entry, blobs, intact)
                 self._settle(blobs)
                 return then(self.catalog.entries[draft.id])
@@ -122,26 +129,27 @@ class ModelFolder(FolderReader):
             log.warning("finished downloads are still there: %s", error)
 
     def tag(self, id: Digest, tag: Reference) -> None:
-        """Gives the model one more name; another model of the folder with that name loses it."""
-        with self._lock, translated("storing the name", self.data):
-            entry = self.catalog.entries[id]
-            entry.usable()
-            self.require()
-            if tag not in entry.tags:
-                startup.make_folders(self.data)
-                self._rewrite(replace(entry, tags=(*entry.tags, tag), version=self._next_version()))
+        """Gives the model one more name, which no model of another folder has then; another model of the folder with
+        that name loses it."""
+        with self._changing("storing the name"):
+            entry = self._mine(id)
+            assert entry is not None
+            startup.make_folders(self.data)
+            self._rewrite(replace(entry, tags=(*entry.tags, tag), version=self._next_version()))
 
     def untag(self, tag: Reference) -> None:
         """Takes the name away from the model that has it. Works on a full disk."""
-        with self._lock, translated("removing the name", self.data):
-            if (entry := self.catalog.tagged(tag)) is not None:
+        if self.catalog.tagged(tag) is None:
+            return
+        with self._changing("removing the name"):
+            if (found := self.catalog.tagged(tag)) and (entry := self._mine(found.id)):
                 rest = tuple(other for other in entry.tags if other != tag)
                 self._with_reserve(lambda: self._rewrite(replace(entry, tags=rest, version=self._next_version())))
                 self._reserve.fill()
 
     def remove(self, id: Digest) -> None:
         """Removes the model with all of its names. Works on a full disk and for a damaged model."""
-        with self._lock, translated("removing the model", self.data):
+        with self._changing("removing the model"):
             self._remove(self.catalog.entries[id])
             self._reserve.fill()
 
@@ -155,12 +163,12 @@ class ModelFolder(FolderReader):
 
     def leftovers(self, is_busy: PathTest) -> tuple[Leftover, ...]:
         """Returns the leftovers, as `Store.leftovers` does."""
-        with translated("looking for leftovers", self.data), self._lock:
+        with self._changing("looking for leftovers"):
             return tuple(leftovers(self._sweeper.unnamed(self.catalog), self.data, is_busy))
 
     def prune(self, is_busy: PathTest) -> tuple[Leftover, ...]:
         """Removes leftovers, as `Store.prune` does."""
-        with self._lock, translated("removing leftovers", self.data):
+        with self._changing("removing leftovers"):
             found = []
             for leftover in self.leftovers(is_busy):
                 if not is_busy(leftover.path):  # a pull may have continued it meanwhile
@@ -168,9 +176,19 @@ class ModelFolder(FolderReader):
                     found.append(leftover)
             return tuple(found)
 
-    def _next_version(self) -> int:
-        self._version += 1
-        return self._version
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Holds the lock for a change. Raises `FolderMissing` before it, and its `OSError` as `translated` does."""
+        with self._lock, translated(what, self.data):
+            self.require()
+            yield
+
+    def _mine(self, id: Digest) -> Entry | None:
+        """Returns the model without the names that mean a model of another folder. A new record has a higher version
+        than that model's, and would take these names back."""
+        if (entry := self.catalog.entries.get(id)) is None:
+            return None
+        return replace(entry, tags=tuple(tag for tag in entry.tags if self._owner(tag) in (None, id)))
 
     def _rewrite(self, entry: Entry) -> None:
         """Puts the entry into the catalog once its record is written. Models that lose a tag to it get their new

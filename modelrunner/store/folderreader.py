@@ -1,5 +1,6 @@
 """The reading side of one folder of models: its models, their files, the damaged ones, and the disk space."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -29,6 +30,7 @@ class FolderReader:
         self._blobs = Blobs(data / "blobs" / "sha256")
         self._bundles = Bundles(data / "bundles", self._blobs)
         self.catalog = Catalog()
+        self._opened: os.stat_result | None = None  # the folder as it was when it was opened
 
     @property
     def partial(self) -> Path:
@@ -39,10 +41,18 @@ class FolderReader:
         return folder
 
     def require(self) -> None:
-        """Raises `FolderMissing` if a folder other than `home` is gone: a new folder in its place would be hidden under
-        the disk that comes back."""
-        if not self.is_home and not (self.data / FORMAT_FILE).exists():
+        """Raises `FolderMissing` if a folder other than `home` is gone, or another one is in its place: files there
+        would be hidden under the disk that comes back. Raises `OSError`."""
+        if not self.is_home and not self._is_there():
             raise FolderMissing(f"the folder {self.data} is not there any more: mount its disk")
+
+    def _is_there(self) -> bool:
+        try:
+            found = os.stat(self.data)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        same = self._opened is None or os.path.samestat(found, self._opened)
+        return same and (self.data / FORMAT_FILE).exists()
 
     @property
     def damaged(self) -> set[Digest]:
@@ -82,6 +92,7 @@ class FolderReader:
         if ready := self._bundles.ready(entry, contents):
             return ready
         with self._lock, translated("laying out the model", self.data):
+            self.require()
             return self._bundles.make(entry, contents)
 
     def missing(self, entry: Entry) -> tuple[Digest, ...]:

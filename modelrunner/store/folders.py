@@ -44,11 +44,12 @@ class _OpenFolder:
 
 
 class _KnownModel(msgspec.Struct, frozen=True, array_like=True):
-    """The values that are kept of a model while its folder is away: host, path, tag and revision of each name, and the
-    time when it was stored, in Unix seconds."""
+    """The values that are kept of a model while its folder is away: host, path, tag and revision of each name, the
+    time when it was stored, in Unix seconds, and the version of its record."""
 
     tags: list[tuple[str, str, str, str]]
     created: int
+    version: int
 
 
 class Folders:
@@ -113,7 +114,7 @@ class Folders:
             known.pop(id.hex, None)
             if id in entries:
                 tags = [(tag.host, tag.path, tag.tag, tag.revision) for tag in entries[id].tags]
-                known[id.hex] = _KnownModel(tags, entries[id].created)
+                known[id.hex] = _KnownModel(tags, entries[id].created, entries[id].version)
         self._file.save(self._known)
 
     def _try(self, path: Path) -> None:
@@ -143,6 +144,7 @@ class Folders:
                 b"{}",
                 None,
                 damage,
+                version=kept.version,
                 absent=True,
             )
             for hex, kept in self._known.get(str(path), {}).items()

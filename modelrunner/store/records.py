@@ -123,12 +123,13 @@ class Records:
         """Makes the model's record pending, which takes no space on the disk. Raises `OSError`; then the record is
         unchanged."""
         names, pending = self.path(id, _NAMES), self.path(id, _PENDING)
-        os.rename(names, pending)
-        try:
-            durable.sync_folder(self.folder)
-        except OSError:
-            os.rename(pending, names)
-            raise
+        with durable.opened_folder(self.folder) as folder:
+            os.rename(names, pending)
+            try:
+                os.fsync(folder)
+            except OSError:
+                os.rename(pending, names)
+                raise
 
     def pending(self, id: Digest) -> Record | None:
         """Returns the pending record; None if it is missing, or damaged, which is set aside. Raises `OSError`."""

@@ -3,14 +3,23 @@ away."""
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard, translated
-from modelrunner.errors import BadRequest, Conflict, FolderMissing, InsufficientDisk, ModelNotFound, StorageFailed
+from modelrunner.errors import (
+    BadRequest,
+    Conflict,
+    FolderMissing,
+    InsufficientDisk,
+    ModelNotFound,
+    ModelRunnerError,
+    StorageFailed,
+)
 from modelrunner.store import diskusage
 from modelrunner.store.blobs import Blob, ReadProgress, copied, ignore, verify
 from modelrunner.store.catalog import Entry, StoredModel
@@ -58,7 +67,15 @@ class Store(StoreReader):
         self._unite()
 
     def _open(self, path: Path) -> ModelFolder:
-        return ModelFolder(path, self._lock, self._folder_changed, self._require_quota, is_home=path == self.data)
+        return ModelFolder(
+            path,
+            self._lock,
+            self._folder_changed,
+            self._require_quota,
+            self._next_version,
+            self._owner,
+            is_home=path == self.data,
+        )
 
     def set_folders(self, folders: Sequence[Path]) -> None:
         """Replaces the folders beside `data`."""
@@ -150,10 +167,7 @@ class Store(StoreReader):
     def _created(self, entry: Entry, tag: Reference | None, target: ModelFolder) -> StoredModel:
         """Returns the new model. The lock is held since it was made: nobody removes it, or its name, in between."""
         if tag is not None:
-            try:
-                self._take_away(tag, target)
-            except (StorageFailed, InsufficientDisk) as error:
-                log.warning("the name %s belongs to a model of another folder as well: %s", tag.short, error)
+            self._take_away(tag, target)
         return self._shown(self._catalog, entry, ())
 
     def _nearest(self, blobs: Sequence[Blob]) -> ModelFolder:
@@ -189,30 +203,40 @@ class Store(StoreReader):
                 self._copying.discard(path)
 
     def _take_away(self, tag: Reference, target: ModelFolder) -> None:
-        """Takes the name away from a model of another folder."""
+        """Takes the name, which `target` has got, away from a model of another folder. A failure is logged: the record
+        in `target` has the higher version."""
         for folder in self._present:
             if folder is not target:
-                folder.untag(tag)
+                try:
+                    folder.untag(tag)
+                except (StorageFailed, InsufficientDisk, FolderMissing) as error:
+                    log.warning("the name %s is still in a record of %s as well: %s", tag.short, folder.data, error)
 
     def tag(self, source: str, target: str) -> None:
         """Gives the model `source`, a whole name or an ID, one more name; another model with that name loses it. Raises
         the errors of `get`."""
         tag = Reference.parse_name(target)
         with self._lock:
+            self.look()
             entry, _ = self._catalog.find(source, whole=True)
-            folder = self._folder_of(entry)
-            folder.tag(entry.id, tag)
-            self._take_away(tag, folder)
+            entry.usable()
+            if self._owner(tag) != entry.id:
+                folder = self._folder_of(entry)
+                folder.tag(entry.id, tag)
+                self._take_away(tag, folder)
 
     def remove(self, text: str, *, force: bool = False) -> RemoveResult:
         """Takes the name `text` away, and the model with its last name, in every folder that it lies in. Works on a
         full disk and for a damaged model. A model ID means the model with all of its names: more than one needs
-        `force`, or `Conflict` is raised. The caller makes sure that the model is not in use. Raises the errors of
-        `whole`, and `FolderMissing`."""
+        `force`, or `Conflict` is raised. The caller makes sure that the model is not in use. If it raises for a model
+        of several folders, some of them may have lost it. Raises the errors of `whole`, and `FolderMissing`, also for a
+        model that lies in another folder as well that is away: it would come back with it."""
         with self._lock:
+            self.look()
             entry, named = self._catalog.find(text, whole=True)
             copies = self._copies(entry)
             if named and len(entry.tags) > 1:
+                self._require_here(entry, named[0])
                 for folder in copies:
                     folder.untag(named[0])
                 return RemoveResult((named[0].short,))
@@ -220,21 +244,41 @@ class Store(StoreReader):
                 raise Conflict(
                     f"it has the names {', '.join(entry.names)}: remove them one by one, or use force for all"
                 )
+            self._require_here(entry)
             for folder in copies:
                 folder.remove(entry.id)
             return RemoveResult(tuple(entry.names), str(entry.id))
 
+    def _require_here(self, entry: Entry, tag: Reference | None = None) -> None:
+        """Raises `FolderMissing` if a folder that is away has a copy of the model, with the name `tag` if given."""
+        for away in self._folders.absent:
+            if (kept := away.catalog.entries.get(entry.id)) and (tag is None or tag in kept.tags):
+                raise FolderMissing(f"the model has a copy elsewhere: {away.message}", param="model")
+
     def leftovers(self, is_busy: PathTest = in_no_use) -> tuple[Leftover, ...]:
         """Returns the leftovers that `prune` would remove. `is_busy` tells whether a file or folder in `partial` is in
         use."""
-        with self._lock:
-            return tuple(each for folder in self._present for each in folder.leftovers(self._with_copies(is_busy)))
+        return self._of_each_folder(lambda folder: folder.leftovers(self._with_copies(is_busy)))
 
     def prune(self, is_busy: PathTest = in_no_use) -> tuple[Leftover, ...]:
         """Removes leftovers and returns them. While a model is damaged, blobs of its folder that no model names are
-        kept, since they may be its own."""
+        kept, since they may be its own. If a folder fails, it raises after the other folders were pruned."""
+        return self._of_each_folder(lambda folder: folder.prune(self._with_copies(is_busy)))
+
+    def _of_each_folder(self, work: Callable[[ModelFolder], Iterable[Leftover]]) -> tuple[Leftover, ...]:
+        """Returns the leftovers from every folder. Raises the error of the first one that fails, after the others."""
+        found: list[Leftover] = []
+        failure: ModelRunnerError | None = None
         with self._lock:
-            return tuple(each for folder in self._present for each in folder.prune(self._with_copies(is_busy)))
+            self.look()
+            for folder in self._present:
+                try:
+                    found += work(folder)
+                except (StorageFailed, InsufficientDisk, FolderMissing) as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return tuple(found)
 
     def _with_copies(self, is_busy: PathTest) -> PathTest:
         return lambda path: path in self._copying or is_busy(path)
@@ -247,6 +291,15 @@ class Store(StoreReader):
     def _require_quota(self, folder: ModelFolder, blobs: Mapping[Digest, int]) -> None:
         users = folder.catalog.users
         self.require_quota(sum(size for digest, size in blobs.items() if not users[digest]))
+
+    def _next_version(self) -> int:
+        """Returns the time in nanoseconds, or more: of two daemons that named a model, the last one counts."""
+        self._version = max(self._version + 1, time.time_ns())
+        return self._version
+
+    def _owner(self, tag: Reference) -> Digest | None:
+        entry = self._catalog.tagged(tag)
+        return entry.id if entry else None
 
     def _folder_changed(self, folder: ModelFolder, ids: Sequence[Digest]) -> None:
         self._folders.remember(folder, ids)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from modelrunner.errors import InvalidModel, ModelNotFound, StorageFailed
+from modelrunner.errors import FolderMissing, InvalidModel, ModelNotFound, StorageFailed
 from modelrunner.store import diskusage
 from modelrunner.store.blobs import Blob, ReadProgress, ignore
 from modelrunner.store.catalog import Catalog, Entry, StoredModel
@@ -43,6 +43,7 @@ class StoreReader:
         self._folders: Folders
         self._present: tuple[ModelFolder, ...] = ()
         self._catalog = Catalog()
+        self._version = 0  # the highest of any record in all folders
 
     def list(self) -> list[StoredModel]:
         """Returns the usable models, oldest first; their tags are in the short form. A model with a file that was found
@@ -109,7 +110,7 @@ class StoreReader:
         folder, entry = self._found(text)
         try:
             return folder.bundle(entry)
-        except (InvalidModel, StorageFailed):
+        except (InvalidModel, StorageFailed, FolderMissing):
             self.look()
             self._found(str(entry.id))  # its folder may be gone
             raise
@@ -180,6 +181,8 @@ class StoreReader:
         """Makes the union anew after a change of the folders."""
         self._present = self._folders.present
         self._catalog = united(self._catalogs)
+        versions = (entry.version for catalog in self._catalogs for entry in catalog.entries.values())
+        self._version = max(versions, default=self._version)
         self.looks += 1
         self._tell()
 

@@ -36,10 +36,10 @@ class Sweeper:
                 if id in catalog.entries:
                     self._records.settle(id)
                 elif record is not None and catalog.is_sound:
-                    self._bundles.remove(id)
                     for digest in set(record.digests()):
                         if not catalog.users[digest]:
                             self._blobs.remove(digest)
+                    self._bundles.remove(id)
                     durable.discard(id.within(self._records.folder))
                     self._records.forget(id)
 

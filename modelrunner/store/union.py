@@ -1,6 +1,7 @@
 """The models of several folders as one catalog.
 
-A name that several models have belongs to the first folder that has it, and usable folders go before absent ones. A
+A name that several models have belongs to the one whose record has the highest version: the last one to get it. With
+equal versions the first folder has it, and usable folders go before absent ones. A
 model that lies in several folders is one model, with all of its names there.
 """
 
@@ -61,4 +62,5 @@ def _copies(catalogs: Iterable[Catalog], id: Digest) -> Iterator[Entry]:
 
 
 def _owner(catalogs: Iterable[Catalog], tag: Reference) -> Entry | None:
-    return next((entry for catalog in catalogs if (entry := catalog.tagged(tag))), None)
+    found = [entry for catalog in catalogs if (entry := catalog.tagged(tag))]
+    return max(found, key=lambda entry: (not entry.absent, entry.version), default=None)

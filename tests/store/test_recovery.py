@@ -239,7 +239,8 @@ def write_record(store, record, stem=None):
 def test_hostile_records_are_passed_over(store):
     a, b = (model.id for model in store.list())
     tags = ["a", "c", "../x", "a\0", "B"]
-    write_record(store, {"id": a, "tags": tags, "created": 1, "blobs": ["sha256:../x"], "number": 1, "version": 9})
+    latest = {"number": 1, "version": 1 << 62}
+    write_record(store, {"id": a, "tags": tags, "created": 1, "blobs": ["sha256:../x"], **latest})
     write_record(store, {"id": "sha256:../../../etc/passwd", "tags": ["evil"], "created": 1}, stem=b[7:])
     reopened = Store(store.data)
     assert [model.tags for model in reopened.list()] == [["a", "c", "b"], []]

@@ -1,14 +1,16 @@
 """A store in several folders: where a model goes, what its name means, and a folder that is away."""
 
+import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import BadRequest, Conflict, FolderMissing, InsufficientDisk, InvalidModel
+from modelrunner.errors import BadRequest, Conflict, FolderMissing, InsufficientDisk, InvalidModel, StorageFailed
 from modelrunner.store import Store
+from tests.pull.disks import before_each
 from tests.store.samples import add_model, files_under, ingest, write_gguf
 
 
@@ -159,16 +161,22 @@ def with_a_name_in_both(disks: Disks) -> tuple[str, str]:
     return first, add_model(disks.open(disks.two), "a", seed=1).id
 
 
-def test_a_name_in_two_folders_belongs_to_the_first(disks: Disks) -> None:
+def test_a_name_in_two_folders_means_the_model_that_got_it_last(disks: Disks) -> None:
     first, second = with_a_name_in_both(disks)
-    store = disks.open()
+    for folders in ((disks.one, disks.two), (disks.two, disks.one)):
+        store = disks.open(*folders)
+        assert store.get("a").id == second
+        assert {model.id: model.tags for model in store.list()} == {first: [], second: ["a"]}
+    assert store.remove("a").deleted == second
     assert store.get("a").id == first
-    assert {model.id: model.tags for model in store.list()} == {first: ["a"], second: []}
-    assert disks.open(disks.two, disks.one).get("a").id == second
-    store = disks.open()
-    assert store.remove("a").deleted == first
-    assert store.get("a").id == second
     assert names(disks.open()) == [["a"]]
+
+
+def test_a_name_that_was_lost_does_not_come_back_with_another_name(disks: Disks) -> None:
+    first, second = with_a_name_in_both(disks)
+    disks.open().tag(first, "b")
+    store = disks.open()
+    assert {model.id: model.tags for model in store.list()} == {first: ["b"], second: ["a"]}
 
 
 def test_a_model_in_two_folders_is_one_model(disks: Disks) -> None:
@@ -268,6 +276,81 @@ def test_nothing_is_written_into_the_place_of_a_disk(disks: Disks) -> None:
     disks.mount(disks.two)
     store.look()
     assert store.get("big").id == id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.remove("big"),
+        lambda store: store.remove("second"),
+        lambda store: store.remove(store.whole("big")[0].id, force=True),
+        lambda store: store.tag("big", "third"),
+    ],
+)
+def test_a_change_of_a_folder_that_is_lost_is_refused(disks: Disks, change: Callable[[Store], object]) -> None:
+    store = disks.open()
+    id = add_to(store, disks.two, "big", 1)
+    store.tag("big", "second")
+    disks.unmount(disks.two)
+    with pytest.raises(FolderMissing, match=f"{disks.two}.*mount its disk"):
+        change(store)
+    assert list(disks.two.iterdir()) == []
+    disks.mount(disks.two)
+    store.look()
+    assert {name: store.get(name).id for name in ("big", "second")} == {"big": id, "second": id}
+
+
+def test_another_disk_in_the_place_of_a_folder_is_not_written_to(disks: Disks) -> None:
+    store = disks.open()
+    add_to(store, disks.two, "big", 1)
+    disks.unmount(disks.two)
+    shutil.copytree(disks.one, disks.two, dirs_exist_ok=True)  # with a format, as a store has it
+    (disks.two / "daemon.lock").unlink()
+    before = files_under(disks.two)
+    with pytest.raises(FolderMissing):
+        store.create({"m": ingest(store, 2)}, "new", folder=disks.two)
+    assert files_under(disks.two) == before
+
+
+def test_the_other_folders_are_pruned_while_one_is_lost(disks: Disks) -> None:
+    store = disks.open()
+    add_to(store, disks.one, "a", 1)
+    write_gguf(disks.two / "partial/left.gguf")
+    write_gguf(disks.data / "partial/left.gguf")
+    disks.unmount(disks.one)
+    assert {leftover.path for leftover in store.prune()} == {
+        disks.two / "partial/left.gguf",
+        disks.data / "partial/left.gguf",
+    }
+    assert list(disks.one.iterdir()) == []
+
+
+def test_the_other_folders_are_pruned_when_one_fails(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = disks.open()
+    write_gguf(disks.one / "partial/left.gguf")
+    write_gguf(disks.two / "partial/left.gguf")
+
+    def fail(call: str, path: Path) -> None:
+        if call == "unlink":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    before_each(monkeypatch, (disks.one,), fail)
+    with pytest.raises(StorageFailed, match=r"left\.gguf"):
+        store.prune()
+    assert [(folder / "partial/left.gguf").exists() for folder in (disks.one, disks.two)] == [True, False]
+
+
+def test_a_model_with_a_copy_on_a_disk_that_is_away_is_not_called_removed(disks: Disks) -> None:
+    for folder in (disks.one, disks.two):
+        id = add_model(disks.open(folder), "a").id
+    store = disks.open()
+    disks.unmount(disks.two)
+    with pytest.raises(FolderMissing, match=str(disks.two)):
+        store.remove("a")
+    assert store.get("a").id == id
+    disks.mount(disks.two)
+    assert store.remove("a").deleted == id
+    assert disks.open().list() == []
 
 
 def test_a_folder_that_is_lost_meanwhile(disks: Disks) -> None:
