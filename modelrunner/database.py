@@ -1,80 +1,233 @@
-"""SQLite files of the daemon's own state: opened the same way everywhere, and set aside where they are damaged."""
+"""SQLite files of the daemon's own state, each row with a checksum: opened, checked and repaired in the same way.
 
+SQLite finds damage of its own structures only, and some of it only when a query meets it. So the file is checked when
+it is first used. The rows of a damaged one that can be read, and whose checksums are right, go into a new file; the old
+one is set aside, with an error in the log.
+"""
+
+import contextlib
 import logging
+import os
+import shutil
 import sqlite3
+import stat
 import threading
+import time
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from modelrunner.durable import set_aside
+from modelrunner.durable import discard, set_aside, temporary_name, translated
+from modelrunner.errors import InsufficientDisk, StorageFailed
 
 log = logging.getLogger(__name__)
 
 _PAGE = 4096
+_COUNT_AT = 28  # the place of the number of pages (https://www.sqlite.org/fileformat.html, 1.3)
 _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+_SIDES = ("-wal", "-shm")  # files that SQLite keeps beside its own
 
 
 class Database:
-    """The SQLite file at `path`, whose tables `schema` makes where they are missing. With `largest`, writes fail with
-    SQLITE_FULL once the file has so many bytes. Every method blocks."""
+    """The SQLite file at `path` with the tables of `schema`, of which none may be `without rowid`. Each has one column
+    more than there, `seal`, so an insertion names its columns. With `largest`, writes fail with SQLITE_FULL once the
+    file has so many bytes. Every method blocks."""
 
     def __init__(self, path: Path, schema: str, *, largest: int | None = None) -> None:
         self.path = path
         self._schema = schema
+        self._tables = _tables(schema)
+        self._triggers = "".join(_triggers(table, columns) for table, columns in self._tables.items())
+        self._version = zlib.crc32(schema.encode()) >> 1 or 1
         self._largest = largest
-        self._replacing = threading.Lock()
-        self._was_opened = False
+        self._checking = threading.Lock()
+        self._is_sound = False  # as far as known
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yields a connection whose changes are all kept, or none if the block raises. A damaged file is set aside
-        first, with an error in the log; if only the block finds the damage, the next transaction gets a new file.
-        Raises `sqlite3.Error`, `OSError`."""
+        """Yields a connection whose changes are all kept, or none if the block raises. A damaged file is repaired
+        first; if only the block finds the damage, the next transaction repairs it. Raises `sqlite3.Error`,
+        `OSError`."""
         with closing(self._open()) as connection:
-            inode = self.path.stat().st_ino
             try:
                 with connection:
                     yield connection
             except sqlite3.DatabaseError as error:
                 if _is_damage(error):
-                    with self._replacing:
-                        if self.path.exists() and self.path.stat().st_ino == inode:
-                            set_aside(self.path, error)
+                    self._is_sound = False
                 raise
 
     def _open(self) -> sqlite3.Connection:
-        try:
-            if self._was_opened:
-                return self._connect()
-            with self._replacing:  # SQLite does not wait for another connection that changes the journal too
-                connection = self._connect()
-                self._was_opened = True
-                return connection
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise
-        with self._replacing:  # another thread may have set it aside meanwhile
+        if self._is_sound:
             try:
-                return self._connect()
+                return self._connect(self.path)
             except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
+                if not _is_damage(error) and self.path.exists():
                     raise
-                set_aside(self.path, error)
-                return self._connect()
+        with self._checking:
+            self._check()
+            self._is_sound = True
+            return self._connect(self.path)
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=5.0)
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", timeout=5.0, uri=True)
         try:
-            self.path.chmod(0o600)
+            connection.create_function("seal", -1, _seal)
+            if connection.execute("pragma user_version").fetchone() != (self._version,):
+                raise _damage("it is empty, or of another release")
             connection.execute("pragma journal_mode = wal")
             if self._largest is not None:
                 connection.execute(f"pragma max_page_count = {self._largest // _PAGE}")
-            connection.executescript(self._schema)
+            connection.executescript(self._triggers)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _check(self) -> None:
+        """Makes the file if it is missing, and repairs it if it is damaged."""
+        made = self.path.with_name(f"{self.path.name}-made")  # says that there was a file, once it is gone
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(self.path).st_mode):
+                set_aside(self.path, "it is not a regular file")
+        if not self.path.exists():
+            if made.exists():
+                log.error("%s is gone, and all that it held: a new one is made", self.path)
+            self._make(self.path)
+        elif fault := self._fault():
+            self._repair(fault)
+        made.touch(mode=0o600)
+
+    def _make(self, path: Path) -> None:
+        temporary = temporary_name(path)
+        try:
+            with closing(sqlite3.connect(temporary)) as connection:
+                temporary.chmod(0o600)
+                connection.executescript(self._schema)
+                for table in self._tables:
+                    connection.execute(f"alter table {table} add column seal integer")
+                connection.execute(f"pragma user_version = {self._version}")
+            for side in _SIDES:  # of a file that is gone: SQLite would take what is in them into the new one
+                discard(path.with_name(path.name + side))
+            os.rename(temporary, path)
+        finally:
+            discard(temporary)
+
+    def _fault(self) -> str:
+        """Returns what is wrong with the file, "" if nothing is."""
+        try:
+            with closing(self._connect(self.path)) as connection:
+                [(answer,), *_] = connection.execute("pragma integrity_check(1)")
+                if answer != "ok":
+                    return str(answer)
+                for table, columns in self._tables.items():
+                    asked = f"select count(*) from {table} where seal is not {_sealed(columns)}"
+                    [(wrong,)] = connection.execute(asked)
+                    if wrong:
+                        return f"{wrong} rows of {table} have a wrong checksum"
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            return str(error)
+        return ""
+
+    def _repair(self, fault: str) -> None:
+        """Replaces the file by one with the rows that can be read, in one step."""
+        new, copy = temporary_name(self.path), temporary_name(self.path)
+        try:
+            self._make(new)
+            for name in ("", "-wal"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(f"{self.path}{name}", f"{copy}{name}")
+            kept = self._salvage(copy, new)
+            aside = self.path.with_name(f"{self.path.name}.corrupt-{time.time_ns()}")
+            os.link(self.path, aside)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{self.path}-wal", f"{aside}-wal")
+            discard(self.path.with_name(f"{self.path.name}-shm"))
+            os.rename(new, self.path)
+        finally:
+            for place in (new, copy):
+                for side in ("", *_SIDES):
+                    discard(place.with_name(place.name + side))
+        rows = ", ".join(f"{count} of {table}" for table, count in kept.items())
+        log.error("%s was damaged (%s): rows that are kept: %s; the rest is in %s", self.path, fault, rows, aside.name)
+
+    def _salvage(self, damaged: Path, new: Path) -> dict[str, int]:
+        """Copies the rows with the right checksum, and returns their number for each table. Tries again with the first
+        page of the new file, as the first page has the names and places of the tables."""
+        first = new.read_bytes()[:_PAGE]
+        with closing(self._connect(new)) as target:
+            for again in (False, True):
+                if again:
+                    pages = os.path.getsize(damaged) // _PAGE
+                    with open(damaged, "r+b") as file:
+                        file.write(first[:_COUNT_AT] + pages.to_bytes(4, "big") + first[_COUNT_AT + 4 :])
+                with closing(sqlite3.connect(damaged)) as source, target:
+                    source.create_function("seal", -1, _seal)
+                    source.text_factory = lambda data: data.decode("utf-8", "replace")
+                    for table, columns in self._tables.items():
+                        names = ", ".join(("rowid", *columns))
+                        places = ", ".join("?" * (len(columns) + 1))
+                        insert = f"insert or ignore into {table} ({names}) values ({places})"
+                        target.executemany(insert, _readable(source, table, columns))
+            return {table: target.execute(f"select count(*) from {table}").fetchone()[0] for table in self._tables}
+
+
+@contextmanager
+def answered(what: str, folder: Path) -> Iterator[None]:
+    """Turns the errors of a transaction into `InsufficientDisk` and `StorageFailed`, as `durable.translated` does with
+    an `OSError`."""
+    with translated(what, folder):
+        try:
+            yield
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                raise InsufficientDisk(f"{what} failed: the disk is full; make room in {folder}") from error
+            raise StorageFailed(f"{what} failed: {error} ({folder})") from error
+
+
+def _readable(source: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
+    """Yields rows with the right checksum, from the first one up to the damage, then from the last one down to it."""
+    asked = f"select rowid, {', '.join(columns)} from {table} where seal is {_sealed(columns)} order by rowid"
+    for order in ("", " desc"):
+        with contextlib.suppress(sqlite3.DatabaseError):
+            yield from source.execute(asked + order)
+
+
+def _tables(schema: str) -> dict[str, tuple[str, ...]]:
+    """Returns the columns of each table."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(schema)
+        names = [name for (name,) in connection.execute("select name from sqlite_schema where type = 'table'")]
+        return {name: tuple(row[1] for row in connection.execute(f"pragma table_info({name})")) for name in names}
+
+
+def _triggers(table: str, columns: tuple[str, ...]) -> str:
+    """Returns the triggers that give each new or changed row its checksum."""
+    seal = f"update {table} set seal = {_sealed(columns, 'new.')} where rowid = new.rowid;"
+    return (
+        f"create temp trigger seal_new_{table} after insert on main.{table} begin {seal} end;"
+        f"create temp trigger seal_old_{table} after update of {', '.join(columns)} on main.{table} begin {seal} end;"
+    )
+
+
+def _sealed(columns: tuple[str, ...], row: str = "") -> str:
+    return f"seal({', '.join(f'cast({row}{column} as blob)' for column in columns)})"
+
+
+def _seal(*values: bytes | None) -> int:
+    checksum = 0
+    for value in values:
+        checksum = zlib.crc32(b"-" if value is None else b"%d:%b" % (len(value), value), checksum)
+    return checksum
+
+
+def _damage(message: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(message)
+    error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+    return error
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:

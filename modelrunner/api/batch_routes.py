@@ -57,7 +57,7 @@ class BatchRoutes:
     @documented(wire.ListPage[wire.FileStatus], query={"purpose": str, "order": str, **_PAGED})
     async def list_files(self, request: web.Request) -> web.Response:
         """Lists the files, the newest first."""
-        files = await asyncio.to_thread(self._files.all, owner_of(request))
+        files = self._files.all(owner_of(request))
         purpose = request.query.get("purpose")
         items = [(file.id, openaiforms.file(file)) for file in files if purpose in (None, file.purpose)]
         return page_of(request, items, usual=10_000)
@@ -65,15 +65,15 @@ class BatchRoutes:
     @documented(wire.FileStatus)
     async def get_file(self, request: web.Request) -> web.Response:
         """Shows a file."""
-        return json_response(openaiforms.file(await self._file(request)))
+        return json_response(openaiforms.file(self._file(request)))
 
     @documented({"application/octet-stream": bytes})
     async def content(self, request: web.Request) -> web.StreamResponse:
         """Sends the content of a file."""
-        file = await self._file(request)
+        file = self._file(request)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = file.bytes
-        with self._files.open(file.id) as opened:  # a thread that opens it would not end with this request
+        with self._files.open(file) as opened:  # a thread that opens it would not end with this request
             await response.prepare(request)
             while piece := await asyncio.to_thread(opened.read, _PIECE):
                 await response.write(piece)
@@ -118,8 +118,8 @@ class BatchRoutes:
         found = await self._intake.cancel(request.match_info["id"], owner_of(request))
         return json_response(openaiforms.batch(found))
 
-    async def _file(self, request: web.Request) -> UploadedFile:
-        return await asyncio.to_thread(self._files.get, request.match_info["id"], owner_of(request))
+    def _file(self, request: web.Request) -> UploadedFile:
+        return self._files.get(request.match_info["id"], owner_of(request))
 
 
 class _Form:

@@ -1,7 +1,8 @@
 """A batch, its state and its lines, and the parser of an input file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import BinaryIO
 
 import msgspec
 
@@ -10,6 +11,9 @@ from modelrunner.errors import BadRequest
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_LINES = 50_000
 """As OpenAI's limit."""
+LONGEST_LINE = 32 << 20
+"""Bytes of one line, as many as the body of a request has by default."""
+_LONGEST_ID = 512  # characters of a custom_id
 _MOST_ERRORS = 100  # of one file that are told
 
 
@@ -84,27 +88,39 @@ class _LineBody(msgspec.Struct):
     background: bool | None = None
 
 
-def parse(file: Iterable[bytes], endpoint: str, batch: str) -> tuple[list[Line], list[LineError]]:
-    """Reads the lines of an input file (JSONL), no more than are needed. Returns its requests and its errors; a file
-    with an error is not asked at all."""
-    lines: list[Line] = []
+class InputErrors(Exception):
+    """An input file with `errors`, of which nothing is asked."""
+
+    def __init__(self, errors: tuple[LineError, ...]) -> None:
+        super().__init__(f"{len(errors)} lines cannot be asked")
+        self.errors = errors
+
+
+def parse(file: BinaryIO, endpoint: str, batch: str) -> Iterator[Line]:
+    """Yields the requests of an input file (JSONL), which is read no further than needed. Raises `InputErrors` at its
+    end."""
     errors: list[LineError] = []
     seen: set[str] = set()
-    for number, text in enumerate(file, 1):
+    number = 0
+    while (text := file.readline(LONGEST_LINE + 1)) and len(errors) < _MOST_ERRORS:
+        number += 1
+        if len(text) > LONGEST_LINE:
+            errors.append(LineError("invalid_line", f"a line may have {LONGEST_LINE} bytes", number))
+            break
         if not text.strip():
             continue
+        if len(seen) == MOST_LINES:
+            errors.append(LineError("too_many_lines", f"a batch may have {MOST_LINES} lines", number))
+            break
         try:
-            lines.append(_line(text, number, endpoint, batch, seen))
+            yield _line(text, number, endpoint, batch, seen)
         except (msgspec.MsgspecError, BadRequest, UnicodeDecodeError, RecursionError) as error:
             message = error.message if isinstance(error, BadRequest) else str(error)
             errors.append(LineError("invalid_line", message, number))
-        if len(errors) >= _MOST_ERRORS or len(lines) > MOST_LINES:
-            break
-    if not lines and not errors:
+    if not seen and not errors:
         errors.append(LineError("empty_file", "the file has no line", 1))
-    if len(lines) > MOST_LINES:
-        errors.append(LineError("too_many_lines", f"a batch may have {MOST_LINES} lines", MOST_LINES + 1))
-    return lines, errors
+    if errors:
+        raise InputErrors(tuple(errors))
 
 
 def _line(text: bytes, number: int, endpoint: str, batch: str, seen: set[str]) -> Line:
@@ -116,6 +132,8 @@ def _line(text: bytes, number: int, endpoint: str, batch: str, seen: set[str]) -
         raise BadRequest("an answer of a batch is not streamed: leave `stream` out")
     if body.background:
         raise BadRequest("a batch waits for its answers: leave `background` out")
+    if len(found.custom_id) > _LONGEST_ID:
+        raise BadRequest(f"a custom_id may have {_LONGEST_ID} characters")
     if found.custom_id in seen:
         raise BadRequest(f"custom_id {found.custom_id[:100]!r} was given to an earlier line")
     seen.add(found.custom_id)

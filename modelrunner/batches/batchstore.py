@@ -1,5 +1,11 @@
-"""Batches and their lines in SQLite. A line's answer is written once, and a batch ends once."""
+"""Batches in one folder, each in a file of its own, and the lines of those that are not over in SQLite. A line's answer
+is written once, and a batch ends once.
 
+The lines of a batch stand in its input file too. Those that SQLite has lost are read from there again, and asked again.
+"""
+
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -7,19 +13,21 @@ from secrets import token_hex
 
 import msgspec
 
-from modelrunner.batches.batch import Batch, BatchState, Line, parse
+from modelrunner.batches.batch import Batch, BatchState, InputErrors, Line, LineError, parse
 from modelrunner.batches.filestore import FileStore
-from modelrunner.database import Database
-from modelrunner.durable import make_folder, sweep_temporaries
-from modelrunner.errors import Conflict, NotFound
+from modelrunner.database import Database, answered
+from modelrunner.durable import make_folder, sweep_temporaries, translated
+from modelrunner.errors import Conflict, ModelRunnerError, NotFound
+from modelrunner.jsonfile import JsonFile
 
 SCHEMA = """
-create table if not exists batches (id text primary key, created real, about blob);
-create table if not exists lines (batch text, number integer, model text, custom_id text, body blob,
-    status integer, answer blob, primary key (batch, number)) without rowid;
-create index if not exists lines_by_status on lines (batch, status);
-create index if not exists lines_that_wait on lines (model, batch, number) where status is null;
+create table lines (batch text, number integer, model text, custom_id text, body blob, status integer, answer blob,
+    primary key (batch, number));
+create index lines_by_status on lines (batch, status);
+create index lines_that_wait on lines (model, batch, number) where status is null;
 """
+_INSERT = "insert {} into lines (batch, number, model, custom_id, body) values (?, ?, ?, ?, ?)"
+log = logging.getLogger(__name__)
 
 
 class LineAnswer(msgspec.Struct, frozen=True):
@@ -41,76 +49,77 @@ class _KeptAnswer(msgspec.Struct, frozen=True):
 class BatchStore:
     """Every method blocks. `clock` is the time of day in Unix seconds."""
 
-    def __init__(self, database: Database, files: FileStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, database: Database, files: FileStore, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Reads the batches of the `folder`, and the lines that were lost. Raises `OSError`, `StorageFailed`."""
+        self._folder = folder
         self._database = database
         self._files = files
         self._clock = clock
+        self._changing = threading.Lock()
+        make_folder(folder)
+        sweep_temporaries(folder)
+        found = (_file(folder, path.stem).load() for path in sorted(folder.glob("batch_*.json")))
+        self._batches = {batch.id: batch for batch in found if batch is not None}
+        if self._batches:
+            self._bring_back_lines()
 
     def create(
         self, input_file: str, endpoint: str, window: str, seconds: float, metadata: dict[str, str], owner: str
     ) -> Batch:
-        """Takes the lines of a file. A file with errors makes a failed batch. Raises `NotFound`, `OSError`."""
-        self._files.get(input_file, owner)
+        """Takes the lines of a file. A file with errors makes a failed batch. Raises `NotFound`, `InsufficientDisk`,
+        `StorageFailed`."""
         id, now = f"batch_{token_hex(12)}", self._clock()
-        with self._files.open(input_file) as file:
-            lines, errors = parse(file, endpoint, id)
         batch = Batch(id, owner, endpoint, input_file, window, BatchState.IN_PROGRESS, now, now + seconds, metadata)
-        if errors:
-            batch = msgspec.structs.replace(batch, status=BatchState.FAILED, errors=tuple(errors), ended=now)
-        else:
-            batch = msgspec.structs.replace(batch, total=len(lines))
-        with self._database.transaction() as database:
-            database.execute("insert into batches values (?, ?, ?)", (id, now, msgspec.json.encode(batch)))
-            if not errors:
-                rows = [(id, line.number, line.model, line.custom_id, line.body) for line in lines]
-                database.executemany("insert into lines values (?, ?, ?, ?, ?, null, null)", rows)
+        with self._files.open(self._files.get(input_file, owner)) as file, answered("storing the batch", self._folder):
+            try:
+                with self._database.transaction() as database:
+                    rows = map(_row, parse(file, endpoint, id))
+                    batch = msgspec.structs.replace(
+                        batch, total=database.executemany(_INSERT.format(""), rows).rowcount
+                    )
+            except InputErrors as found:
+                batch = msgspec.structs.replace(batch, status=BatchState.FAILED, errors=found.errors, ended=now)
+            self._keep(batch)
         return batch
 
     def get(self, id: str, owner: str) -> Batch:
         """Raises `NotFound`, also for a batch of another key; the daemon's owner sees all."""
-        with self._database.transaction() as database:
-            row = database.execute("select about from batches where id = ?", (id,)).fetchone()
-        found = msgspec.json.decode(row[0], type=Batch) if row else None
+        found = self._batches.get(id)
         if found is None or owner not in ("", found.owner):
             raise NotFound(f"there is no batch {id!r}: `modelrunner batch ls` shows them", param="batch_id")
         return self._counted(found)
 
     def all(self, owner: str) -> list[Batch]:
         """Returns the batches, the newest first."""
-        with self._database.transaction() as database:
-            rows = database.execute("select about from batches order by created desc, id").fetchall()
-        found = [msgspec.json.decode(about, type=Batch) for (about,) in rows]
-        return [self._counted(batch) for batch in found if owner in ("", batch.owner)]
+        newest = sorted(self._batches.copy().values(), key=lambda batch: (-batch.created, batch.id))
+        return [self._counted(batch) for batch in newest if owner in ("", batch.owner)]
 
     def cancel(self, id: str, owner: str) -> Batch:
         """Asks no further line. Raises `NotFound`, `Conflict` for a batch that is over."""
-        batch, now = self.get(id, owner), self._clock()
-        with self._database.transaction() as database:
-            database.execute("begin immediate")  # the worker may end it at this moment
-            [(about,)] = database.execute("select about from batches where id = ?", (id,))
-            batch = msgspec.json.decode(about, type=Batch)
+        self.get(id, owner)
+        now = self._clock()
+        with answered("storing the batch", self._folder), self._changing:
+            batch = self._batches[id]
             if batch.status.is_final:
                 raise Conflict(f"batch {id} is {batch.status}")
-            batch = msgspec.structs.replace(batch, status=BatchState.CANCELLING, cancelling=now)
-            database.execute("update batches set about = ? where id = ?", (msgspec.json.encode(batch), id))
-        return self._counted(batch)
+            self._write(msgspec.structs.replace(batch, status=BatchState.CANCELLING, cancelling=now))
+        return self._counted(self._batches[id])
 
     def unfinished(self) -> list[Batch]:
-        """Returns the batches that are not over, the oldest first. A batch has lines until it is over."""
-        with self._database.transaction() as database:
-            rows = database.execute(
-                "select about from batches where exists (select 1 from lines where batch = id) order by created, id"
-            ).fetchall()
-        return [self._counted(msgspec.json.decode(about, type=Batch)) for (about,) in rows]
+        """Returns the batches that are not over, the oldest first."""
+        found = [batch for batch in self._batches.copy().values() if not batch.status.is_final]
+        return [self._counted(batch) for batch in sorted(found, key=lambda batch: (batch.created, batch.id))]
 
     def models(self) -> list[str]:
         """Returns the models of the lines that wait, ordered by their oldest line."""
+        found: dict[str, None] = {}
+        asked = "select model from lines where status is null and batch = ? group by model order by min(number)"
         with self._database.transaction() as database:
-            rows = database.execute(
-                "select model from lines join batches on batches.id = lines.batch where status is null"
-                " group by model order by min(created), min(number)"
-            ).fetchall()
-        return [model for (model,) in rows]
+            for batch in self.unfinished():
+                found |= dict.fromkeys(model for (model,) in database.execute(asked, (batch.id,)))
+        return list(found)
 
     def waiting(self, model: str, after: Mapping[str, int], limit: int) -> list[Line]:
         """Returns the next lines for a model that have no answer. `after` has the batches in their order, each with the
@@ -145,11 +154,13 @@ class BatchStore:
 
     def finish(self, batch: Batch) -> Batch:
         """Writes the files of a batch without lines to ask, and ends it. A kill in the middle is made good by the next
-        call: the files get the same IDs again."""
-        counted = self._counted(batch)
+        call: the files get the same IDs again. A batch that has lost lines fails, with their number as its error."""
+        counted, rows = self._counted(batch), self._count_rows(batch.id)
         if batch.status is BatchState.CANCELLING:
             end = BatchState.CANCELLED
-        elif batch.status is BatchState.IN_PROGRESS and counted.completed + counted.failed < batch.total:
+        elif rows < batch.total:
+            end = BatchState.FAILED
+        elif counted.completed + counted.failed < batch.total:
             end = BatchState.EXPIRED
         else:
             end = BatchState.COMPLETED
@@ -164,14 +175,15 @@ class BatchStore:
         over = msgspec.structs.replace(
             counted,
             status=end,
+            errors=(_lost(batch.total - rows),) if rows < batch.total else (),
             output_file=made.get("output"),
             error_file=made.get("error"),
             finalizing=now,
             ended=now,
             failed=batch.total - counted.completed,
         )
+        self._keep(over)
         with self._database.transaction() as database:
-            database.execute("update batches set about = ? where id = ?", (msgspec.json.encode(over), batch.id))
             database.execute("delete from lines where batch = ?", (batch.id,))
         return over
 
@@ -191,7 +203,7 @@ class BatchStore:
     def _counted(self, batch: Batch) -> Batch:
         if batch.status.is_final:
             return batch
-        with self._database.transaction() as database:
+        with answered("reading the batch", self._folder), self._database.transaction() as database:
             [(completed, failed)] = database.execute(
                 "select coalesce(sum(status = 200), 0), coalesce(sum(status != 200), 0) from lines"
                 " where batch = ? and status is not null",
@@ -199,25 +211,69 @@ class BatchStore:
             )
         return msgspec.structs.replace(batch, completed=completed, failed=failed)
 
+    def _count_rows(self, batch: str) -> int:
+        with self._database.transaction() as database:
+            [(rows,)] = database.execute("select count(*) from lines where batch = ?", (batch,))
+        return int(rows)
+
+    def _keep(self, batch: Batch) -> None:
+        with translated("storing the batch", self._folder), self._changing:
+            self._write(batch)
+
+    def _write(self, batch: Batch) -> None:
+        _file(self._folder, batch.id).save(batch)
+        self._batches[batch.id] = batch
+
+    def _bring_back_lines(self) -> None:
+        """Reads the lines again that were lost by damage, and removes those of batches that are over or not known."""
+        with answered("reading the batches", self._folder):
+            open = {batch.id: batch for batch in self._batches.values() if not batch.status.is_final}
+            with self._database.transaction() as database:
+                places = ", ".join("?" * len(open))
+                database.execute(f"delete from lines where batch not in ({places})", tuple(open))
+            for batch in open.values():
+                if (missing := batch.total - self._count_rows(batch.id)) > 0:
+                    log.error("%d lines of %s were lost: they are read from its input file again", missing, batch.id)
+                    self._read_again(batch)
+
+    def _read_again(self, batch: Batch) -> None:
+        try:
+            with (
+                self._files.open(self._files.get(batch.input_file, batch.owner)) as file,
+                self._database.transaction() as database,
+            ):
+                rows = map(_row, parse(file, batch.endpoint, batch.id))
+                database.executemany(_INSERT.format("or ignore"), rows)
+        except (ModelRunnerError, InputErrors, OSError) as error:
+            log.error("the input file of %s cannot be read again: %s", batch.id, error)
+
 
 def open_store(state: Path, files_limit: int) -> tuple[BatchStore, FileStore]:
     """Opens the stores of the daemon whose state lies in this folder. `files_limit` is as `FileStore.limit`."""
-    from modelrunner.batches.filestore import SCHEMA as FILES
+    files = FileStore(state / "files", files_limit)
+    return BatchStore(state / "batches", Database(state / "batches.sqlite", SCHEMA), files), files
 
-    database = Database(state / "batches.sqlite", SCHEMA + FILES)
-    make_folder(folder := state / "files")
-    sweep_temporaries(folder)
-    files = FileStore(folder, database, files_limit)
-    return BatchStore(database, files), files
+
+def _file(folder: Path, id: str) -> JsonFile[Batch]:
+    return JsonFile(folder / f"{id}.json", Batch)
+
+
+def _row(line: Line) -> tuple[object, ...]:
+    return line.batch, line.number, line.model, line.custom_id, line.body
+
+
+def _lost(count: int) -> LineError:
+    message = f"{count} lines were lost by damage of the disk, and the input file is gone: send them again"
+    return LineError("lines_lost", message, 0)
 
 
 def _json(body: bytes) -> bytes:
-    """Returns the body if it is JSON, else its text as a JSON string."""
+    """Returns the body on one line if it is JSON, else its text as a JSON string."""
     try:
         msgspec.json.decode(body)
+        return msgspec.json.format(body, indent=-1)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return msgspec.json.encode(body.decode("utf-8", "replace"))
-    return body
 
 
 def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from modelrunner.errors import Conflict, NotFound, PayloadTooLarge
 
 log = logging.getLogger(__name__)
 
-_TABLE = """create table if not exists stored_responses
+_TABLE = """create table stored_responses
     (id text primary key, created real, previous text, input blob, response blob, owner text);"""
 _LONGEST_CHAIN = 1000  # responses of one conversation
 _GATHER = (
@@ -149,17 +149,19 @@ class ResponseStore:
             for one in batch
         ]
         with self._database.transaction() as database:
-            database.executemany("insert or replace into stored_responses values (?, ?, ?, ?, ?, ?)", rows)
+            columns = "id, created, previous, input, response, owner"
+            database.executemany(f"insert or replace into stored_responses ({columns}) values (?, ?, ?, ?, ?, ?)", rows)
             database.execute("delete from stored_responses where created < ?", (self._clock() - self._age,))
             newest = "select id from stored_responses order by created desc limit ?"
             database.execute(f"delete from stored_responses where id not in ({newest})", (self._limit,))
 
     def _read(self, id: str) -> StoredResponse | None:
         with self._database.transaction() as database:
-            row = database.execute("select * from stored_responses where id = ?", (id,)).fetchone()
+            columns = "created, previous, input, response, owner"
+            row = database.execute(f"select {columns} from stored_responses where id = ?", (id,)).fetchone()
         if row is None:
             return None
-        _, created, previous, own, response, owner = row
+        created, previous, own, response, owner = row
         size = len(own) + len(response)
         return StoredResponse(
             id, created, previous, msgspec.json.decode(own), msgspec.json.decode(response), owner, size

@@ -20,10 +20,11 @@ EVERY = 1.0
 _LARGEST = 64 << 20  # bytes of the file above which the oldest days are removed
 _MOST_KEPT = 10_000  # sums that wait for the disk: callers choose their names, and a disk may be full for days
 _OTHERS = "(others)"
-_TABLE = """create table if not exists usage (
+_TABLE = """create table usage (
     day text, caller text, model text, requests integer, prompt integer, answer integer, seconds real,
-    primary key (day, caller, model)) without rowid;"""
-_ADD = """insert into usage values (?, ?, ?, ?, ?, ?, ?) on conflict do update set
+    primary key (day, caller, model));"""
+_ADD = """insert into usage (day, caller, model, requests, prompt, answer, seconds) values (?, ?, ?, ?, ?, ?, ?)
+    on conflict do update set
     requests = requests + excluded.requests, prompt = prompt + excluded.prompt,
     answer = answer + excluded.answer, seconds = seconds + excluded.seconds"""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.batches.batchstore import open_store
+from modelrunner.batches.batchstore import BatchStore, open_store
 from modelrunner.batches.filestore import FileStore
 from modelrunner.batches.intake import BatchIntake
 from modelrunner.errors import BadRequest, Conflict
@@ -32,17 +32,17 @@ class Form:
             raise BadRequest("the form breaks off")
 
 
-def open_intake(folder: Path) -> tuple[BatchIntake, FileStore, list[str]]:
+def open_intake(folder: Path) -> tuple[BatchIntake, BatchStore, FileStore, list[str]]:
     batches, files = open_store(folder, 1 << 20)
     changes: list[str] = []
-    return BatchIntake(batches, files, lambda: changes.append("changed")), files, changes
+    return BatchIntake(batches, files, lambda: changes.append("changed")), batches, files, changes
 
 
 @pytest.mark.parametrize(
     "form", [Form(b"x", "mischief"), Form(b"x", ""), Form(b"x", has_file=False), Form(b"x", broken=True)]
 )
 async def test_a_form_that_is_wrong_at_its_end_keeps_nothing(tmp_path: Path, form: Form) -> None:
-    intake, files, _ = open_intake(tmp_path)
+    intake, _, files, _ = open_intake(tmp_path)
     with pytest.raises(BadRequest):
         await intake.upload(form, "")
     assert files.all("") == []
@@ -50,7 +50,7 @@ async def test_a_form_that_is_wrong_at_its_end_keeps_nothing(tmp_path: Path, for
 
 
 async def test_the_worker_is_told_of_each_change(tmp_path: Path) -> None:
-    intake, _, changes = open_intake(tmp_path)
+    intake, batches, _, changes = open_intake(tmp_path)
     line = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {"model": "m"}}).encode()
     file = await intake.upload(Form(line), "kim")
     assert (file.filename, file.purpose, file.owner, file.bytes) == ("a.jsonl", "batch", "kim", len(line))
@@ -64,7 +64,6 @@ async def test_the_worker_is_told_of_each_change(tmp_path: Path) -> None:
     assert (len(changes), batch.metadata) == (1, {"a": "b"})
     assert (await intake.cancel(batch.id, "kim")).cancelling is not None
     assert len(changes) == 2
-    batches, _ = open_store(tmp_path, 1 << 20)
     batches.finish(batches.get(batch.id, ""))
     with pytest.raises(Conflict):
         await intake.cancel(batch.id, "kim")

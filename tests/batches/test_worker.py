@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from modelrunner.batches.batch import Batch
-from modelrunner.batches.batchstore import BatchStore, LineAnswer, open_store
+from modelrunner.batches.batchstore import SCHEMA, BatchStore, LineAnswer, open_store
+from modelrunner.batches.filestore import FileStore
 from modelrunner.batches.worker import BatchWorker
+from modelrunner.database import Database
 from tests.waiting import HUNG
 
 CHAT = "/v1/chat/completions"
@@ -21,8 +23,8 @@ class Store(BatchStore):
     broken = ""
 
     def __init__(self, state: Path) -> None:
-        good, self.files = open_store(state, 1 << 30)
-        super().__init__(good._database, self.files)
+        self.files = FileStore(state / "files", 1 << 30)
+        super().__init__(state / "batches", Database(state / "batches.sqlite", SCHEMA), self.files)
         self.over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 

@@ -300,7 +300,7 @@ async def test_a_disk_that_fails_takes_nothing_that_is_sent(
         assert [model.name for model in loaded] == ["hf.co/org/tiny-gguf"]
         die(patch, store.data)
         for work in (upload(puller), puller.load(pieces(archive), ignore, LoadOptions())):
-            with pytest.raises(StorageFailed, match=f"no folder for models can be used: {other_disk}: Input/output"):
+            with pytest.raises(StorageFailed, match=r"no folder for models can be used: .*: Input/output"):
                 await work
     assert folder_of(store, NAME) == store.data
 
