@@ -16,6 +16,7 @@ from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.models import ollamastore
 from modelrunner.models.recipes import Recipe
 from modelrunner.pull.file import with_parts
+from modelrunner.pull.huggingface import hub_home
 from modelrunner.pull.linking import LinkKind, link_kind
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.store import Reference
@@ -54,9 +55,8 @@ class ForeignStores:
         lmstudio: tuple[Path, ...] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        home, cache = Path(os.path.expanduser("~")), environ.get("XDG_CACHE_HOME")
-        hf_home = environ.get("HF_HOME") or str((Path(cache) if cache else home / ".cache") / "huggingface")
-        self._hub = hub or Path(environ.get("HF_HUB_CACHE") or f"{hf_home}/hub")
+        home = Path(os.path.expanduser("~"))
+        self._hub = hub or Path(environ.get("HF_HUB_CACHE") or hub_home(environ) / "hub")
         set_by_user = environ.get("OLLAMA_MODELS")
         defaults = (home / ".ollama/models", Path("/usr/share/ollama/.ollama/models"))
         self._ollama = ollama or ((Path(set_by_user),) if set_by_user else defaults)

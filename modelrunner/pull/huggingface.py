@@ -1,13 +1,15 @@
 """`hf.co/ORG/REPO[:QUANT][@REVISION]`: models on the Hugging Face hub, or on the hub that HF_ENDPOINT names, by its API
 (https://huggingface.co/docs/hub/api). One request lists the files with their sizes and digests.
 
-The settings are huggingface_hub's (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). The requests are our own: its
-client follows redirects to any address and has no limit for a whole answer, and its downloads can neither be stopped
-nor resumed by the next call.
+The environment variables are those of the hub's own client
+(https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables), and so is the file with the token
+of a login.
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
@@ -21,6 +23,7 @@ from modelrunner.types import ModelFormat
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import ask
 
+_ENDPOINT = "https://huggingface.co"
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")
@@ -65,16 +68,10 @@ class HuggingFaceHub(Hub):
     variable: ClassVar[str] = "HF_TOKEN"
 
     def usual_endpoint(self) -> str:
-        from huggingface_hub import constants
-
-        return constants.ENDPOINT
+        return os.environ.get("HF_ENDPOINT") or _ENDPOINT
 
     def usual_token(self) -> str | None:
-        """Returns the token without huggingface_hub's own headers: its client would ask the hub a question to make
-        them."""
-        from huggingface_hub import constants, get_token
-
-        return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+        return None if _is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") else _token(os.environ)
 
     async def list(self, text: str, *, trust: bool) -> Listing:
         repository = RepositoryName.parse(text)
@@ -133,14 +130,34 @@ class HuggingFaceHub(Hub):
         return RemoteFile(sibling.name, url, size, digest)
 
 
-def _offline() -> bool:
-    from huggingface_hub import constants
+def hub_home(environ: Mapping[str, str]) -> Path:
+    """Returns the folder of the hub's own client."""
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(environ.get("HF_HOME") or f"{cache}/huggingface").expanduser()
 
-    return constants.HF_HUB_OFFLINE
+
+def _token(environ: Mapping[str, str]) -> str | None:
+    """Returns the token of the environment, else the one that a login with the hub's client has stored."""
+    token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN")
+    if not token:
+        path = environ.get("HF_TOKEN_PATH")
+        try:
+            token = (Path(path).expanduser() if path else hub_home(environ) / "token").read_text()
+        except (OSError, UnicodeDecodeError):
+            return None
+    return "".join(token.split()) or None
+
+
+def _offline() -> bool:
+    return _is_on("HF_HUB_OFFLINE") or _is_on("TRANSFORMERS_OFFLINE")
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 class HuggingFaceSource(HubSource):
-    """Models on the Hugging Face hub. Its endpoint is by default huggingface_hub's own (HF_ENDPOINT)."""
+    """Models on the Hugging Face hub. Its endpoint is by default the one of HF_ENDPOINT."""
 
     hosts = ("hf.co", "huggingface.co", "www.huggingface.co")
     hub = HuggingFaceHub

@@ -169,7 +169,7 @@ async def test_a_model_at_a_hub_is_estimated_by_its_header(
     monkeypatch.setattr(daemon.backend, "required_memory", context)
     needed = []
     async with Hub().running() as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(5000)})
         for size in (80, 40):
             (tmp_path / "config.toml").write_text(f'[models."hf.co/Org/Tiny-GGUF"]\ncontext-size = {size}\n')

@@ -19,7 +19,7 @@ SIZE = 4 << 20
 @pytest.fixture
 async def hub(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hub]:
     async with Hub().running() as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
 
 

@@ -29,7 +29,7 @@ async def client(start_daemon: StartDaemon) -> AsyncIterator[Made]:
 @pytest.fixture
 async def hub(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hub]:
     async with Hub().running() as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(3 << 20)})
         yield hub
 

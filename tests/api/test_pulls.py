@@ -24,7 +24,7 @@ NAME = "hf.co/Org/Tiny-GGUF"
 @pytest.fixture
 async def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     async with Hub().running() as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(3 << 20)})
         yield hub
 

@@ -347,7 +347,9 @@ async def test_the_download_stops_with_the_last_who_wanted_it(client: Client) ->
     assert int(resumed.headers["Range"].removeprefix("bytes=").removesuffix("-")) >= 1 << 20
 
 
-async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("login", [False, True])
+async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path, login: bool) -> None:
+    """Its token is a variable, or lies where a login with the hub's client leaves it."""
     client.repository.token = "hf_fromtheenvironment"
     script = (
         "import asyncio, pathlib, sys\n"
@@ -357,7 +359,11 @@ async def test_the_environment_is_the_hubs_own(client: Client, tmp_path: Path) -
         "folder = pathlib.Path(sys.argv[1])\n"
         "asyncio.run(HuggingFaceSource().fetch(PullSpec(sys.argv[2], '', None), Context(folder, print, stored)))"
     )
-    settings = {"HF_ENDPOINT": client.hub.endpoint, "HF_TOKEN": "hf_fromtheenvironment", "HF_HOME": str(tmp_path)}
+    settings = {"HF_ENDPOINT": client.hub.endpoint, "HF_HOME": str(tmp_path)}
+    if login:
+        (tmp_path / "token").write_text("hf_fromtheenvironment\n")
+    else:
+        settings["HF_TOKEN"] = "hf_fromtheenvironment"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", script, str(tmp_path), NAME), env={**os.environ, **settings}
     )
