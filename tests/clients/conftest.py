@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import SMOLLM2, StartDaemon, make_daemon, no_process_left, nothing_left, prepared
 from tests.e2e.daemons import Daemon, until
-from tests.e2e.test_capabilities import TEMPLATE
+from tests.models.prompts import TOOLS
 
 __all__ = ["make_daemon", "no_process_left", "nothing_left", "prepared"]
 
@@ -28,7 +28,7 @@ def daemon(make_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) -
     daemon = make_daemon()
     daemon.start(listen="127.0.0.1:0", telemetry="true")
     template = tmp_path_factory.mktemp("template") / "tools.jinja"
-    template.write_text(TEMPLATE)
+    template.write_text(TOOLS)
     given = daemon.run("configure", SMOLLM2, "--chat-template", str(template))
     assert given.returncode == 0, given.stderr
     return daemon

@@ -8,9 +8,10 @@ import anthropic
 import pytest
 
 from tests.clients.conftest import StopsTheEngine
-from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, STORY, SYSTEM
+from tests.clients.questions import CITIES, CITY, SHOWN, STORY
 from tests.e2e.conftest import MINILM, SMOLLM2
 from tests.e2e.daemons import Daemon
+from tests.models.prompts import PARIS, QUESTION, SYSTEM
 
 ASKED: Any = {
     "model": SMOLLM2,
@@ -54,10 +55,11 @@ def test_structured_output(client: anthropic.Anthropic) -> None:
 
 def test_tools(client: anthropic.Anthropic) -> None:
     tool: Any = {"name": "weather", "description": "of a city", "input_schema": CITY}
-    few = ASKED | {"max_tokens": 4}
-    without = client.messages.create(**few).usage
-    shown = client.messages.create(**few, tools=[tool], tool_choice={"type": "any"}).usage
-    read = [one.input_tokens + (one.cache_read_input_tokens or 0) for one in (without, shown)]
+    without = client.messages.create(**ASKED)
+    shown = client.messages.create(**ASKED, tools=[tool], tool_choice={"type": "any"})
+    [call] = [block for block in shown.content if block.type == "tool_use"]
+    assert (shown.stop_reason, call.name, call.input["city"] in CITIES) == ("tool_use", "weather", True)
+    read = [one.usage.input_tokens + (one.usage.cache_read_input_tokens or 0) for one in (without, shown)]
     assert read[1] > read[0] + SHOWN
     plain = {name: ASKED[name] for name in ("model", "messages")}
     assert client.messages.count_tokens(**plain, tools=[tool]).input_tokens > SHOWN

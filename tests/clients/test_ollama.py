@@ -8,9 +8,10 @@ import ollama
 import pytest
 
 from tests.clients.conftest import StopsTheEngine
-from tests.clients.questions import MESSAGES as QUESTION
-from tests.clients.questions import PARIS, SHOWN, STORY, TOOL
+from tests.clients.questions import CITIES, SHOWN, STORY, TOOL
 from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.models.prompts import MESSAGES as QUESTION
+from tests.models.prompts import PARIS
 
 COLD = {"temperature": 0, "seed": 1}
 
@@ -58,10 +59,11 @@ def test_structured_output(client: ollama.Client) -> None:
     assert found["rank"] in (1, 2)
 
 
-def test_tools_are_shown_to_the_model(client: ollama.Client) -> None:
-    few = COLD | {"num_predict": 4}
-    without = client.chat(SMOLLM2, QUESTION, options=few)
-    shown = client.chat(SMOLLM2, QUESTION, tools=[TOOL], options=few)
+def test_tools(client: ollama.Client) -> None:
+    without = client.chat(SMOLLM2, QUESTION, options=COLD)
+    shown = client.chat(SMOLLM2, QUESTION, tools=[TOOL], options=COLD)
+    [call] = shown.message.tool_calls or []
+    assert (call.function.name, call.function.arguments["city"] in CITIES) == ("weather", True)
     assert (shown.prompt_eval_count or 0) > (without.prompt_eval_count or 0) + SHOWN
 
 

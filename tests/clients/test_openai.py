@@ -10,9 +10,10 @@ import openai
 import pytest
 
 from tests.clients.conftest import StopsTheEngine
-from tests.clients.questions import CITIES, CITY, ENDLESS, MESSAGES, PARIS, QUESTION, SHOWN, TOOL
-from tests.clients.questions import SYSTEM as INSTRUCTIONS
+from tests.clients.questions import CITIES, CITY, ENDLESS, SHOWN, TOOL
 from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.models.prompts import MESSAGES, PARIS, QUESTION
+from tests.models.prompts import SYSTEM as INSTRUCTIONS
 
 
 @pytest.fixture
@@ -61,12 +62,17 @@ def test_structured_output_of_a_chat(client: openai.OpenAI) -> None:
 
 
 def test_tools_of_a_chat(client: openai.OpenAI) -> None:
-    few: Any = {"model": SMOLLM2, "messages": MESSAGES, "max_tokens": 4}
-    without = client.chat.completions.create(**few).usage
-    shown = client.chat.completions.create(**few, tools=[TOOL], tool_choice="required").usage
-    assert without
-    assert shown
-    assert shown.prompt_tokens > without.prompt_tokens + SHOWN
+    asked: Any = {"model": SMOLLM2, "messages": MESSAGES, "temperature": 0}
+    without = client.chat.completions.create(**asked)
+    shown = client.chat.completions.create(**asked, tools=[TOOL], tool_choice="required")
+    [choice] = shown.choices
+    [call] = choice.message.tool_calls or []
+    assert (choice.finish_reason, call.type) == ("tool_calls", "function")
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)["city"] in CITIES) == ("weather", True)
+    assert without.usage
+    assert shown.usage
+    assert shown.usage.prompt_tokens > without.usage.prompt_tokens + SHOWN
 
 
 def test_a_chat_that_is_left_stops_the_engine(client: openai.OpenAI, stops_the_engine: StopsTheEngine) -> None:
@@ -82,14 +88,19 @@ def test_a_chat_that_is_left_stops_the_engine(client: openai.OpenAI, stops_the_e
 
 def test_a_response_and_its_conversation(client: openai.OpenAI) -> None:
     first = client.responses.create(model=SMOLLM2, input=QUESTION, instructions=INSTRUCTIONS, temperature=0)
-    assert "The capital of France is Paris." in first.output_text
+    assert PARIS in first.output_text
     assert first.usage is not None
     assert first.usage.output_tokens > 0
     second = client.responses.create(
-        model=SMOLLM2, input="What did I ask?", previous_response_id=first.id, temperature=0, max_output_tokens=30
+        model=SMOLLM2,
+        input="What did I ask?",
+        instructions=INSTRUCTIONS,
+        previous_response_id=first.id,
+        temperature=0,
+        max_output_tokens=30,
     )
     assert second.usage is not None
-    assert second.usage.input_tokens > first.usage.input_tokens - 20 + first.usage.output_tokens
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
     assert client.responses.retrieve(second.id).output_text == second.output_text
 
 
@@ -99,7 +110,7 @@ def test_a_stream_of_a_response(client: openai.OpenAI) -> None:
         final = stream.get_final_response()
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == final.output_text
-    assert "Paris" in text
+    assert PARIS in text
 
 
 def test_structured_output_of_a_response(client: openai.OpenAI) -> None:
@@ -110,12 +121,14 @@ def test_structured_output_of_a_response(client: openai.OpenAI) -> None:
 
 def test_tools_of_a_response(client: openai.OpenAI) -> None:
     tool: Any = {"type": "function", "strict": True, **TOOL["function"]}
-    few: Any = {"model": SMOLLM2, "input": QUESTION, "max_output_tokens": 4}
-    without = client.responses.create(**few).usage
-    shown = client.responses.create(**few, tools=[tool], tool_choice="required").usage
-    assert without
-    assert shown
-    assert shown.input_tokens > without.input_tokens + SHOWN
+    asked: Any = {"model": SMOLLM2, "input": QUESTION, "instructions": INSTRUCTIONS, "temperature": 0}
+    without = client.responses.create(**asked)
+    shown = client.responses.create(**asked, tools=[tool], tool_choice="required")
+    [call] = [item for item in shown.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)["city"] in CITIES) == ("weather", True)
+    assert without.usage
+    assert shown.usage
+    assert shown.usage.input_tokens > without.usage.input_tokens + SHOWN
 
 
 def test_a_response_that_is_left_stops_the_engine(client: openai.OpenAI, stops_the_engine: StopsTheEngine) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from modelrunner.config.locations import Locations
 from tests.clients.conftest import StopsTheEngine
-from tests.clients.questions import CITIES, CITY, PARIS, QUESTION, SHOWN, STORY, SYSTEM
+from tests.clients.questions import CITIES, CITY, SHOWN, STORY
 from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.models.prompts import MESSAGES, PARIS, QUESTION, SYSTEM
 from tests.waiting import HUNG
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -33,7 +34,7 @@ def installed(registry: str, name: str) -> Path:
 
 def run(command: list[str | Path], base: str) -> dict[str, Any]:
     """What a program prints for the daemon at `base`."""
-    arguments = [base, SMOLLM2, MINILM]
+    arguments = [base, SMOLLM2, MINILM, json.dumps(MESSAGES)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=HUNG, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.models.prompts import QUESTION, SYSTEM
 from tests.waiting import HUNG
 
 MODELRUNNER = (sys.executable, "-m", "modelrunner")
@@ -76,8 +77,8 @@ class Daemon:
         with self.client() as client:
             return client.post(path, content=content)
 
-    def chat(self, model: str, text: str = "What is the capital of France?", **fields: Any) -> httpx.Response:
-        messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": text}]
+    def chat(self, model: str, text: str = QUESTION, **fields: Any) -> httpx.Response:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
         return self.post("/v1/chat/completions", {"model": model, "messages": messages, "temperature": 0, **fields})
 
     def run(self, *arguments: str, stdin: str = "", timeout: float = 5 * HUNG) -> "subprocess.CompletedProcess[str]":

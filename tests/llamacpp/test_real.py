@@ -19,16 +19,10 @@ from modelrunner.testing import BackendContract, running
 from modelrunner.types import Adapter, Bundle, Mode, ProcessOptions, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 from tests.models import lora
+from tests.models.prompts import MESSAGES, PARIS
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
-# The model is small: without an example, its first word depends on the rounding of the processor's kernels.
-FRANCE = [
-    {"role": "system", "content": "You are a helpful assistant."},
-    {"role": "user", "content": "What is the capital of Italy?"},
-    {"role": "assistant", "content": "The capital of Italy is Rome."},
-    {"role": "user", "content": "What is the capital of France?"},
-]
 
 
 @pytest.fixture
@@ -65,13 +59,13 @@ async def ask(runner: Runner, path: str, **body: Any) -> tuple[int, Any]:
 
 async def test_chat(backend: LlamaCppBackend, spec: RunSpec) -> None:
     async with serving(backend, spec) as runner:
-        status, answer = await ask(runner, "/v1/chat/completions", messages=FRANCE, temperature=0, max_tokens=16)
+        status, answer = await ask(runner, "/v1/chat/completions", messages=MESSAGES, temperature=0, max_tokens=16)
     assert status == 200
-    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert PARIS in answer["choices"][0]["message"]["content"]
 
 
 async def test_stream(backend: LlamaCppBackend, spec: RunSpec) -> None:
-    body = {"messages": FRANCE, "temperature": 0, "max_tokens": 16, "stream": True}
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 16, "stream": True}
     async with serving(backend, spec) as runner:
         sent = json.dumps(body).encode()
         status, raw = await runner.upstream.fetch("POST", "/v1/chat/completions", sent, timeout=HUNG)
@@ -79,7 +73,7 @@ async def test_stream(backend: LlamaCppBackend, spec: RunSpec) -> None:
     assert (status, events[-1]) == (200, "[DONE]")
     deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
     assert len(deltas) > 3
-    assert "Paris" in "".join(delta.get("content") or "" for delta in deltas)
+    assert PARIS in "".join(delta.get("content") or "" for delta in deltas)
 
 
 async def test_what_leaks_or_changes_the_engine_is_off(
@@ -169,7 +163,7 @@ async def test_embeddings_of_an_encoder_up_to_the_whole_context(
     async with serving(backend, run) as runner:
         status, answer = await ask(runner, "/v1/embeddings", input=["the cat", "word " * 505])
         too_long, error = await ask(runner, "/v1/embeddings", input="word " * 600)
-        chat, refused = await ask(runner, "/v1/chat/completions", messages=FRANCE, max_tokens=1)
+        chat, refused = await ask(runner, "/v1/chat/completions", messages=MESSAGES, max_tokens=1)
     assert status == 200
     assert answer["usage"]["prompt_tokens"] > 507
     # The proxy tells the client's faults among the engine's 500s by these words.

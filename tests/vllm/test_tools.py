@@ -9,8 +9,8 @@ import pytest
 
 from tests.e2e.conftest import StartDaemon
 from tests.e2e.daemons import Daemon
-from tests.e2e.test_capabilities import TEMPLATE
 from tests.models.prepare import SMOLLM2_SAFETENSORS
+from tests.models.prompts import TOOLS
 
 pytestmark = pytest.mark.engine
 LOAD = 300  # seconds
@@ -32,7 +32,7 @@ def daemon(installed: Path, make_daemon: StartDaemon) -> Iterator[Daemon]:
     daemon = make_daemon("wheel")
     (daemon.data / "engines" / "vllm").symlink_to(installed)
     daemon.start()
-    (daemon.data.parent / "tools.jinja").write_text(TEMPLATE)
+    (daemon.data.parent / "tools.jinja").write_text(TOOLS)
     words = ("--set", "vllm.tool-call-parser=hermes", "--chat-template", str(daemon.data.parent / "tools.jinja"))
     configured = daemon.run("configure", SMOLLM2_SAFETENSORS, *words)
     assert configured.returncode == 0, configured.stderr

@@ -6,7 +6,7 @@ import sys
 import openai
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-base, chat_model, embedding_model = sys.argv[1:]
+base, chat_model, embedding_model, messages = sys.argv[1:]
 schema = {
     "title": "Answer",
     "type": "object",
@@ -14,7 +14,7 @@ schema = {
     "required": ["city"],
 }
 llm = ChatOpenAI(base_url=f"{base}/v1", api_key="none", model=chat_model, temperature=0, max_retries=0)
-question = [("system", "You are a helpful assistant."), ("human", "What is the capital of France?")]
+question = json.loads(messages)
 structured = llm.with_structured_output(schema, method="json_schema")
 vectors = OpenAIEmbeddings(
     base_url=f"{base}/v1", api_key="none", model=embedding_model, check_embedding_ctx_length=False

@@ -5,16 +5,12 @@ import sys
 
 import litellm
 
-base, chat_model, embedding_model = sys.argv[1:]
+base, chat_model, embedding_model, messages = sys.argv[1:]
 here = {"api_base": f"{base}/v1", "api_key": "none", "max_retries": 0}
 schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 tool = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": schema}}
-messages = [
-    {"role": "system", "content": "You are a helpful assistant."},
-    {"role": "user", "content": "What is the capital of France?"},
-]
-ask = {"model": f"openai/{chat_model}", "messages": messages, "temperature": 0, **here}
+ask = {"model": f"openai/{chat_model}", "messages": json.loads(messages), "temperature": 0, **here}
 
 chat = litellm.completion(**ask)
 stream = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**ask, stream=True)]

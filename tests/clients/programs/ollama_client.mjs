@@ -1,12 +1,9 @@
 // npm's ollama.
 import { Ollama } from "ollama";
 
-const [base, chatModel, embeddingModel] = process.argv.slice(2);
+const [base, chatModel, embeddingModel, question] = process.argv.slice(2);
 const client = new Ollama({ host: base });
-const messages = [
-  { role: "system", content: "You are a helpful assistant." },
-  { role: "user", content: "What is the capital of France?" },
-];
+const messages = JSON.parse(question);
 const ask = { model: chatModel, messages, options: { temperature: 0 } };
 const format = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
 

@@ -1,12 +1,9 @@
 // npm's openai.
 import OpenAI from "openai";
 
-const [base, chatModel, embeddingModel] = process.argv.slice(2);
+const [base, chatModel, embeddingModel, question] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: "none", maxRetries: 0 });
-const messages = [
-  { role: "system", content: "You are a helpful assistant." },
-  { role: "user", content: "What is the capital of France?" },
-];
+const messages = JSON.parse(question);
 const ask = { model: chatModel, messages, temperature: 0 };
 const schema = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
 const response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
