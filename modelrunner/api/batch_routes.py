@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from modelrunner import wire
@@ -18,6 +19,7 @@ from modelrunner.batches.intake import BatchIntake
 from modelrunner.errors import BadRequest
 
 _PIECE = 1 << 18
+_MOST_LINES = 200  # of a form, outside of its contents
 _PAGED = {"limit": Count, "after": str}
 
 
@@ -132,7 +134,8 @@ class _Form:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
-            async for part in await self._request.multipart():
+            lines = cast("StreamReader", _FewLines(self._request.content))
+            async for part in MultipartReader(self._request.headers, lines):
                 if not isinstance(part, BodyPartReader):
                     raise BadRequest("a part of the form is itself a form")
                 if part.name == "purpose":
@@ -141,5 +144,23 @@ class _Form:
                     self.filename = (part.filename or "file").encode("utf-8", "replace").decode()
                     while piece := await part.read_chunk(_PIECE):
                         yield piece
-        except (ValueError, AssertionError, BadHttpMessage) as error:
+        except (ValueError, AssertionError, RuntimeError, BadHttpMessage) as error:
             raise BadRequest(f"the form cannot be read: {error}") from None
+
+
+class _FewLines:
+    """The body of a form, of which aiohttp reads boundaries, headers and what comes before them by line. Each line
+    costs much, and a form of two fields has few."""
+
+    def __init__(self, body: StreamReader) -> None:
+        self._body = body
+        self._left = _MOST_LINES
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise BadRequest("the form has too many parts: send the fields purpose and file")
+        return await self._body.readline(max_line_length=max_line_length)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._body, name)

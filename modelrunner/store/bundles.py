@@ -22,7 +22,8 @@ from modelrunner.store.manifests import Contents, StoredFile
 from modelrunner.types import Bundle, ModelHeader
 
 _HEADER = "header"
-_MOST_MADE = 512  # bundles that are held in memory, each with its header
+_MOST_HELD = 64 << 20  # bytes of headers, as they are on disk, whose bundles are held in memory
+_LEAST_HELD = 1 << 16  # bytes that count for a bundle beside its header
 _DECODER = msgspec.msgpack.Decoder(ModelHeader)
 
 
@@ -30,12 +31,12 @@ class Bundles:
     def __init__(self, folder: Path, blobs: Blobs) -> None:
         self.folder = folder
         self._blobs = blobs
-        self._made: dict[Digest, Bundle] = {}
+        self._made: dict[Digest, tuple[Bundle, int]] = {}  # each with the bytes of its header, the oldest first
 
     def ready(self, entry: Entry, contents: Contents) -> Bundle | None:
         """Returns the bundle, if this process has made it before and its files are still in place. Takes
         microseconds."""
-        bundle = self._made.get(entry.id)
+        bundle, _ = self._made.get(entry.id, (None, 0))
         if bundle is None or not self._in_place(entry.id, contents):
             return None
         names = tuple(entry.names)
@@ -47,10 +48,18 @@ class Bundles:
         self.lay_out(entry.id, contents)
         header = self._remembered(entry.id) or self._parse(entry.id, contents)
         bundle = self._describe(entry, contents, header)
-        self._made[entry.id] = bundle
-        if len(self._made) > _MOST_MADE:
-            del self._made[next(iter(self._made))]
+        self._hold(entry.id, bundle)
         return bundle
+
+    def _hold(self, id: Digest, bundle: Bundle) -> None:
+        self.forget(id)
+        self._made[id] = bundle, _LEAST_HELD + os.path.getsize(id.within(self.folder) / _HEADER)
+        while len(self._made) > 1 and sum(size for _, size in self._made.values()) > _MOST_HELD:
+            self.forget(next(iter(self._made)))
+
+    def forget(self, id: Digest) -> None:
+        """Frees the memory of the bundle."""
+        self._made.pop(id, None)
 
     def lay_out(self, id: Digest, contents: Contents) -> None:
         """Links the model's files. Raises `InvalidModel` for a blob that is missing or of another size than in its
@@ -84,7 +93,7 @@ class Bundles:
 
     def remove(self, id: Digest) -> None:
         """Raises `OSError`."""
-        self._made.pop(id, None)
+        self.forget(id)
         durable.discard(id.within(self.folder))
 
     def _in_place(self, id: Digest, contents: Contents) -> bool:

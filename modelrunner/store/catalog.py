@@ -21,6 +21,7 @@ _ID_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _HEX_DIGITS = 64
 _SHORTEST_PART = 3  # characters
 _MOST_SHOWN = 10  # names in a message
+_LONGEST_CONFIG = 1 << 17  # bytes of a configuration that a list shows
 _COMPARED = 500  # names that are compared for a similar spelling: each takes some ten microseconds
 
 
@@ -30,8 +31,9 @@ Named = tuple[str, str, Reference]
 
 class StoredModel(msgspec.Struct, frozen=True):
     """A stored model. `created` is in Unix seconds, `size` in bytes. `config` is the configuration as
-    docker/model-runner publishes it: format, quantization, parameters, architecture, size (as text), context_size, and
-    the metadata under the format's name. `damage` says why the model cannot be used, "" if it can."""
+    docker/model-runner publishes it, without the largest entries of one over 128 KiB: format, quantization, parameters,
+    architecture, size (as text), context_size, and the metadata under the format's name. `damage` says why the model
+    cannot be used, "" if it can."""
 
     id: str
     tags: list[str]
@@ -131,7 +133,7 @@ class Catalog:
         blobs = entry.blobs
         self.users.update(blobs.keys() or entry.remembered)
         size = sum(blobs.values())
-        config = entry.config_data if entry.contents else b"{}"
+        config = _bounded(entry.config_data) if entry.contents else b"{}"
         self.models[entry.id] = StoredModel(str(entry.id), entry.names, entry.created, config, size, entry.damage)
         self._by_tag.update(dict.fromkeys(entry.tags, entry.id))
 
@@ -283,6 +285,22 @@ class Names:
                     yield tag
                     at = self._text.find("\n", at)
             at = self._text.find(name, at + 1) if at >= 0 else -1
+
+
+def _bounded(config: bytes) -> bytes:
+    """Returns the configuration, without its largest entries if it is longer than a list should show."""
+    if len(config) <= _LONGEST_CONFIG:
+        return config
+    entries = [
+        (key, msgspec.Raw(value)) for key, value in msgspec.json.decode(config, type=dict[str, msgspec.Raw]).items()
+    ]
+    left, shown = _LONGEST_CONFIG, dict[str, msgspec.Raw]()
+    for key, value in sorted(entries, key=lambda entry: len(entry[0]) + len(bytes(entry[1]))):
+        left -= len(key) + len(bytes(value))
+        if left < 0:
+            break
+        shown[key] = value
+    return msgspec.json.encode(shown)
 
 
 def _ambiguous(text: str, candidates: list[str]) -> InvalidReference:

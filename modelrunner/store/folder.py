@@ -159,6 +159,7 @@ class ModelFolder(FolderReader):
             self._with_reserve(lambda: self._records.write(entry.record))
         self._records.withdraw(entry.id)
         self._show(self.catalog.without(entry), [entry.id])
+        self._bundles.forget(entry.id)
         self._sweeper.finish(self.catalog, [entry.id])
 
     def leftovers(self, is_busy: PathTest) -> tuple[Leftover, ...]:

@@ -19,6 +19,8 @@ _PIECE = 1 << 20
 _FILE, _FOLDER = b"0\x007", b"5"
 _PAX, _PAX_OF_ALL, _LONG_NAME = b"x", b"g", b"L"
 _GZIP = 16 + zlib.MAX_WBITS
+_MOST_GZIP_MEMBERS = 1000
+_LEAST_OF_GZIP_MEMBER = 4096  # bytes of an archive for each further member
 
 
 class Stream(Protocol):
@@ -180,29 +182,41 @@ def _clean(name: str) -> str:
 
 
 class Gunzipped:
-    """The content of a gzip stream (RFC 1952), which may have several members, read a piece at a time."""
+    """The content of a gzip stream (RFC 1952), which may have several members, read a piece at a time. Each member
+    costs a new start, so a stream of more members than any program writes is refused."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._inflate = zlib.decompressobj(_GZIP)
         self._pending = b""
+        self._count, self._most = 1, _MOST_GZIP_MEMBERS
 
     def read(self, size: int, /) -> bytes:
-        data = b""
+        """Returns `size` bytes, fewer only at the end. Raises `InvalidModel` for a stream that is damaged."""
+        data = bytearray()
         while size > len(data):
-            self._pending = self._pending or self._stream.read(_PIECE)
+            if not self._pending:
+                self._pending = self._stream.read(_PIECE)
+                self._most += len(self._pending) // _LEAST_OF_GZIP_MEMBER
             if self._inflate.eof:
                 if not self._pending:
-                    return data
+                    return bytes(data)
                 self._pending = self._pending.lstrip(b"\0")  # padding after a member
                 if not self._pending:
                     continue
-                self._inflate = zlib.decompressobj(_GZIP)
+                self._begin_member()
             try:
                 piece = self._inflate.decompress(self._pending, size - len(data))
             except zlib.error:
                 raise InvalidModel("its archive is damaged: it cannot be unpacked") from None
             if not piece and not self._pending and not self._inflate.eof:
                 raise InvalidModel("its archive is damaged: it ends too early")
-            data, self._pending = data + piece, self._inflate.unconsumed_tail or self._inflate.unused_data
-        return data
+            data += piece
+            self._pending = self._inflate.unconsumed_tail or self._inflate.unused_data
+        return bytes(data)
+
+    def _begin_member(self) -> None:
+        self._count += 1
+        if self._count > self._most:
+            raise InvalidModel("its archive has too many gzip members: pack it as one")
+        self._inflate = zlib.decompressobj(_GZIP)

@@ -269,6 +269,15 @@ PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r
 CONTENT = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'
 
 
+async def test_a_form_of_many_small_parts_is_refused_early(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    part = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n\r\n'
+    for form in (part * 16_000, b"\r\n" * 200_000 + CONTENT):
+        async with daemon.unix.post("/v1/files", data=form, headers=FORM) as answer:
+            assert answer.status == 400
+            assert "too many parts" in (await answer.json())["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from modelrunner.defaults import DefaultMessage, ModelDefaults
 from modelrunner.errors import (
     BadRequest,
     Conflict,
@@ -375,3 +376,13 @@ def test_many_threads_change_it_at_once(store):
         thread.join()
     assert sorted(tag for model in store.list() for tag in model.tags) == sorted(f"n{n}" for n in range(16))
     assert Store(store.data).list() == store.list()
+
+
+def test_a_list_does_not_show_a_large_configuration(store: Store) -> None:
+    defaults = ModelDefaults(messages=(DefaultMessage("user", "x" * 100_000),) * 20)
+    store.create({"m.gguf": ingest(store, 77)}, "large", defaults=defaults)
+    for opened in (store, Store(store.data)):
+        model = opened.get("large")
+        assert len(model.config_data) < 200_000
+        assert (model.format, model.config["architecture"]) == ("gguf", "llama")
+        assert opened.bundle("large").defaults == defaults

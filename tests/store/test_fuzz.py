@@ -1,0 +1,193 @@
+"""Whatever comes in a file of a model: the parsers refuse it with `InvalidModel`, or take it, in a time that grows with
+its size alone. The seeds are whole files with some bytes changed; `nightly` tries many more."""
+
+import contextlib
+import gzip
+import io
+import json
+import struct
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from modelrunner.errors import BadRequest, InvalidModel, InvalidReference
+from modelrunner.store import gguf, manifests, safetensors, tar
+from modelrunner.store.digests import Digest
+from modelrunner.store.references import Reference
+from tests.store.folders import weights
+from tests.store.samples import write_gguf
+
+PER_KILOBYTE = 0.004  # seconds of processor: more than ten times of what a whole file takes on a slow machine
+START = 0.1  # seconds for a first import, a collection of garbage and the like
+REFUSED = (InvalidModel, InvalidReference, BadRequest)
+
+Parser = Callable[[bytes, Path], object]
+
+
+def read_gguf(data: bytes, file: Path) -> object:
+    file.write_bytes(data)
+    return gguf.read_header(file)
+
+
+def read_safetensors(data: bytes, file: Path) -> object:
+    file.write_bytes(data)
+    return safetensors.read_tensors(file)
+
+
+def read_tar(data: bytes, file: Path) -> object:
+    return [(member.name, member.content(1 << 20)) for member in tar.members(io.BytesIO(data), limit=1 << 24)]
+
+
+def read_gzip(data: bytes, file: Path) -> object:
+    stream = tar.Gunzipped(io.BytesIO(data))
+    return [(member.name, member.content(1 << 20)) for member in tar.members(stream, limit=1 << 24)]
+
+
+def read_manifest(data: bytes, file: Path) -> object:
+    return manifests.decode(data, Digest.of(data))
+
+
+def read_config(data: bytes, file: Path) -> object:
+    try:
+        return manifests.decode_config(data)
+    except ValueError:  # msgspec's errors, which both callers translate
+        return None
+
+
+def read_reference(data: bytes, file: Path) -> object:
+    return Reference.parse(data.decode("utf-8", "replace"))
+
+
+def packed() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("config.json", "a" * 150, "folder/ä.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = 700
+            archive.addfile(member, io.BytesIO(bytes(700)))
+    return buffer.getvalue()
+
+
+def manifest() -> bytes:
+    layer = {"mediaType": "application/vnd.docker.ai.gguf.v3", "digest": f"sha256:{'1' * 64}", "size": 9}
+    config = {
+        "mediaType": "application/vnd.docker.ai.model.config.v0.1+json",
+        "digest": f"sha256:{'2' * 64}",
+        "size": 2,
+    }
+    document = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json"}
+    return json.dumps({**document, "config": config, "layers": [layer, layer]}).encode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+PARSERS: dict[Parser, Callable[[Path], bytes]] = {
+    read_gguf: lambda folder: write_gguf(folder / "seed.gguf").read_bytes(),
+    read_safetensors: lambda folder: weights("a", "b"),
+    read_tar: lambda folder: packed(),
+    read_gzip: lambda folder: gzip.compress(packed()),
+    read_manifest: lambda folder: manifest(),
+    read_config: lambda folder: json.dumps({"config": {"format": "gguf"}, "descriptor": {}, "files": []}).encode(),
+    read_reference: lambda folder: b"registry.example:5000/org/name-x:tag.1@sha256:" + b"0" * 64,
+}
+
+
+def within_time(parse: Parser, data: bytes, file: Path) -> None:
+    began = time.thread_time()
+    with contextlib.suppress(*REFUSED):
+        parse(data, file)
+    assert time.thread_time() - began < START + PER_KILOBYTE * len(data) / 1024
+
+
+changes = st.lists(
+    st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from(["set", "cut", "double"]), st.binary(max_size=9)),
+    max_size=5,
+)
+
+
+def changed(seed: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
+    data = seed
+    for where, kind, new in changes:
+        place = int(where * len(data))
+        if kind == "set":
+            data = data[:place] + new + data[place + len(new) :]
+        elif kind == "cut":
+            data = data[:place] + data[place + len(new) * 7 :]
+        else:
+            data = data[:place] + data[place : place + 64] * (1 + len(new)) + data[place:]
+    return data
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(20_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("parse", PARSERS)
+def test_a_changed_file_is_taken_or_refused(parse: Parser, examples: int, folder: Path) -> None:
+    seed = PARSERS[parse](folder)
+    parse(seed, folder / "whole")
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(changes)
+    def run(changes: list[tuple[float, str, bytes]]) -> None:
+        within_time(parse, changed(seed, changes), folder / "changed")
+
+    run()
+
+
+def with_counts(tensors: int, values: int) -> bytes:
+    return struct.pack("<4sIQQ", b"GGUF", 3, tensors, values)
+
+
+def one_array(kind: int, count: int) -> bytes:
+    return with_counts(0, 1) + struct.pack("<Q1sIIQ", 1, b"a", 9, kind, count)
+
+
+def pax(records: bytes) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.size, member.type = len(records), b"x"
+    return member.tobuf() + records + bytes(-len(records) % 512)
+
+
+WORST: dict[str, tuple[Parser, bytes]] = {
+    "many values": (read_gguf, with_counts(0, 1 << 40) + (struct.pack("<Q2sIB", 2, b"ab", 7, 1) * 20_000)),
+    "many tensors": (read_gguf, with_counts(1 << 40, 0) + bytes(400_000)),
+    "an array of empty texts": (read_gguf, one_array(8, 1 << 40) + bytes(400_000)),
+    "arrays in arrays": (read_gguf, one_array(9, 1) + struct.pack("<IQ", 9, 1) * 30_000),
+    "an endless header": (read_safetensors, struct.pack("<Q", 300_000) + b"[" * 300_000),
+    "many tensors in JSON": (read_safetensors, struct.pack("<Q", 300_008) + b'{"a":1,' + b'"b":{},' * 43_000),
+    "many empty members": (read_tar, tarfile.TarInfo("a").tobuf() * 600),
+    "many records": (read_tar, pax(b"7 a=bc\n" * 9000) * 4),
+    "many empty gzip members": (read_gzip, gzip.compress(b"") * 50_000),
+    "zeros between gzip members": (read_gzip, (gzip.compress(b"") + bytes(500)) * 900),
+    "a long name": (read_reference, b"a" * 200_000),
+    "many dashes": (read_reference, b"a" + b"-" * 100_000 + b"!"),
+    "many slashes": (read_reference, b"a/" * 100_000),
+    "many colons": (read_reference, b"a:" * 100_000),
+    "deep JSON": (read_manifest, b'{"layers":' + b"[" * 200_000),
+    "many layers": (read_manifest, manifest()[:-2] + b"," + b"{}," * 100_000 + b"{}]}"),
+    "a large configuration": (read_config, b'{"config":{' + b'"a":[[],[]],' * 20_000 + b'"b":1}}'),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_file_costs_what_its_size_allows(name: str, folder: Path) -> None:
+    parse, data = WORST[name]
+    within_time(parse, data, folder / "worst")
+
+
+def test_an_archive_of_a_few_gzip_members_is_read() -> None:
+    data = packed()
+    pieces = [data[start : start + 100] for start in range(0, len(data), 100)]
+    stream = tar.Gunzipped(io.BytesIO(b"".join(map(gzip.compress, pieces))))
+    assert next(tar.members(stream, limit=1 << 20)).name == "config.json"
+
+
+def test_an_archive_of_empty_gzip_members_is_refused() -> None:
+    with pytest.raises(InvalidModel, match="gzip members"):
+        read_gzip(gzip.compress(b"") * 50_000, Path())
