@@ -9,6 +9,8 @@ from modelrunner.api.documented import documented
 from modelrunner.errors import RouteNotFound
 from modelrunner.ui.staticfiles import DOCS, DOCS_POLICY, HEADERS, PAGE, StaticFile, read
 
+_PIECE = 32 << 10  # bytes: the next piece waits until the client has room, so a client that does not read holds two
+
 
 class UiRoutes:
     def routes(self) -> list[web.RouteDef]:
@@ -20,30 +22,30 @@ class UiRoutes:
         ]
 
     @documented({"text/plain": str, "text/html": str})
-    async def root(self, request: web.Request) -> web.Response:
+    async def root(self, request: web.Request) -> web.StreamResponse:
         """Answers a browser with the page, programs with a line of text."""
         if "text/html" in request.headers.get("Accept", ""):
             return await self.page(request)
         return web.Response(text="modelrunner is running\n", headers={"Vary": "Accept"})
 
     @documented({"text/html": str})
-    async def page(self, request: web.Request) -> web.Response:
+    async def page(self, request: web.Request) -> web.StreamResponse:
         """Sends the page for browsers."""
-        return self._answer(request, read(PAGE))
+        return await self._answer(request, read(PAGE))
 
     @documented({"text/html": str})
-    async def docs(self, request: web.Request) -> web.Response:
+    async def docs(self, request: web.Request) -> web.StreamResponse:
         """Sends a page that shows this document, and tries its routes."""
-        return self._answer(request, read(DOCS), {"Content-Security-Policy": DOCS_POLICY})
+        return await self._answer(request, read(DOCS), {"Content-Security-Policy": DOCS_POLICY})
 
     @documented({"text/css": str, "text/html": str, "text/javascript": str, "image/svg+xml": str})
-    async def file(self, request: web.Request) -> web.Response:
+    async def file(self, request: web.Request) -> web.StreamResponse:
         """Sends a file of these pages."""
-        return self._answer(request, read(request.match_info["name"]))
+        return await self._answer(request, read(request.match_info["name"]))
 
-    def _answer(
+    async def _answer(
         self, request: web.Request, found: StaticFile | None, own: Mapping[str, str] = MappingProxyType({})
-    ) -> web.Response:
+    ) -> web.StreamResponse:
         if found is None:
             raise RouteNotFound(f"the page has no file {request.path}")
         packed = "gzip" in request.headers.get("Accept-Encoding", "")
@@ -54,4 +56,10 @@ class UiRoutes:
         headers["Content-Type"] = found.content_type
         if packed:
             headers["Content-Encoding"] = "gzip"
-        return web.Response(body=found.gzip if packed else found.plain, headers=headers)
+        body = found.gzip if packed else found.plain
+        response = web.StreamResponse(headers=headers)
+        response.content_length = len(body)
+        await response.prepare(request)
+        for at in range(0, len(body) if request.method == "GET" else 0, _PIECE):
+            await response.write(body[at : at + _PIECE])
+        return response

@@ -116,6 +116,8 @@ BODIES = Pool("bodies", 2, prompt=True)
 HASHING = Pool("hashing", 2, prompt=False)
 # This pool reads archives of models while clients send them, for as long as these take.
 LOADING = Pool("loading", 4, prompt=False)
+# This pool removes the folders of runners, in which an engine may have put any number of files.
+REMOVING = Pool("removals", 2, prompt=False)
 
 
 def stuck() -> str:

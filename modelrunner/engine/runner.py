@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
 import time
@@ -13,7 +14,9 @@ from typing import Any, NoReturn
 
 from modelrunner import durable
 from modelrunner.backend import Backend
+from modelrunner.concurrency import tasks
 from modelrunner.concurrency.tasks import stopped
+from modelrunner.concurrency.threads import REMOVING
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.lastwords import LastWords
@@ -112,7 +115,8 @@ class Runner:
         self.started = self._clock()
         self._last_words.begin()
         try:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if os.path.lexists(self._folder):
+                await self._remove_folder()
             self._folder.mkdir(mode=0o700)
             await self._learn_api()
             while True:
@@ -125,6 +129,7 @@ class Runner:
                     self._move_to(self._other_ports.pop()())
         finally:
             self._end()
+            await self._remove_folder()
 
     async def _learn_api(self) -> None:
         self.api = api = await asked(self._backend.api, self.spec)
@@ -316,12 +321,22 @@ class Runner:
         self.pid = None
         self.abandoned.end()
         self.upstream.close()
-        try:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        except RecursionError:  # an engine has made folders of endless depth
-            with suppress(OSError):
-                durable.discard(self._folder)
         self.mark_stopping()
+
+    async def _remove_folder(self) -> None:
+        """Removes the folder in a thread: an engine may have put any number of files there."""
+        removal = asyncio.wrap_future(REMOVING.submit(_remove, self._folder))
+        await tasks.settled(removal)
+        if removal.exception() is not None:  # no thread can be started
+            _remove(self._folder)
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # an engine has made folders of endless depth
+        with suppress(OSError):
+            durable.discard(folder)
 
 
 class _RunObserver:

@@ -28,6 +28,8 @@ class Limits:
     connections: int = 4096
     per_peer: int = 1024
     """Connections from one address."""
+    total_unsent: int = 256 << 20
+    """Bytes of all answers together that wait for clients which do not read."""
     pipelined: int = 256 << 10
     """Bytes that are read ahead while a request is answered or an answer waits for its client."""
     progress_after: float = 10.0

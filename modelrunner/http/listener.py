@@ -3,14 +3,13 @@ request sets no timer of its own. The functions below ask the operating system a
 
 import asyncio
 import fcntl
-import math
 import select
 import socket
 import struct
 import sys
 import termios
-from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any, Protocol
 
@@ -28,21 +27,24 @@ class Connection(Protocol):
     def check(self, now: float) -> None:
         """Closes the connection if a limit has passed. `now` is the loop's time."""
 
-    def due(self) -> float:
-        """Returns the time at which the connection closes if the client stays idle; infinity while a request is being
-        answered."""
-
     def abort(self) -> None: ...
 
     def drain(self) -> None:
         """Takes no further request; closes at once if it has none."""
 
 
+@dataclass(slots=True)
+class _Peer:
+    connections: int = 0
+    idle: dict[Connection, None] = field(default_factory=dict)
+    """Those that wait for their client, the one that waits the longest first."""
+
+
 class Listener:
-    """When the listener is full, a new client replaces the client that has been idle the longest. So clients that only
-    hold connections cannot block others. `is_engine` takes the socket of a connection, and returns whether an engine
-    opened it. A timer checks the connections every `check_every` seconds: `looked_at` is the time of the last check, in
-    the loop's time, and `date` is the Date line of answers for that time."""
+    """When the listener is full, a new client replaces the client that has been silent the longest. So clients that
+    only hold connections cannot block others. `is_engine` takes the socket of a connection, and returns whether an
+    engine opened it. A timer checks the connections every `check_every` seconds: `looked_at` is the time of the last
+    check, in the loop's time, and `date` is the Date line of answers for that time."""
 
     def __init__(
         self, limits: Limits, *, local: bool, is_engine: Callable[[Any], bool] = lambda accepted: False
@@ -52,25 +54,31 @@ class Listener:
         self._is_engine = is_engine
         self.draining = False
         self._connections: set[Connection] = set()
-        self._peers: Counter[str] = Counter()
-        self._refused: deque[Connection] = deque()
+        self._refused: dict[Connection, None] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._everyone = _Peer()
+        self._unsent: dict[Connection, int] = {}
+        self._total_unsent = 0
         self._timer: asyncio.TimerHandle | None = None
         self.looked_at = 0.0
         self.date = b""
 
     def __len__(self) -> int:
-        return len(self._connections)
+        return len(self._connections) + len(self._refused)
 
     def enter(self, connection: Connection, transport: asyncio.BaseTransport) -> ModelRunnerError | None:
         """Adds a connection. Returns the error if it is refused: it stays open for that answer, until too many refused
         connections do. Call `leave` in both cases."""
         room = self._make_room(connection.peer)
-        self._connections.add(connection)
-        self._peers[connection.peer] += 1
-        if not room:
-            self._refused.append(connection)
+        if room:
+            self._connections.add(connection)
+            for peer in self._groups(connection):
+                peer.connections += 1
+            self.idle(connection)
+        else:
+            self._refused[connection] = None
             if len(self._refused) > _MOST_REFUSED:
-                self._remove(self._refused[0])
+                self._remove(next(iter(self._refused)))
         if self._timer is None:
             self._sweep()
         if not room or self.draining:
@@ -81,21 +89,49 @@ class Listener:
             )
         return None
 
-    def _make_room(self, peer: str) -> bool:
+    def idle(self, connection: Connection) -> None:
+        """Records that the connection waits for bytes of its client: it may have to go for a new one."""
+        if connection in self._connections:
+            for peer in self._groups(connection):
+                peer.idle.pop(connection, None)
+                peer.idle[connection] = None
+
+    def busy(self, connection: Connection) -> None:
+        """Records that the connection has a whole request, which is being answered."""
+        for peer in self._groups(connection):
+            peer.idle.pop(connection, None)
+
+    def full(self, connection: Connection, unsent: int) -> None:
+        """Records that the client does not read, and `unsent` bytes wait for it. If all of them are too many, the
+        connection with the most goes."""
+        self.flowing(connection)
+        self._unsent[connection] = unsent
+        self._total_unsent += unsent
+        while self._total_unsent > self.limits.total_unsent:
+            most = max(self._unsent, key=self._unsent.__getitem__)
+            self.leave(most)
+            asyncio.get_running_loop().call_soon(most.abort)  # its transport is perhaps in the middle of a write
+
+    def flowing(self, connection: Connection) -> None:
+        """Records that the client reads again."""
+        self._total_unsent -= self._unsent.pop(connection, 0)
+
+    def _groups(self, connection: Connection) -> tuple[_Peer, ...]:
+        if self.local:
+            return (self._everyone,)
+        return self._everyone, self._peers.setdefault(connection.peer, _Peer())
+
+    def _make_room(self, address: str) -> bool:
         """Returns whether there is room, for which an idle connection may have to go. Refused connections do not count:
         they are few, and take no request."""
-        full = len(self._connections) - len(self._refused) >= self.limits.connections
-        if not full and (self.local or self._peers[peer] < self.limits.per_peer):
-            return True
-        others = self._connections.difference(self._refused)
-        if not full:
-            others = {connection for connection in others if connection.peer == peer}
-            if len(others) < self.limits.per_peer:
-                return True
-        longest = min(others, key=lambda connection: connection.due())
-        if longest.due() == math.inf:
-            return False
-        self._remove(longest)
+        peer = self._peers.get(address) if not self.local else None
+        limits = ((peer, self.limits.per_peer), (self._everyone, self.limits.connections))
+        for group, most in limits:
+            if group is not None and group.connections >= most:
+                longest = next(iter(group.idle), None)
+                if longest is None:
+                    return False
+                self._remove(longest)
         return True
 
     def _remove(self, connection: Connection) -> None:
@@ -104,22 +140,23 @@ class Listener:
 
     def leave(self, connection: Connection) -> None:
         """Removes a closed connection. Safe to call again."""
-        if connection not in self._connections:
-            return
-        self._connections.remove(connection)
-        if connection in self._refused:
-            self._refused.remove(connection)
-        self._peers[connection.peer] -= 1
-        if not self._peers[connection.peer]:
-            del self._peers[connection.peer]
-        if not self._connections and self._timer is not None:
+        self.flowing(connection)
+        self._refused.pop(connection, None)
+        if connection in self._connections:
+            self.busy(connection)
+            self._connections.remove(connection)
+            for peer in self._groups(connection):
+                peer.connections -= 1
+            if not self.local and not self._peers[connection.peer].connections:
+                del self._peers[connection.peer]
+        if not len(self) and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def drain(self) -> None:
         """Closes every connection as soon as it has nothing under way."""
         self.draining = True
-        for connection in list(self._connections):
+        for connection in (*self._connections, *self._refused):
             connection.drain()
 
     def _sweep(self) -> None:
@@ -127,7 +164,7 @@ class Listener:
         self._timer = loop.call_later(self.limits.check_every, self._sweep)
         self.looked_at = now = loop.time()
         self.date = b"Date: %b\r\n" % formatdate(usegmt=True).encode()
-        for connection in list(self._connections):
+        for connection in (*self._connections, *self._refused):
             connection.check(now)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner.api.middleware import connections, envelope, finish_head
+from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.daemon.certificates import self_signed
 from modelrunner.gateway.connection.access import Access, host_names
 from modelrunner.gateway.connection.server import InferenceServer
@@ -179,6 +180,11 @@ class Proxy:
             for connection in list(lane.listener._connections):
                 connection.check(now)
 
+    def unsent(self) -> int:
+        """Bytes of answers that wait in this process for clients that do not read."""
+        connections = [connection for lane in self.lanes.values() for connection in lane.listener._connections]
+        return sum(connection._transport.get_write_buffer_size() for connection in connections)  # type: ignore[attr-defined]
+
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
 
@@ -205,6 +211,11 @@ async def _unread(request: web.Request) -> web.Response:
     while wanted > 0:
         wanted -= len(await request.content.read(wanted))
     return web.json_response({})
+
+
+async def _large(request: web.Request) -> web.Response:
+    """A body of 4 MiB in one piece."""
+    return web.Response(body=b"x" * (4 << 20))
 
 
 async def _lines(request: web.Request) -> web.StreamResponse:
@@ -236,6 +247,7 @@ async def proxy(
         app.on_response_prepare.append(finish_head)
         app.add_routes([web.get("/health", _health), web.post("/other", _health)])
         app.add_routes([web.post("/headers", _headers), web.post("/unread", _unread), web.get("/lines", _lines)])
+        app.add_routes([web.get("/large", _large), *UiRoutes().routes()])
         app[WRITTEN] = written = [0]
         served = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await served.setup()

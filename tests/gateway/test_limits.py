@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from modelrunner.http.limits import Limits
+from modelrunner.http.listener import Listener
+from modelrunner.ui.staticfiles import STATIC
 from tests.gateway.fakes import SSE, Call, chunk, event, until
 from tests.gateway.harness import CHAT, Client, only, proxy, request
 from tests.waiting import HUNG
@@ -174,6 +176,61 @@ async def test_who_holds_a_place_for_nothing_gives_it_to_the_next(folder: Path, 
         assert (await second.ask(look)).status == 200
         assert (await (await served.connect(tcp=tcp)).ask(look)).status == 200
         assert len(served.lanes["tcp" if tcp else "unix"].listener) == 2
+
+
+class Silent:
+    """A connection that never sends anything."""
+
+    peer = ""
+    ended = False
+
+    def check(self, now: float) -> None: ...
+
+    def abort(self) -> None:
+        self.ended = True
+
+    def drain(self) -> None: ...
+
+
+async def test_a_new_client_at_the_limit_costs_the_same_however_many_there_are(folder: Path) -> None:
+    most = 4000
+    listener = Listener(only(connections=most, check_every=1e6), local=True)
+    first, more = [Silent() for _ in range(most)], [Silent() for _ in range(most)]
+    for connection in first:
+        assert listener.enter(connection, asyncio.Transport()) is None
+    began = time.process_time()
+    for connection in more:
+        assert listener.enter(connection, asyncio.Transport()) is None
+    assert time.process_time() - began < 0.5  # two seconds where each looks at all
+    assert all(connection.ended for connection in first)
+    for connection in more:
+        listener.leave(connection)
+
+
+async def test_unread_files_of_the_page_take_little_memory(folder: Path, kind: str) -> None:
+    """No client that does not read has more than a few pieces of a file in memory."""
+    path, clients = "/ui/swagger-ui-bundle.js", 30
+    size = len((STATIC / "swagger-ui-bundle.js").read_bytes())
+    async with proxy(folder, kind) as served:
+        ask = request(path, b"", method="GET", Content_Length="")
+        deaf = [await (await served.connect()).send(ask) for _ in range(clients)]
+        for client in deaf:
+            assert (await client.head()).headers["content-length"] == str(size)
+        assert len((await served.ask(ask)).body) == size
+        assert served.unsent() < clients * 160_000
+
+
+async def test_unread_answers_have_one_bound(folder: Path, kind: str) -> None:
+    """Of answers that come in one piece; who left the most unread goes first."""
+    bound = 16 << 20
+    async with proxy(folder, kind, limits=only(total_unsent=bound)) as served:
+        ask = request("/large", b"", method="GET", Content_Length="")
+        deaf = [await (await served.connect()).send(ask) for _ in range(20)]
+        for client in deaf:
+            await client.head()
+        assert served.unsent() <= bound
+        answer = await served.ask(ask)
+        assert (len(answer.body), answer.complete) == (4 << 20, True)
 
 
 def test_limits_leave_descriptors_for_engines_and_files() -> None:

@@ -511,3 +511,21 @@ async def test_the_backend_finds_an_engine_that_stood_still_awake(watch, tmp_pat
     runner.hold()
     await watched.stop()
     assert backend.answered == 200
+
+
+async def test_the_loop_goes_on_while_a_folder_of_many_files_is_removed(watch, tmp_path):
+    """An engine may fill its folder; /health answers meanwhile."""
+    watched = watch()
+    await watched.ready()
+    files = [tmp_path / "run" / str(number) for number in range(20_000)]
+    for file in files:
+        file.touch()
+    watched.task.cancel()
+    between = False
+    while not watched.task.done():
+        left = sum(file.exists() for file in files[::1000])
+        between |= 0 < left < len(files) // 1000
+        await asyncio.sleep(0)
+    assert watched.task.cancelled()
+    assert between
+    assert not (tmp_path / "run").exists()

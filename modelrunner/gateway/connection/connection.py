@@ -88,7 +88,12 @@ class ClientConnection(Answers):
         self._listener.leave(self)
         self._leave()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._listener.full(self, self._transport.get_write_buffer_size())
+
     def resume_writing(self) -> None:
+        self._listener.flowing(self)
         super().resume_writing()
         if self._work is None and self._data:
             self._loop.call_soon(self._advance)
@@ -104,9 +109,6 @@ class ClientConnection(Answers):
                 self.abort()
         elif now > self._deadline and not self._held:
             self.abort()
-
-    def due(self) -> float:
-        return self._deadline if self._work is None or self._body is not None else _NEVER
 
     def abort(self) -> None:
         self._leave()
@@ -204,6 +206,7 @@ class ClientConnection(Answers):
         self.keep_alive = admitted.keep_alive and not self._listener.draining
         self.takes_chunks = not admitted.line.http_1_0
         if admitted.terms is not None and body:
+            self._listener.busy(self)
             self._data = data[end + length :]
             self._ask(admitted.terms, body)
         else:
@@ -241,8 +244,10 @@ class ClientConnection(Answers):
         if body.done:
             self._data, self._body, self._held = rest, None, False
             self._deadline = _NEVER
+            self._listener.busy(self)
         else:
             self._deadline = body.deadline(self._loop.time(), self._limits.body_idle)
+            self._listener.idle(self)
         if isinstance(work, HandoverTransport):
             work.feed_body(piece, last=body.done)
         elif body.done and admitted.terms is not None:
@@ -301,6 +306,7 @@ class ClientConnection(Answers):
             self._transport.close()
         else:
             self._deadline = self._listener.looked_at + self._limits.idle
+            self._listener.idle(self)
             if self._data:
                 self._loop.call_soon(self._advance)
             if not self._reading:
@@ -326,6 +332,7 @@ class ClientConnection(Answers):
         self._data = b""
         self._drop_body()
         self._lingering = True
+        self._listener.idle(self)
         self._deadline = self._loop.time() + _LINGER
         if not self._transport.is_closing():
             self._transport.write_eof()
