@@ -145,9 +145,10 @@ class Backend(ABC):
         return RequiredMemory(0)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """Returns the ways to run the model within this budget: first the configured one and then, where the model's
-        settings allow it, ways that need less and less memory (fewer layers on a device, less context). There is at
-        least one. It never starts the engine."""
+        """Returns the ways to run the model within this budget, at least one. Those of rank 0 are the configured run,
+        one for each set of devices that can take it. Where the model's settings allow it, higher ranks need less and
+        less memory (fewer layers on a device, less context). It never starts the engine. Raises `BadRequest` if the
+        settings name a device that is not there."""
         return [Variant(spec, await self.required_memory(spec))]
 
     async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:

@@ -141,6 +141,11 @@ class RequiredMemory:
     vram: tuple[int, ...] = ()
     shared: int = 0
 
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The numbers of the devices on which there is something, in order."""
+        return tuple([number for number, size in enumerate(self.vram) if size])
+
     def __add__(self, other: "RequiredMemory") -> "RequiredMemory":
         pairs = zip_longest(self.vram, other.vram, fillvalue=0)
         return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs), self.shared + other.shared)
@@ -312,12 +317,17 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run a model: `spec`, and the bytes that it needs. `label` says in a few words how it differs from the
-    configured way ("20 of 32 layers on the GPU", "2 of 4 sequences", "context 4096 of 8192"), "" where it does not."""
+    """One way to run a model in one place, which is the set of devices that its memory names."""
 
     spec: RunSpec
+    """The run, with the flags and the environment that put it there."""
     memory: RequiredMemory
+    """The bytes that it needs, on each device and in main memory."""
     label: str = ""
+    """How it differs from the configured way in a few words ("20 of 32 layers on the GPU", "2 of 4 sequences", "context
+    4096 of 8192"), "" where it does not."""
+    rank: int = 0
+    """Variants of one rank are the same run in other places. A higher rank is a smaller run. The first is 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from simulator import Outcome, Simulation
 from workloads import Workload, workloads
 
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.state import Group, Phase, Request, Slot, State
+from modelrunner.scheduler.state import Group, Phase, Request, RunOption, Slot, State
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 from tests.scheduler.fakes import Engine, World, target
 
@@ -56,7 +56,10 @@ def state(runners_leased: int, waited: float, size: int) -> State:
     """20 models without a runner, 50 requests each; 50 runners that fill the budget, some of them leased."""
     groups = tuple(
         Group(
-            key(i), tuple(Request(50 * i + j, NOW - waited) for j in range(50)), (RequiredMemory(size),), f"model-{i}"
+            key(i),
+            tuple(Request(50 * i + j, NOW - waited) for j in range(50)),
+            (RunOption(RequiredMemory(size)),),
+            f"model-{i}",
         )
         for i in range(20)
     )

@@ -39,6 +39,7 @@ from modelrunner.scheduler.state import (
     Policy,
     Refuse,
     Request,
+    RunOption,
     Sleep,
     Slot,
     Start,
@@ -46,7 +47,7 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
-from modelrunner.types import RequiredMemory, RunnerKey
+from modelrunner.types import RunnerKey
 
 _CROWDING = 0.6
 _FIRST_TOKEN = 0.1  # of an answer's time
@@ -81,6 +82,7 @@ class Simulation:
         self.workload, self.rules = workload, rules
         self.models = {model.key: model for model in workload.models}
         self.by_name = {model.name: model for model in workload.models}
+        self.options = {model.key: model.options(len(workload.devices)) for model in workload.models}
         self.random = random.Random(seed)
         self.now = 0.0
         self.outcome = Outcome()
@@ -135,7 +137,7 @@ class Simulation:
     def _state(self) -> State:
         groups = tuple([self._group(key, queue) for key, queue in self.waiting.items() if queue])
         slots = tuple([runner.slot for runner in self.runners.values()])
-        return State(groups, slots, RequiredMemory(self.workload.budget), {}, self.rules.policy, served=self.served)
+        return State(groups, slots, self.workload.memory, {}, self.rules.policy, served=self.served)
 
     def _model(self, key: RunnerKey) -> Model:
         return self.models[key._replace(batch=False)]
@@ -144,7 +146,8 @@ class Simulation:
         model = self._model(key)
         waiting = tuple([request for request, _ in queue.values()])
         load, turn = self.loads.get(key, 0.0), self.turns.get(key, 0.0)
-        return Group(key, waiting, (model.memory,), model.name, load_seconds=load, turn=turn, parallel=model.parallel)
+        options = self.options[model.key]
+        return Group(key, waiting, options, model.name, load_seconds=load, turn=turn, parallel=model.parallel)
 
     def _reconcile(self) -> None:
         for action in self.rules.plan(self._state(), self.now).make():
@@ -152,8 +155,8 @@ class Simulation:
                 case Grant(key, requests):
                     for id in requests:
                         self._grant(self.runners[key], *self.waiting[key].pop(id))
-                case Start(key, memory):
-                    self._start(key, memory)
+                case Start(key, option):
+                    self._start(key, option)
                 case Stop(key, reason):
                     self.turns[key] = self.now
                     if self.runners[key].slot.leases:
@@ -181,10 +184,11 @@ class Simulation:
         runner = self.runners[key]
         runner.slot = runner.slot._replace(**fields)
 
-    def _start(self, key: RunnerKey, memory: RequiredMemory) -> None:
+    def _start(self, key: RunnerKey, option: RunOption) -> None:
         self.outcome.loads += 1
         model = self._model(key)
-        slot = Slot(key, Phase.STARTING, memory, last_used=self.now, parallel=self.rules.capacity(model.parallel))
+        capacity = self.rules.capacity(model.parallel)
+        slot = Slot(key, Phase.STARTING, option.memory, last_used=self.now, option=option, parallel=capacity)
         runner = self.runners[key] = SimulatedRunner(slot, lambda: self.now)
         self._later(model.load, lambda: self._ready(runner, model))
         if key.batch:

@@ -3,7 +3,9 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
+from modelrunner.scheduler.state import RunOption, RunPlace
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 MIB = 1 << 20
@@ -11,8 +13,8 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Model:
-    """`size` in bytes, `files` of them mapped; `load`, `stop` and `work` (one answer of an idle machine) in
-    seconds."""
+    """`size` in bytes, `files` of them mapped; on a machine with devices it lies on `on` of them, which may be any.
+    `load`, `stop` and `work` (one answer of an idle machine) in seconds."""
 
     name: str
     size: int
@@ -21,10 +23,15 @@ class Model:
     stop: float = 0.1
     parallel: int = 4
     files: int = 0
+    on: int = 1
 
-    @property
-    def memory(self) -> RequiredMemory:
-        return RequiredMemory(self.size, shared=self.files)
+    def options(self, devices: int) -> tuple[RunOption, ...]:
+        if not devices:
+            return (RunOption(RequiredMemory(self.size, shared=self.files)),)
+        return tuple(
+            RunOption(RequiredMemory(0, tuple(self.size * (i in chosen) for i in range(devices))), 0, RunPlace(chosen))
+            for chosen in combinations(range(devices), self.on)
+        )
 
     @property
     def key(self) -> RunnerKey:
@@ -45,8 +52,8 @@ class Client:
 
 @dataclass(frozen=True)
 class Workload:
-    """`seconds` of clients that ask for `models` in `budget` bytes. With `first_token` the waits end with the first
-    token of the answer, else with the lease."""
+    """`seconds` of clients that ask for `models` in `budget` bytes, or on `devices` with so many each. With
+    `first_token` the waits end with the first token of the answer, else with the lease."""
 
     name: str
     about: str
@@ -55,6 +62,11 @@ class Workload:
     clients: Sequence[Client]
     seconds: float = 300.0
     first_token: bool = False
+    devices: tuple[int, ...] = ()
+
+    @property
+    def memory(self) -> RequiredMemory:
+        return RequiredMemory(self.budget, self.devices)
 
 
 FIRST_MACHINE = (

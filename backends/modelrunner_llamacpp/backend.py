@@ -165,7 +165,7 @@ class LlamaCppBackend(Backend):
         engine = self._found()
         rooms = () if engine is not None and engine.devices is False else budget.vram
 
-        def place(smaller: RunSpec) -> list[split.Placement]:
+        def place(smaller: RunSpec) -> list[list[split.Placement]]:
             return memory.placements(smaller, self._options(smaller), rooms)
 
         layers = Header(spec.bundle.header).layers

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from modelrunner.sdk import Bundle, RequiredMemory, RunSpec
+from modelrunner.sdk import BadRequest, Bundle, RequiredMemory, RunSpec
 from modelrunner_llamacpp import kvcache, repack, split
 from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.hparams import Header
@@ -195,10 +195,13 @@ def _experts_on_host(options: Mapping[str, str]) -> int:
     return 10_000 if options.get("--cpu-moe") == "on" else int(options.get("--n-cpu-moe", "0"))
 
 
-def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[split.Placement]:
-    """Returns the ways to place the run's layers on devices with these `rooms` (bytes), the preferred one first. There
-    is none if there is no device, or if flags decide."""
-    if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
+def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[list[split.Placement]]:
+    """Returns the ways to place the run's layers on devices with these `rooms` (bytes), as `split.placements`. There is
+    none if there is no device, or if flags decide. Raises `BadRequest` for a device that is not there."""
+    if not rooms:
+        return []
+    check_devices(LlamaCppOptions.of(spec.options), len(rooms))
+    if options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
     chosen, model = LlamaCppOptions.of(spec.options), tensor_sizes(spec.bundle, shape, _experts_on_host(options))
@@ -213,6 +216,18 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
     layers = options["--n-gpu-layers"]
     exactly = None if layers == "auto" else len(blocks) if layers == "all" else int(layers)
     return split.placements(blocks, each, free, main=main, exactly=exactly)
+
+
+def check_devices(chosen: LlamaCppOptions, count: int) -> None:
+    """Raises `BadRequest` if the options name a device beyond the `count` that are there."""
+    named = {*chosen.devices, *([] if chosen.main_device is None else [chosen.main_device])}
+    if missing := sorted(number for number in named if number >= count):
+        there = f"devices 0 to {count - 1}" if count > 1 else "device 0 alone"
+        raise BadRequest(
+            f"there is no device {', '.join(map(str, missing))} for llama.cpp here, but {there}: change `devices` or "
+            "`main-device`",
+            param="llamacpp.devices",
+        )
 
 
 def _on_devices(

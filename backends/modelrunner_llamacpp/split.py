@@ -3,12 +3,14 @@
 Devices have the engine's numbers. llama.cpp puts the last layers on devices, cut into one piece for each device in the
 order of their numbers, the output after the last (load_tensors of llama-model.cpp)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, islice
 
 from modelrunner.sdk import RequiredMemory, RunSpec, Variant
 
 Placement = tuple[int, ...]  # layers on each device, the output counted as one
+_MOST_SETS = 64  # of devices that are tried for one run
 
 
 def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
@@ -24,38 +26,45 @@ def fill(blocks: Sequence[int], each: int, rooms: Sequence[int]) -> Placement:
     return tuple(counts)
 
 
-def alone(blocks: Sequence[int], each: int, rooms: Sequence[int], device: int) -> Placement:
-    """Returns the same as `fill` for one device alone."""
-    return fill(blocks, each, [room if i == device else 0 for i, room in enumerate(rooms)])
-
-
 def placements(
     blocks: Sequence[int], each: int, rooms: Sequence[int], *, main: int | None = None, exactly: int | None = None
-) -> list[Placement]:
-    """Returns placements in order of preference: everything on one device, `main` first, for each device with enough
-    room; else as much as fits on several; then three quarters of that, half, a quarter, nothing. With `exactly`, only
-    so many layers (with the output), on the device with the most room if they fit nowhere."""
-    order = sorted(range(len(rooms)), key=lambda i: (i != main, -rooms[i], i))
+) -> list[list[Placement]]:
+    """Returns placements in order of preference; those of one list are the same run on other devices. First everything
+    on one device with enough room, `main` before the others, else on as few devices as can take it, else as much as
+    fits; then three quarters of that, half, a quarter, nothing. With `exactly`, only so many layers (with the output),
+    on the device with the most room if they fit nowhere."""
     if exactly is not None:
         wanted = min(exactly, len(blocks))
-        return _ways(blocks, each, rooms, order, wanted) or [_on(order[0], wanted, len(rooms))]
-    singles = [sum(alone(blocks, each, rooms, device)) for device in order]
-    most = max(sum(fill(blocks, each, rooms)), *singles)
-    found = _ways(blocks, each, rooms, order, most) if most else []
+        roomiest = max(range(len(rooms)), key=lambda i: (i == main, rooms[i]))
+        return _ways(blocks, each, rooms, main, wanted) or [[_on(roomiest, wanted, len(rooms))]]
+    most = sum(fill(blocks, each, rooms))
+    most = max(most, *[sum(_within(blocks, each, rooms, (device,))) for device in range(len(rooms))])
+    found = _ways(blocks, each, rooms, main, most) if most else []
     for quarters in (3, 2, 1):
         fewer = most * quarters // 4
-        if fewer and sum(found[-1]) > fewer:
-            found += _ways(blocks, each, rooms, order, fewer)[:1]
-    return [*found, (0,) * len(rooms)]
+        if fewer and sum(found[-1][0]) > fewer:
+            found += _ways(blocks, each, rooms, main, fewer)[:1]
+    return [*found, [(0,) * len(rooms)]]
 
 
-def _ways(blocks: Sequence[int], each: int, rooms: Sequence[int], order: Sequence[int], count: int) -> list[Placement]:
-    """Returns every single device that can take the last `count` blocks. If none can, it returns all devices together,
-    and nothing if they cannot take them either."""
+def _ways(
+    blocks: Sequence[int], each: int, rooms: Sequence[int], main: int | None, count: int
+) -> list[list[Placement]]:
+    """Returns the ways to place the last `count` blocks on as few devices as can take them."""
     last = blocks[len(blocks) - count :]
-    singles = [_on(device, count, len(rooms)) for device in order if sum(alone(last, each, rooms, device)) == count]
+    for size in range(1, len(rooms) + 1):
+        sets = islice(combinations(range(len(rooms)), size), _MOST_SETS)
+        ways = [way for chosen in sets if sum(way := _within(last, each, rooms, chosen)) == count]
+        if ways:
+            preferred = [way for way in ways if size == 1 and main is not None and way[main]]
+            return [each for each in (preferred, [way for way in ways if way not in preferred]) if each]
     together = fill(last, each, rooms)
-    return singles or ([together] if sum(together) == count else [])
+    return [[together]] if sum(together) == count else []
+
+
+def _within(blocks: Sequence[int], each: int, rooms: Sequence[int], devices: Collection[int]) -> Placement:
+    """Returns the same as `fill` for these devices alone."""
+    return fill(blocks, each, [room if device in devices else 0 for device, room in enumerate(rooms)])
 
 
 def _on(device: int, count: int, devices: int) -> Placement:
@@ -85,26 +94,26 @@ def sizes(spec: RunSpec) -> Iterator[RunSpec]:
 
 def variants(
     spec: RunSpec,
-    place: Callable[[RunSpec], list[Placement]],
+    place: Callable[[RunSpec], list[list[Placement]]],
     required: Callable[[RunSpec], RequiredMemory],
     layers: int,
 ) -> list[Variant]:
     """Returns the run in every size that `sizes` yields. Without devices `place` returns no placements, and each size
     is one variant. With devices, variants with all layers on devices and the whole context come first, beginning with
     the most sequences; then the configured run in its other placements; then the smaller sizes in their first and last
-    placement."""
-    whole: list[Variant] = []
-    rest: list[Variant] = []
+    placement. Placements of one list have one rank."""
+    whole: list[list[Variant]] = []
+    rest: list[list[Variant]] = []
     for size in sizes(spec):
-        ways = place(size)
-        for way in ways if size is spec else [*ways[:1], *ways[1:][-1:]]:
-            placed = replace(size, flags=(*spec.flags, *flags(way)))
-            variant = Variant(placed, required(placed), _label(spec, size, way, layers))
+        lists = place(size)
+        for ways in lists if size is spec else [*lists[:1], *lists[1:][-1:]]:
+            placed = [(way, replace(size, flags=(*spec.flags, *flags(way)))) for way in ways]
+            ranked = [Variant(run, required(run), _label(spec, size, way, layers)) for way, run in placed]
             asked = size.context_size == spec.context_size
-            (whole if asked and sum(way) > layers else rest).append(variant)
-        if not ways:
-            whole.append(Variant(size, required(size), _label(spec, size, None, layers)))
-    return whole + rest
+            (whole if asked and sum(ways[0]) > layers else rest).append(ranked)
+        if not lists:
+            whole.append([Variant(size, required(size), _label(spec, size, None, layers))])
+    return [replace(each, rank=rank) for rank, ranked in enumerate(whole + rest) for each in ranked]
 
 
 def _label(spec: RunSpec, size: RunSpec, placement: Placement | None, layers: int) -> str:

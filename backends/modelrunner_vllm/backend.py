@@ -1,8 +1,9 @@
 """The vLLM backend: safetensors models on a GPU, or on the CPU where there is none."""
 
 import asyncio
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -23,6 +24,7 @@ from modelrunner.sdk import (
     ProgressCallback,
     RequiredMemory,
     RunSpec,
+    Variant,
     calls,
     enginecache,
     run,
@@ -107,6 +109,12 @@ class VllmBackend(Backend):
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await asyncio.to_thread(lambda: memory.required(spec, self._kind()))
+
+    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
+        """Returns a variant for each set of devices."""
+        names = os.environ.get(memory.VISIBLE, "").split(",")
+        visible = names if len(names) >= len(budget.vram) else [str(number) for number in range(len(budget.vram))]
+        return await asyncio.to_thread(memory.placed, spec, self._kind(), len(budget.vram), visible)
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)

@@ -5,15 +5,19 @@ The cache is as large as the context needs, not vLLM's default of all free memor
 vllm/v1/kv_cache_interface.py."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 from typing import Any
 
-from modelrunner.sdk import Bundle, InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec
+from modelrunner.sdk import BadRequest, Bundle, InvalidModel, Mode, ModelHeader, RequiredMemory, RunSpec, Variant
 from modelrunner_vllm import flags
 from modelrunner_vllm.engines import EngineKind
 from modelrunner_vllm.model_options import VllmOptions
 
 MIB = 1 << 20
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers devices as the budget does
+_MOST_SETS = 64  # of devices that are offered for one run
 # The PSS of the API server, EngineCore and its tracker, and of a worker without its weights, measured on Linux x86-64
 # with one worker.
 _SERVER = 1100 * MIB
@@ -101,6 +105,30 @@ def required(spec: RunSpec, kind: EngineKind) -> RequiredMemory:
         return RequiredMemory(_SERVER + workers * (_WORKER + cache) + model)
     device = model // workers + cache + _CUDA_CONTEXT
     return RequiredMemory(_SERVER + workers * _CUDA_WORKER, (device,) * workers)
+
+
+def placed(spec: RunSpec, kind: EngineKind, devices: int, visible: Sequence[str]) -> list[Variant]:
+    """Returns the run on each set of devices that it may take, of so many `devices` as the budget has; `visible` are
+    their names in CUDA_VISIBLE_DEVICES. There is one way where nothing is to be placed: on the processors, where Ray
+    places, or where the budget has no device. Raises `BadRequest` if there are too few."""
+    needed, options = required(spec, kind), VllmOptions.of(spec.options)
+    if not devices or not needed.vram:
+        return [Variant(spec, needed)]
+    allowed = options.devices or tuple(range(devices))
+    missing = [number for number in allowed if number >= devices]
+    if missing or options.workers > devices:
+        what = f"there is no device {missing[0]}" if missing else f"{options.workers} workers need a device each"
+        raise BadRequest(
+            f"{what}: vLLM has {devices} here, numbered from 0; change `devices` or the parallel sizes",
+            param="vllm.devices" if missing else "vllm.tensor-parallel-size",
+        )
+    return [
+        Variant(
+            replace(spec, environment={**spec.environment, **_ORDER, VISIBLE: ",".join(visible[i] for i in chosen)}),
+            replace(needed, vram=tuple(needed.vram[0] if i in chosen else 0 for i in range(devices))),
+        )
+        for chosen in islice(combinations(allowed, options.workers), _MOST_SETS)
+    ]
 
 
 def kv_cache(spec: RunSpec, kind: EngineKind) -> int | None:

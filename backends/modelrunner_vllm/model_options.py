@@ -111,8 +111,9 @@ class VllmOptions(_Table):
       cache is as large as the context and the parallel sequences take, or has the bytes of `kv-cache-size`.
     - `enforce-eager` is true for no compilation, and false for torch.compile and CUDA graphs. By default only a GPU
       compiles.
-    - `tensor-parallel-size`, `pipeline-parallel-size`, `executor` and `ray-address` name the devices and machines of
-      one runner.
+    - `devices` are the numbers of the GPUs that may be used, as `nvidia-smi` counts them. Without it they are all.
+    - `tensor-parallel-size`, `pipeline-parallel-size`, `executor` and `ray-address` say how many devices and machines
+      one runner takes.
     - `tool-call-parser` and `reasoning-parser` are "none" or one of vLLM's names. By default the architecture decides.
     - `speculative-ngram` is the number of tokens to guess from the prompt itself, without a draft model.
     - `sleep` releases memory of an idle engine before it is stopped (CUDA). 1 moves the weights to main memory, 2 drops
@@ -126,6 +127,7 @@ class VllmOptions(_Table):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     kv_cache_size: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
     enforce_eager: bool | None = None
+    devices: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = ()
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
     executor: Literal["mp", "ray", "uni"] | None = None
@@ -151,4 +153,8 @@ class VllmOptions(_Table):
             raise ValueError("ray-address needs executor ray")
         if self.gpu_memory_utilization is not None and self.kv_cache_size is not None:
             raise ValueError("gpu-memory-utilization and kv-cache-size exclude each other")
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError("devices names one twice")
+        if self.devices and len(self.devices) < self.workers:
+            raise ValueError(f"devices names {len(self.devices)}, and {self.workers} workers need one each")
         return self

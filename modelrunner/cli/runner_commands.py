@@ -86,8 +86,9 @@ def unload(
 
 
 def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
-    told = runner.stage or runner.variant
-    state = f"{runner.state} ({told})" if told else runner.state
+    used = [f"device {number}" for number, size in enumerate(runner.memory.estimated.vram) if size]
+    about = "; ".join(filter(None, [runner.stage or runner.variant, ", ".join(used)]))
+    state = f"{runner.state} ({about})" if about else runner.state
     requests = f"{runner.leases}" + (f" + {runner.queued} waiting" if runner.queued else "")
     return (
         runner.model_name,

@@ -77,6 +77,7 @@ def variants(value: Any) -> list[Variant]:
         instance(RunSpec)(variant.spec)
         memory(variant.memory)
         instance(str)(variant.label)
+        byte_count(variant.rank)
     return found
 
 

@@ -71,11 +71,15 @@ class Allocation:
     def start(self, key: RunnerKey, memory: RequiredMemory) -> bool:
         """Takes the `need` of a runner and returns True if it is free and not reserved; otherwise returns False."""
         need = self.need(key, memory)
-        if not (covers(self.free, need) and covers(self.left, need)):
+        if not self.has(need):
             return False
         self.free, self.left = subtract(self.free, need), subtract(self.left, need)
         self._map(key, memory)
         return True
+
+    def has(self, need: Vector) -> bool:
+        """True if it is free and not reserved."""
+        return covers(self.free, need) and covers(self.left, need)
 
     def release(self, slot: Slot) -> None:
         """The slot's memory will be free once its process is gone."""

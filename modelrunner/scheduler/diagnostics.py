@@ -11,7 +11,7 @@ from modelrunner.scheduler import failures, why
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.state import Group, Phase
+from modelrunner.scheduler.state import Group, Phase, RunOption, options_of
 from modelrunner.scheduler.target import Target
 from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle, Standing
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -58,7 +58,7 @@ class Diagnostics:
     def fit_bytes(self, name: str, size: int) -> FitForecast:
         """Makes the forecast for a model with an unknown header. It needs at least the size of its files in bytes,
         which counts as main memory."""
-        group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RequiredMemory(size),), name)
+        group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RunOption(RequiredMemory(size)),), name)
         return why.fit(self._reconciler.state(), group, self._names(), self._clock())
 
     def progress(self, target: Target) -> LoadProgress:
@@ -88,7 +88,7 @@ class Diagnostics:
         now, reconciler = self._clock(), self._reconciler
         return {
             key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
-            for key, failure in reconciler.state().failures.items()
+            for (key, _), failure in reconciler.state().failures.items()
             if key.model_id in names and key not in reconciler.slots and not failure.waits and now < failure.until
             if not key.batch  # its requests wait for the clients' runner instead
         }
@@ -115,7 +115,7 @@ class Diagnostics:
         if queue is not None:
             return queue.view(self._reconciler.load_seconds.get(target.key, 0.0))
         variants = await self._reconciler.variants(target)
-        return Group(target.key, (), tuple([variant.memory for variant in variants]), target.name)
+        return Group(target.key, (), options_of(variants), target.name)
 
     def _names(self) -> dict[RunnerKey, str]:
         return {key: slot.target.name for key, slot in self._slots.items()}

@@ -32,6 +32,17 @@ def _load_time(measured: float, memory: RequiredMemory) -> float:
     return measured or (memory.ram + sum(memory.vram)) / _ASSUMED_RATE
 
 
+class Proposal(NamedTuple):
+    """What room for a group would take. No victims if none may go yet, or never."""
+
+    victims: tuple[Slot, ...]
+    again: float
+    """The time at which another one may go; infinity for never, or if there are victims."""
+    cost: tuple[float, ...]
+    """The lower, the better: to wait is worse than to evict, and a busy runner costs more than idle ones. Of idle ones,
+    the least recently used costs least, as in `Eviction.rank`."""
+
+
 class _Victim(NamedTuple):
     """A runner of `size` that loads in `load` seconds. It may go at `earliest` + `price` if the group has waited for
     `wait` by then. An idle one may go after its rest since `idle_since` in any case."""
@@ -79,10 +90,10 @@ class Eviction:
                 return at_once
         return None
 
-    def take(self, shortage: Vector, group: Group) -> tuple[list[Slot], float]:
-        """Returns the runners that go for `group`, which lacks `shortage`. If the runners that may go now do not
-        suffice, returns none, and the time at which another one may go (infinity for never)."""
-        policy, load = self.policy, _load_time(group.load_seconds, group.needs[0])
+    def propose(self, shortage: Vector, group: Group) -> Proposal:
+        """Returns the runners that would go for `group`, which lacks `shortage`. If the runners that may go now do not
+        suffice, returns none, and the time at which another one may go."""
+        policy, load = self.policy, _load_time(group.load_seconds, group.options[0].memory)
         patience, loads, crowd_spare = policy.patience, policy.loads, 0.0
         if group.is_crowd:
             patience, loads, crowd_spare = policy.crowd_patience, policy.crowd_loads, policy.crowd_spare
@@ -106,13 +117,13 @@ class Eviction:
             if max(missing) <= 0:
                 break
         else:
-            return [], again
+            return Proposal((), again, (math.inf, again))
         for candidate in chosen[::-1]:  # without those that turned out to be needless
             if max(without := add(missing, candidate.size)) <= 0:
                 chosen.remove(candidate)
                 missing = without
-        self.gone.update([candidate.slot.key for candidate in chosen])
-        return [candidate.slot for candidate in chosen], math.inf
+        slots = tuple([candidate.slot for candidate in chosen])
+        return Proposal(slots, math.inf, max(map(self.rank, slots)))
 
     def _those_for(self, urgent: bool) -> list[_Victim]:
         if urgent not in self._candidates:

@@ -5,13 +5,17 @@ are refused. After a crash the waiting requests get a new runner: at once the fi
 fifth crash or failed start in a row opens the breaker: for 60 s every request is refused with the engine's last words,
 then one start is tried. Either way there are at most seven starts in any minute.
 
-A load that ran out of memory is tried again at once: first with more memory counted for it, then in the next smaller
-variant. The third in a row counts as a failed start; the next start continues from there.
+All of this holds for a model in one place: while one is paused, another may be tried.
+
+A load that ran out of memory is tried again at once: first with more memory counted for it, then elsewhere or as the
+next smaller run. The third in a row in one place counts as a failed start; the next start continues from there.
 """
+
+from collections.abc import Sequence
 
 from modelrunner.errors import BackingOff, InsufficientMemory, OutOfMemory, ShuttingDown, TimedOut
 from modelrunner.scheduler.allocation import Allocation, covers
-from modelrunner.scheduler.state import Failure, Group, Phase, Slot
+from modelrunner.scheduler.state import Failure, Group, Phase, RunOption, Slot
 
 # The longest pause, in seconds. A runner that was ready for HEALTHY seconds clears its model of earlier failures; a
 # failure is remembered for REMEMBERED seconds after its pause.
@@ -29,8 +33,8 @@ def is_past(failure: Failure, now: float) -> bool:
     return now >= failure.until + REMEMBERED
 
 
-def after(previous: Failure | None, slot: Slot, variants: int, now: float) -> Failure:
-    """Returns the failure to remember for `slot`, which ended by itself; its model has that many `variants`."""
+def after(previous: Failure | None, slot: Slot, options: Sequence[RunOption], now: float) -> Failure:
+    """Returns the failure to remember for `slot`, which ended by itself; its model has these `options`."""
     assert slot.error is not None
     healthy = slot.was_ready and now - slot.ready_at >= HEALTHY
     if previous is None or healthy or is_past(previous, now):
@@ -38,9 +42,11 @@ def after(previous: Failure | None, slot: Slot, variants: int, now: float) -> Fa
     count, floor, waits = previous.count + 1, previous.floor, slot.was_ready and previous.count + 1 < BREAKER
     pause = min(MAX_BACKOFF, 2.0 ** (count - 1))
     if isinstance(slot.error, OutOfMemory):
-        tried_with_more, smaller = floor is not None and slot.variant >= floor, slot.variant + 1
-        waits = count < MEMORY_TRIES and (not tried_with_more or smaller < variants)
-        floor = min(smaller, max(variants - 1, slot.variant)) if tried_with_more else slot.variant
+        rank = slot.option.rank
+        tried_with_more, smaller = floor is not None and rank >= floor, [o.rank for o in options if o.rank > rank]
+        elsewhere = [o for o in options if o.rank == rank and o.place != slot.option.place]
+        waits = count < MEMORY_TRIES and (not tried_with_more or bool(smaller) or bool(elsewhere))
+        floor = min(smaller, default=rank) if tried_with_more else rank
         pause = 0.0 if waits else pause
     elif slot.was_ready:
         pause = MAX_BACKOFF if not waits else pause / 2 if count > 1 else 0.0
@@ -65,7 +71,7 @@ def never_fits(group: Group, memory: Allocation) -> InsufficientMemory:
     """The budget has less than the smallest variant needs, or pinned models hold too much of it."""
     if memory.budget[0] == 0:
         why = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
-    elif not covers(memory.budget, memory.total(group.key, group.needs[-1])):
+    elif not any(covers(memory.budget, memory.total(group.key, option.memory)) for option in group.options):
         why = "more than there is: choose a smaller model or context, or raise the budget"
     else:
         why = "and pinned models hold the rest: unpin one, or raise the budget"
@@ -74,7 +80,7 @@ def never_fits(group: Group, memory: Allocation) -> InsufficientMemory:
 
 def explained(error: BaseException, group: Group, memory: Allocation) -> BaseException:
     """Returns the error for the requests that waited for a start that failed with `error`."""
-    if not isinstance(error, OutOfMemory) or not group.needs:
+    if not isinstance(error, OutOfMemory) or not group.options:
         return error
     why = (
         "by the estimate, and memory ran out when it was loaded, again with more room and in the next smaller variant "
@@ -88,7 +94,7 @@ def shutting_down() -> ShuttingDown:
 
 
 def _no_room(group: Group, why: str, memory: Allocation) -> InsufficientMemory:
-    smallest = group.needs[-1]
+    smallest = group.options[-1].memory
     lines = []
     for i, need in enumerate((smallest.ram, *smallest.vram)):
         what = "main memory" if i == 0 else f"device {i - 1}"

@@ -30,7 +30,7 @@ def batches_part(group: Group, slot: Slot | None, now: float) -> bool:
     """True if the group's batches are to get a runner of their own, which can stand still while the clients' runner
     `slot` computes: they would fill that. It must be ready, run as it is configured (a smaller variant shows that
     memory is scarce), and have had a client lately."""
-    if slot is None or slot.phase is not Phase.READY or slot.variant or not has_clients(slot, now):
+    if slot is None or slot.phase is not Phase.READY or slot.option.rank or not has_clients(slot, now):
         return False
     return sum([request.batch for request in group.waiting]) >= slot.parallel
 

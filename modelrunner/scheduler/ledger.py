@@ -55,18 +55,20 @@ class Ledger:
     async def required(self, backend: Backend, spec: RunSpec) -> RequiredMemory:
         """Bytes to count for a run: the measured figure, else the engine's own, else the backend's estimate."""
         entry = await _entry(backend, spec)
-        if figure := self._known.get(entry):
-            return figure.memory
-        if entry not in self._estimates:
+        if entry not in self._known and entry not in self._estimates:
             self._estimates[entry] = await backend.required_memory(spec)
-        return self._estimates[entry]
+        return self._counts(entry)
 
     async def variants(self, backend: Backend, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
         """The backend's ways to run it, the preferred one first, each with the bytes to count for it."""
-        found = await backend.variants(spec, budget)
-        for variant in found:
-            self._estimates[await _entry(backend, variant.spec)] = variant.memory
-        return [replace(v, memory=await self.required(backend, v.spec)) for v in found]
+        found, version = await backend.variants(spec, budget), await asked(backend.version)
+        entries = [_entry_of(backend, version, variant.spec) for variant in found]
+        self._estimates |= {entry: variant.memory for entry, variant in zip(entries, found, strict=True)}
+        return [replace(v, memory=self._counts(entry)) for v, entry in zip(found, entries, strict=True)]
+
+    def _counts(self, entry: str) -> RequiredMemory:
+        figure = self._known.get(entry)
+        return figure.memory if figure is not None else self._estimates[entry]
 
     async def ask(self, backend: Backend, spec: RunSpec) -> None:
         """Asks the engine itself what a run needs, unless that is known; one engine at a time. Takes a second; a load
@@ -113,10 +115,14 @@ class Ledger:
 
 
 async def _entry(backend: Backend, spec: RunSpec) -> str:
-    version = await asked(backend.version)
+    return _entry_of(backend, await asked(backend.version), spec)
+
+
+def _entry_of(backend: Backend, version: str, spec: RunSpec) -> str:
     parts: list[Any] = [backend.name, version, spec.model_id, spec.mode, spec.context_size, spec.parallel]
     parts += [backend.settings.model_dump_json(), spec.gpu_layers]
     parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
+    parts += [sorted(spec.environment.items())]  # with the flags it says where the run is
     return json.dumps(parts, default=str)
 
 

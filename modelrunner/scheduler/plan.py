@@ -8,8 +8,8 @@ of docs/scheduling.md in this order:
 3. Requests get leases of ready runners in the order of `fairness`, or are refused if they waited too long.
 4. Models without a runner get one in the order of `fairness`. The model can never fit: refuse. It fits: start, or wake
    the runner that sleeps. Otherwise evict (`eviction`) and reserve the memory, which no request later in line may take.
-   Of several variants of a run the first that can be given room by eviction is started. A pinned runner is never
-   evicted, and a pinned model that is waited for counts as pinned already.
+   `placement` decides where, and how small. A pinned runner is never evicted. A pinned model that is waited for counts
+   as pinned already, so it is the first in line.
 5. Batches beside clients of the same model get a runner of their own if it fits without eviction.
 """
 
@@ -20,8 +20,8 @@ from functools import reduce
 from itertools import takewhile
 
 from modelrunner.errors import BackendUnavailable
-from modelrunner.scheduler import failures
-from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, raised, subtract
+from modelrunner.scheduler import failures, placement
+from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, subtract
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.fairness import KEPT_FREE, Turns, batch_places, batches_part
 from modelrunner.scheduler.state import (
@@ -33,6 +33,7 @@ from modelrunner.scheduler.state import (
     Phase,
     Reason,
     Refuse,
+    RunOption,
     Sleep,
     Slot,
     Start,
@@ -58,7 +59,7 @@ class Plan:
     def __init__(self, state: State, now: float) -> None:
         self.state, self.now, self.policy = state, now, state.policy
         self.live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
-        needs = [need for group in state.groups for need in group.needs]
+        needs = [option.memory for group in state.groups for option in group.options]
         self.memory = Allocation(state.budget, self.live.values(), (*needs, *state.asleep.values()))
         self._failures = dict(state.failures)
         self._turns = Turns(state.served, state.policy.ageing, now)
@@ -79,10 +80,11 @@ class Plan:
         """Removes the groups that a failed start answers."""
         for slot in [slot for slot in self.state.slots if slot.phase is Phase.ENDED]:
             group, error, failure = groups.get(slot.key), slot.error, None
+            where = slot.key, slot.option.place
             # An engine that is not installed was not started: no pause, since installing it mends that at once.
             if error is not None and not isinstance(error, BackendUnavailable):
-                failure = failures.after(self._failures.get(slot.key), slot, len(group.needs) if group else 1, self.now)
-                self._failures[slot.key] = failure
+                options = group.options if group else ()
+                failure = self._failures[where] = failures.after(self._failures.get(where), slot, options, self.now)
             if group is not None and error is not None and not slot.was_ready and not (failure and failure.waits):
                 self._refuse(groups.pop(slot.key), failures.explained(error, group, self.memory))
             self._actions.append(Forget(slot.key, failure))
@@ -145,79 +147,71 @@ class Plan:
         taken = set(ids)
         return replace(group, waiting=tuple([r for r in group.waiting if r.id not in taken]), turn=self.now)
 
-    def _may_start(self, key: RunnerKey) -> bool:
-        """True if the key has no runner, and no pause after a failure."""
-        return key not in self.live and (key not in self._failures or self.now >= self._failures[key].until)
-
-    def _may_be_admitted(self, group: Group) -> bool:
-        """True if the group may be given a runner: it has none, or one that sleeps. Refuses the group during a pause
-        after a failure for whose end its requests may not wait."""
+    def _wants_runner(self, group: Group) -> bool:
+        """True if the group has no runner, or one that sleeps, and may have one."""
         slot, paused = self.live.get(group.key), group.key.model_id in self.state.paused
-        if paused or not group.needs:
-            return False
-        if slot is not None or self._may_start(group.key):
-            return slot is None or slot.phase is Phase.SLEEPING
-        failure = self._failures[group.key]
-        if failure.waits:
-            self._due.append(failure.until)
-        else:
-            self._refuse(group, failures.backing_off(group, failure, self.now))
-        return False
+        return bool(group.options) and not paused and (slot is None or slot.phase is Phase.SLEEPING)
 
     def _admit_in_line(self, waiting: Sequence[Group]) -> None:
-        """Finds runners for the groups that want one, and can have one. A load counts as a turn of its callers."""
+        """Finds runners for the groups that want one, and can have one. A load counts as a turn of its callers. Two
+        parts of the budget cannot be evicted: the memory of pinned runners, which may be woken at any time, and the
+        memory of groups that will be pinned. These come first, so no other start of this plan changes the choice of a
+        group."""
         urgent, waited_for = self._turns.urgent(waiting), {group.key for group in waiting}
         self._due += [min(map(self._turns.yields_until, g.waiting)) for g in waiting if g.key not in urgent]
-        chosen = self._choose([group for group in waiting if self._may_be_admitted(group)])
         eviction = self.eviction(self.live.values(), waited_for, urgent, self.memory, self.policy, self.now)
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
-        for group in self._turns.in_line([g for g in waiting if g.key in chosen or g.key in loads], urgent):
+        wanting = [group for group in waiting if self._wants_runner(group)]
+        pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase not in LEAVING] if wanting else []
+        evictable, first = reduce(subtract, map(self._awake, pinned), self.memory.budget), set()
+        for group in sorted([g for g in wanting if g.pinned], key=lambda g: (g.since, g.waiting[0].id)):
+            if group.key not in eviction.gone and (options := self._candidates(group, evictable)):
+                taken = self._admit(group, options, eviction)
+                first.add(group.key)
+                if group.key not in self.live:
+                    evictable = subtract(evictable, taken)
+        chosen = {g.key: options for g in wanting if not g.pinned and (options := self._candidates(g, evictable))}
+        in_line = [g for g in waiting if g.key in chosen or g.key in first or g.key in loads]
+        for group in self._turns.in_line(in_line, urgent):
             if group.key in chosen and group.key not in eviction.gone:  # a sleeping runner may have been evicted
                 self._admit(group, chosen[group.key], eviction)
 
-    def _admit(self, group: Group, start: Start, eviction: Eviction) -> None:
-        need = self.memory.need(start.key, start.memory)
+    def _admit(self, group: Group, options: Sequence[RunOption], eviction: Eviction) -> Vector:
+        """Starts a runner, or evicts for it. Returns the memory that it takes, or that is reserved for it."""
         eviction.gone.add(group.key)  # a runner that is to be woken makes no room for itself
-        if any(shortage := self.memory.shortage(need)):
-            victims, again = eviction.take(shortage, group)
-            for slot in victims:
-                self._stop(slot, Reason.ROOM, group.name)
-            self._due.append(again)
-        if self.memory.start(start.key, start.memory):
-            self._actions.append(start)
+        option, victims, again = placement.place(group, options, self.memory, eviction)
+        eviction.gone.update([slot.key for slot in victims])
+        for slot in victims:
+            self._stop(slot, Reason.ROOM, group.name)
+        self._due.append(again)
+        need = self.memory.need(group.key, option.memory)
+        if self.memory.start(group.key, option.memory):
+            self._actions.append(Start(group.key, option))
         else:
             self.memory.reserve(need)
+        return need
 
-    def _choose(self, groups: Sequence[Group]) -> dict[RunnerKey, Start]:
-        """Returns by key the variant to start. Refuses the groups without a variant that can ever fit. Two parts of the
-        budget cannot be evicted: the memory of pinned runners, which may be woken at any time, and the memory of older
-        groups that will be pinned. So no start of this plan changes the choice of another group."""
-        chosen: dict[RunnerKey, Start] = {}
-        pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase not in LEAVING] if groups else []
-        evictable = reduce(subtract, map(self._awake, pinned), self.memory.budget)
-        for group in sorted(groups, key=lambda g: (not g.pinned, g.since, g.waiting[0].id)):
-            most, sleeper = evictable, self.live.get(group.key)
-            if sleeper is not None and sleeper.pinned:
-                most = add(most, self._awake(sleeper))
-            fitting = [s for s in self._starts(group, most) if covers(most, self.memory.total(s.key, s.memory))]
-            if not fitting:
-                self._refuse(group, failures.never_fits(group, self.memory))
-                continue
-            chosen[group.key] = fitting[0]
-            if group.pinned and sleeper is None:
-                evictable = subtract(evictable, self.memory.need(group.key, fitting[0].memory))
-        return chosen
-
-    def _starts(self, group: Group, most: Vector) -> list[Start]:
-        """Returns the variants that may be tried, the preferred one first. After memory ran out, more than the estimate
-        counts, if eviction could give it. A sleeping runner has only the variant that it runs."""
-        if (sleeper := self.live.get(group.key)) is not None:
-            return [Start(group.key, self.state.asleep.get(group.key, sleeper.memory), sleeper.variant)]
-        failure, variants = self._failures.get(group.key), list(enumerate(group.needs))
-        if failure is not None and failure.floor is not None:
-            floor = min(failure.floor, len(variants) - 1)
-            variants = [(number, raised(memory, most)) for number, memory in variants[floor:]]
-        return [Start(group.key, memory, number) for number, memory in variants]
+    def _candidates(self, group: Group, evictable: Vector) -> Sequence[RunOption]:
+        """The ways to give the group a runner now. Refuses it if nothing can ever fit, or during a pause after a
+        failure for whose end its requests may not wait."""
+        sleeper = self.live.get(group.key)
+        if sleeper is not None:
+            woken = sleeper.option._replace(memory=self.state.asleep.get(group.key, sleeper.memory))
+            most = add(evictable, self._awake(sleeper)) if sleeper.pinned else evictable
+            if covers(most, self.memory.total(group.key, woken.memory)):
+                return (woken,)
+            self._refuse(group, failures.never_fits(group, self.memory))
+            return ()
+        options, pause = placement.candidates(
+            group.key, group.options, self._failures, self.memory, evictable, self.now
+        )
+        if pause is not None and pause.waits:
+            self._due.append(pause.until)
+        elif pause is not None:
+            self._refuse(group, failures.backing_off(group, pause, self.now))
+        elif not options:
+            self._refuse(group, failures.never_fits(group, self.memory))
+        return options
 
     def _awake(self, slot: Slot) -> Vector:
         other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
@@ -225,10 +219,14 @@ class Plan:
 
     def _part_batches(self, waiting: Sequence[Group]) -> None:
         for group in waiting:
-            own = group.key._replace(batch=True)
-            part = self._may_start(own) and batches_part(group, self.live.get(group.key), self.now)
-            if part and group.needs and self.memory.start(own, group.needs[0]):
-                self._actions.append(Start(own, group.needs[0]))
+            own, shared = group.key._replace(batch=True), self.live.get(group.key)
+            if own in self.live or shared is None or not batches_part(group, shared, self.now):
+                continue
+            options, _ = placement.candidates(
+                own, group.options, self._failures, self.memory, self.memory.budget, self.now
+            )
+            if (option := placement.free_now(own, options, self.memory)) and self.memory.start(own, option.memory):
+                self._actions.append(Start(own, option))
 
     def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         """Stops the runner after its last lease, at once if it has none."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from modelrunner.scheduler.state import Group, Request
+from modelrunner.scheduler.state import Group, Request, RunOption, options_of
 from modelrunner.types import KeepAlive, RunnerKey, Variant
 
 if TYPE_CHECKING:
@@ -35,14 +35,18 @@ class Queue:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     variants: Sequence[Variant] = ()
     turn: float = float("-inf")
+    _options: tuple[RunOption, ...] = ()
+
+    def learn(self, variants: Sequence[Variant]) -> None:
+        """Notes the ways to run the model."""
+        self.variants, self._options = variants, options_of(variants)
 
     def view(self, load_seconds: float = 0.0) -> Group:
         """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
-        needs = tuple([variant.memory for variant in self.variants])
-        target = self.target
+        target, options = self.target, self._options
         parallel = self.variants[0].spec.parallel if self.variants else len(waiting)
-        return Group(target.key, waiting, needs, target.name, target.pinned, load_seconds, self.turn, parallel)
+        return Group(target.key, waiting, options, target.name, target.pinned, load_seconds, self.turn, parallel)
 
 
 class Queues(dict[RunnerKey, Queue]):

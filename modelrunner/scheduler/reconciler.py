@@ -30,6 +30,8 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    RunOption,
+    RunPlace,
     Sleep,
     Start,
     State,
@@ -72,7 +74,7 @@ class Reconciler:
         self._make_runner = make_runner
         self._events = events
         self._unasked = unasked
-        self._failures: dict[RunnerKey, Failure] = {}
+        self._failures: dict[tuple[RunnerKey, RunPlace], Failure] = {}
         self._served: dict[Line, float] = {}
         self._ids = itertools.count(1)
         self._sleeping = Sleeping(account, events, self._background, self.changed, clock)
@@ -93,7 +95,8 @@ class Reconciler:
         are known. The caller adds a ticket."""
         queue = self.queues.get(target.key)
         if queue is None:
-            queue = self.queues[target.key] = Queue(target, variants=variants)
+            queue = self.queues[target.key] = Queue(target)
+            queue.learn(variants)
             if not variants:
                 self._background.start(self._estimate(queue))
         return queue
@@ -192,8 +195,8 @@ class Reconciler:
                 self._grant(self.slots[key], requests)
             case Start(key) if key in self.slots:
                 self._sleeping.wake(self.slots[key])
-            case Start(key, memory, variant):
-                self._start(key, memory, variant)
+            case Start(key, option):
+                self._start(key, option)
             case Sleep(key):
                 self._sleeping.sleep(self.slots[key])
             case Stop(key, reason, room_for):
@@ -201,9 +204,9 @@ class Reconciler:
                 slot = self.slots[key]
                 (self.drain if slot.awaited else self.end)(slot, reason, room_for)
             case Forget(key, failure):
-                self._sleeping.remove(self.slots.pop(key))
+                self._sleeping.remove(slot := self.slots.pop(key))
                 if failure is not None:
-                    self._remember(key, failure)
+                    self._remember(key, slot.option.place, failure)
             case Refuse(key, requests, error):
                 self._refuse(key, requests, error)
             case WakeAt(at):
@@ -225,9 +228,9 @@ class Reconciler:
         if (queue := self.queues.get(key)) is not None:
             queue.turn = self.time()
 
-    def _remember(self, key: RunnerKey, failure: Failure) -> None:
+    def _remember(self, key: RunnerKey, place: RunPlace, failure: Failure) -> None:
         now = self.time()
-        self._failures = {k: f for k, f in self._failures.items() if not is_past(f, now)} | {key: failure}
+        self._failures = {k: f for k, f in self._failures.items() if not is_past(f, now)} | {(key, place): failure}
 
     def _refuse(self, key: RunnerKey, requests: Collection[int], error: BaseException) -> None:
         name = self.queues[key].target.name if key in self.queues else ""
@@ -247,22 +250,23 @@ class Reconciler:
         else:
             self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason, code=reason.code)
 
-    def _start(self, key: RunnerKey, memory: RequiredMemory, number: int) -> None:
+    def _start(self, key: RunnerKey, option: RunOption) -> None:
         queue = self.queues[key._replace(batch=False)]
-        target, variant = replace(queue.target, key=key), queue.variants[number]
+        target, variant = replace(queue.target, key=key), queue.variants[option.number]
         try:
             runner = self._make_runner(key, variant.spec)
         except (ModelRunnerError, OSError) as error:
-            self._not_made(key, error)
+            self._not_made(key, option.place, error)
             return
         except Exception as error:  # a fault of the backend's: the plan goes on for the other models
             log.error("the backend %s failed to make a runner", key.backend, exc_info=error)
-            what = f"{type(error).__name__}: {error}"
-            self._not_made(key, EngineFailed(f"the backend {key.backend} failed to start {target.name}: {what}"))
+            what = f"the backend {key.backend} failed to start {target.name}: {type(error).__name__}: {error}"
+            self._not_made(key, option.place, EngineFailed(what))
             return
         log.info("starting %s%s (%s)", target.name, " for batches" if key.batch else "", runner.id)
+        memory = option.memory
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
-        slot = self.slots[key] = RunnerSlot(runner, target, variant, number, memory, self.time())
+        slot = self.slots[key] = RunnerSlot(runner, target, variant, option, self.time())
         nobody: Callable[[], str | None] = lambda: None  # noqa: E731
         owner = nobody if key.batch else partial(self.queues.owner, key, self._unasked)
         slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
@@ -270,10 +274,10 @@ class Reconciler:
             lines = [id for id, ticket in queue.tickets.items() if ticket.request.batch]
             self.move(queue.target.key, target, lines)
 
-    def _not_made(self, key: RunnerKey, error: ModelRunnerError | OSError) -> None:
+    def _not_made(self, key: RunnerKey, place: RunPlace, error: ModelRunnerError | OSError) -> None:
         """Refuses the requests that wait for the key; those of batches go on waiting for the clients' runner."""
         if key.batch:
-            self._remember(key, Failure(1, self.time() + _PAUSE, error))
+            self._remember(key, place, Failure(1, self.time() + _PAUSE, error))
         else:
             self.refuse(key, error)
 
@@ -311,7 +315,7 @@ class Reconciler:
         """Gets the estimate that the queue waits for. If that fails, the error answers its requests."""
         target = queue.target
         try:
-            queue.variants = await self.variants(target)
+            queue.learn(await self.variants(target))
         except Exception as error:
             self._refuse(target.key, tuple(queue.tickets), error)
         self.changed()

@@ -6,19 +6,23 @@ the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 
 from collections.abc import Iterator
 
-from modelrunner.scheduler.allocation import Allocation, covers
+from modelrunner.scheduler.allocation import Allocation
+from modelrunner.scheduler.placement import candidates, free_now
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import RunnerSlot
-from modelrunner.scheduler.state import Reason
+from modelrunner.scheduler.state import Reason, options_of
 from modelrunner.scheduler.target import RetainedSettings, Target
-from modelrunner.types import Mode, RequiredMemory, RunnerKey
+from modelrunner.types import Mode, RunnerKey
 
 
-def fits_beside(reconciler: Reconciler, target: Target, need: RequiredMemory) -> bool:
-    """True if `need` fits beside everything that is loaded now; the model's files count once."""
-    memory = Allocation(reconciler.budget(), [slot.view() for slot in reconciler.slots.values()], [need])
-    return covers(memory.free, memory.need(target.key, need))
+async def fits_beside(reconciler: Reconciler, target: Target) -> bool:
+    """True if the target fits beside everything that is loaded now, in some place. Raises what its estimate raises."""
+    options = options_of(await reconciler.variants(target))
+    slots = [slot.view() for slot in reconciler.slots.values()]
+    memory = Allocation(reconciler.budget(), slots, [option.memory for option in options])
+    best, _ = candidates(target.key, options, {}, memory, memory.budget, reconciler.time())
+    return free_now(target.key, best, memory) is not None
 
 
 def retire(reconciler: Reconciler, target: Target) -> None:

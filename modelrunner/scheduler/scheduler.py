@@ -104,8 +104,7 @@ class Scheduler:
     async def restart(self, target: Target) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
         both do not fit, they are drained first. Raises as `acquire` does."""
-        preferred, *_ = await self._reconciler.variants(target)
-        if not rollout.fits_beside(self._reconciler, target, preferred.memory):
+        if not await rollout.fits_beside(self._reconciler, target):
             rollout.retire(self._reconciler, target)
         return await self._granted(self._reconciler.queue_up(target, target.keep_alive))
 

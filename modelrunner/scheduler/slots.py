@@ -10,7 +10,7 @@ from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.fairness import batch_places
 from modelrunner.scheduler.queues import Queues
 from modelrunner.scheduler.standstill import Standstill
-from modelrunner.scheduler.state import Phase, Reason, Slot
+from modelrunner.scheduler.state import Phase, Reason, RunOption, Slot
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
@@ -36,20 +36,18 @@ class RunnerSlot:
     """One runner from its start until its process is gone, and the scheduler's own figures about it. Other classes read
     the attributes; only the methods change them.
 
-    `variant` is how the runner runs its model, the variant of that `number`, with at most `capacity` leases at once.
+    `variant` is how the runner runs its model, which was that `option`, with at most `capacity` leases at once.
     `estimated` memory counted at the start, `memory` counts now, `measured` was seen last. `load_began` is when the
     load or the waking began, `ready_at` when it ended (None before), `load_seconds` how long the load took. `held` is
     the moving mean of the seconds for which a request holds a lease. `drain` says why the runner takes no new leases,
     `room_for` which model gets its memory, `error` how it ended by itself. `gone` is set once the process is gone."""
 
-    def __init__(
-        self, runner: "Runner", target: Target, variant: Variant, number: int, memory: RequiredMemory, now: float
-    ) -> None:
+    def __init__(self, runner: "Runner", target: Target, variant: Variant, option: RunOption, now: float) -> None:
         self.runner = runner
         self.target = target
-        self.variant, self.number = variant, number
+        self.variant, self.option = variant, option
         self.capacity = variant.spec.parallel
-        self.estimated = self.memory = memory
+        self.estimated = self.memory = option.memory
         self.measured: RequiredMemory | None = None
         self.measured_at = float("-inf")  # since it was used
         self.phase = Phase.STARTING
@@ -191,7 +189,7 @@ class RunnerSlot:
             drain=self.drain,
             error=self.error,
             ready_at=self.ready_at if self.ready_at is not None else float("-inf"),
-            variant=self.number,
+            option=self.option,
             interactive=self.interactive,
             abandoned=self.abandoned,
             parallel=self.variant.spec.parallel,

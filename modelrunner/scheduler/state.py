@@ -2,12 +2,12 @@
 seconds of one monotonic clock, sizes are bytes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from modelrunner.types import RequiredMemory, RunnerKey
+from modelrunner.types import RequiredMemory, RunnerKey, Variant
 
 # A caller and whether its requests are a batch: each such line takes turns with the others.
 Line = tuple[str, bool]
@@ -55,17 +55,44 @@ class Request:
     batch: bool = False
 
 
+class RunPlace(NamedTuple):
+    """Where a runner computes. A figure or a fault of one place says nothing about another."""
+
+    devices: tuple[int, ...] = ()
+    """The numbers of its devices; none for the processors alone."""
+
+
+class RunOption(NamedTuple):
+    """One way to give a model a runner."""
+
+    memory: RequiredMemory
+    """What counts for the runner from the decision to start it."""
+    rank: int = 0
+    """Options of one rank are the same run in other places; a higher rank is a smaller run."""
+    place: RunPlace = RunPlace()
+    number: int = 0
+    """Of the variant that runs then."""
+
+    def __str__(self) -> str:
+        return f"{self.memory}, rank {self.rank}, variant {self.number}"
+
+
+def options_of(variants: Iterable[Variant]) -> tuple[RunOption, ...]:
+    """The options that a backend's variants are to a plan."""
+    return tuple([RunOption(v.memory, v.rank, RunPlace(v.memory.devices), number) for number, v in enumerate(variants)])
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The requests that wait for one key, oldest first. `needs` holds the memory of each variant of the run, the
-    preferred variant first; it is empty until the estimate is there. `name` is the model's name in messages. A runner
+    """The requests that wait for one key, oldest first. `options` are the ways to give them a runner, those of the best
+    rank first; it is empty until the estimate is there. `name` is the model's name in messages. A runner
     of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
     when one of the requests last got a lease, or when their runner was evicted. A runner of the key works on `parallel`
     requests at once."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
-    needs: tuple[RequiredMemory, ...]
+    options: tuple[RunOption, ...]
     name: str = ""
     pinned: bool = False
     load_seconds: float = 0.0
@@ -90,7 +117,7 @@ class Slot(NamedTuple):
     works on: they are no leases, and each takes a sequence. `parallel` is the number of the engine's sequences, each of
     which takes one request. `interactive_at` is when a lease that is not from a batch last ended. `last_used` is when
     the last lease began or ended, or when the load ended; the load took `load_seconds` and ended at `ready_at` (minus
-    infinity before). `variant` is the number of the variant that runs. `drain` says why the runner takes no new leases,
+    infinity before). `option` is the one that runs. `drain` says why the runner takes no new leases,
     `error` how it ended by itself."""
 
     key: RunnerKey
@@ -104,7 +131,7 @@ class Slot(NamedTuple):
     drain: Reason | None = None
     error: BaseException | None = None
     ready_at: float = -math.inf
-    variant: int = 0
+    option: RunOption = RunOption(RequiredMemory(0))
     interactive: int = 0
     abandoned: int = 0
     parallel: int = 64
@@ -122,9 +149,9 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`count` runners of the key in a row ended by themselves, the last one with `error`. No other is started before
-    `until`; meanwhile requests wait (`waits`) or are refused. Where memory ran out, no variant before `floor` is tried
-    again, and each counts for more than its estimate."""
+    """`count` runners of the key in a row ended by themselves in one place, the last one with `error`. No other is
+    started there before `until`; meanwhile requests wait (`waits`) or are refused, if there is no other place. Where
+    memory ran out, no rank before `floor` is tried again there, and each counts for more than its estimate."""
 
     count: int
     until: float
@@ -160,7 +187,7 @@ class State:
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
     budget: RequiredMemory
-    failures: Mapping[RunnerKey, Failure] = field(default_factory=dict)
+    failures: Mapping[tuple[RunnerKey, RunPlace], Failure] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     closing: bool = False
     paused: frozenset[str] = frozenset()
@@ -178,13 +205,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Starts a runner for `key` in that variant, or wakes the one that sleeps. Its `memory` counts from now; until a
+    """Starts a runner for `key` as that `option`, or wakes the one that sleeps. Its memory counts from now; until a
     sleeping one is awake, the larger figure does. Requests of batches that wait for the clients' runner wait for a new
     runner of batches from now on, until it is gone."""
 
     key: RunnerKey
-    memory: RequiredMemory
-    variant: int = 0
+    option: RunOption
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +232,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Removes the slot of a process that is gone, and remembers `failure` for its key."""
+    """Removes the slot of a process that is gone, and remembers `failure` for its key and place."""
 
     key: RunnerKey
     failure: Failure | None = None

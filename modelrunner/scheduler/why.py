@@ -12,6 +12,7 @@ from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     LEAVING,
     Action,
+    Failure,
     Group,
     Phase,
     Reason,
@@ -39,7 +40,7 @@ class Obstacle(StrEnum):
 
 
 class Fitting(StrEnum):
-    """Says if a model would get its memory. `SPLIT` means as a smaller variant."""
+    """Says if a model would get its memory. `SPLIT` means as a smaller run."""
 
     NOW = "now"
     AFTER_EVICTION = "after_eviction"
@@ -148,12 +149,16 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
         fits, reason = Fitting.NOW, f"{name} is loaded"
     elif look.error is not None:
         fits, reason = Fitting.NEVER, str(look.error)
-    elif look.start is not None and look.start.variant and (slot is None or slot.phase is not Phase.SLEEPING):
-        fits, reason = Fitting.SPLIT, f"{name} fits in a smaller way than the one that was asked for"
+    elif look.start is not None and look.start.option.rank and (slot is None or slot.phase is not Phase.SLEEPING):
+        fits, reason = (
+            Fitting.SPLIT,
+            f"{name} fits in a smaller way than the one that was asked for{_where(look.start)}",
+        )
     elif look.at_once:
-        fits, reason = Fitting.NOW, f"{name} fits into what is free"
+        fits, reason = Fitting.NOW, f"{name} fits into what is free{_where(look.start)}"
     else:
-        fits, reason = Fitting.AFTER_EVICTION, f"{name} fits once {_making_room(state, look.victims, names)}"
+        room = _making_room(state, look.victims, names)
+        fits, reason = Fitting.AFTER_EVICTION, f"{name} fits{_where(look.start)} once {room}"
     return FitForecast(fits, figures(state, group, look.start), [names[key] for key in look.victims], reason)
 
 
@@ -172,7 +177,7 @@ def explain(state: State, group: Group, context: ExplainContext, now: float) -> 
 def _with_reason(
     answer: Explanation, state: State, group: Group, context: ExplainContext, look: Outlook, now: float
 ) -> Explanation:
-    name, slot, failure, load = group.name, _slot(state, group.key), state.failures.get(group.key), context.load
+    name, slot, load, failure = group.name, _slot(state, group.key), context.load, _pause(state, group, look.start, now)
     if group.key.model_id in state.paused:
         reason = f"{name} is paused: its requests wait for `modelrunner resume {name}`"
         return replace(answer, state=Standing.PAUSED, reason=reason, waiting_for=Obstacle.RESUME)
@@ -185,7 +190,7 @@ def _with_reason(
             reason = f"{name} is loaded, and {_taken(slot)}"
             return replace(answer, state=Standing.READY, reason=reason, waiting_for=Obstacle.SLOT)
         return replace(answer, reason=f"{name} is loaded and answers at once", expected_seconds=0.0)
-    if slot is None and failure is not None and now < failure.until:
+    if slot is None and failure is not None:
         seconds = None if load is None else failure.until - now + load
         reason = failures.backing_off(group, failure, now).message
         return replace(
@@ -194,13 +199,13 @@ def _with_reason(
     if look.error is not None:
         obstacle = Obstacle.PIN if look.pinned else Obstacle.MEMORY
         return replace(answer, reason=str(look.error), waiting_for=obstacle)
-    if not group.needs:
+    if not group.options:
         return replace(answer, reason=f"{name} waits for the estimate of its memory", waiting_for=Obstacle.MEMORY)
     sleeps = slot is not None and slot.phase is Phase.SLEEPING
     present, action = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
     if look.at_once:
         waiting_for = Obstacle.LOAD if answer.position else None
-        reason = f"{name} {present}; a request {action} it"
+        reason = f"{name} {present}; a request {action} it{_where(look.start)}"
         return replace(answer, reason=reason, waiting_for=waiting_for, expected_seconds=load)
     waits = "waits until" if answer.position else f"{present}; a request would wait until"
     going = (*_leaving(state), *look.victims)
@@ -235,11 +240,25 @@ def _leaving(state: State) -> tuple[RunnerKey, ...]:
 
 
 def figures(state: State, group: Group, start: Start | None) -> Figures:
-    """The memory that `start` needs (by default the preferred variant), the free memory, and the budget."""
-    memory = Allocation(state.budget, state.slots, group.needs)
-    need = start.memory if start else next(iter(group.needs), None)
+    """The memory that `start` needs (by default the first option), the free memory, and the budget."""
+    memory = Allocation(state.budget, state.slots, [option.memory for option in group.options])
+    need = start.option.memory if start else next((option.memory for option in group.options), None)
     free = [max(0, free) for free in memory.free]
     return Figures(need, RequiredMemory(free[0], tuple(free[1:])), state.budget)
+
+
+def _where(start: Start | None) -> str:
+    """ " on device 1", or "" for a run on the processors."""
+    numbers = start.option.place.devices if start is not None else ()
+    return f" on device{'s'[: len(numbers) > 1]} {', '.join(map(str, numbers))}" if numbers else ""
+
+
+def _pause(state: State, group: Group, start: Start | None, now: float) -> Failure | None:
+    """The failure for whose pause a start waits, since there is no other place."""
+    rank = start.option.rank if start is not None else 0
+    places = {option.place for option in group.options if option.rank == rank}
+    pauses = [f for p in places if (f := state.failures.get((group.key, p))) is not None and now < f.until]
+    return min(pauses, key=lambda failure: failure.until) if pauses and len(pauses) == len(places) else None
 
 
 def _alone(state: State, group: Group, now: float) -> State:

@@ -86,9 +86,9 @@ async def settle() -> None:
 
 @dataclass
 class Engine:
-    """How the engine of one model behaves. `smaller` are the sizes of the other variants of its run. `holds` is what it
-    really takes on a machine whose memory ends. Where it has a `sleep_level`, it holds
-    `asleep` while it sleeps."""
+    """How the engine of one model behaves. `smaller` are the sizes of higher ranks of its run; `ways` are all ways to
+    run it, with their rank, in place of both. `holds` is what it really takes on a machine whose memory ends. Where it
+    has a `sleep_level`, it holds `asleep` while it sleeps."""
 
     size: int
     load_seconds: float = 1.0
@@ -104,9 +104,11 @@ class Engine:
     cannot_wake: BaseException | None = None
     cannot_sleep: BaseException | None = None
     vram: tuple[int, ...] = ()
+    ways: tuple[tuple[int, RequiredMemory], ...] = ()
 
-    def sizes(self) -> tuple[int, ...]:
-        return (self.size, *self.smaller)
+    def __post_init__(self) -> None:
+        if not self.ways:
+            self.ways = ((0, RequiredMemory(self.size, self.vram)), *enumerate(map(RequiredMemory, self.smaller), 1))
 
 
 class FakeRunner:
@@ -189,7 +191,7 @@ class FakeRunner:
         if engine.cannot_wake is not None:
             raise engine.cannot_wake
         self.sleeps = False
-        assert self._world.used() <= self._world.budget, "over the budget"
+        assert self._world.taken().ram <= self._world.budget, "over the budget"
 
     def measured_memory(self) -> RequiredMemory | None:
         if self.sleeps:
@@ -232,12 +234,11 @@ class FakeBackend(Backend):
         return RequiredMemory(engine.size, engine.vram)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
-        """The number of a smaller one stands in `gpu_layers`."""
-        preferred = Variant(spec, await self.required_memory(spec))
-        smaller = enumerate(self.engines[spec.model_id].smaller, 1)
+        """The number of each but the first stands in `gpu_layers`."""
+        await self.required_memory(spec)
         return [
-            preferred,
-            *(Variant(replace(spec, gpu_layers=i), RequiredMemory(size), f"variant {i}") for i, size in smaller),
+            Variant(replace(spec, gpu_layers=i or None), memory, f"variant {i}" if i else "", rank)
+            for i, (rank, memory) in enumerate(self.engines[spec.model_id].ways)
         ]
 
 
@@ -280,26 +281,26 @@ class World:
         assert runner.key not in self.running, "two runners of one key"
         self.running[runner.key] = runner
         self.started.append(runner.key.model_id)
-        assert self.used() <= self.budget, "over the budget"
+        assert self.taken().fits(RequiredMemory(self.budget, self.vram)), "over the budget"
 
     def ended(self, runner: FakeRunner) -> None:
         del self.running[runner.key]
 
-    def used(self) -> int:
-        return sum(self.size(runner) for runner in self.running.values())
+    def taken(self) -> RequiredMemory:
+        return sum(map(self.memory, self.running.values()), RequiredMemory(0))
 
     def held(self) -> int:
-        """What the engines really hold together."""
+        """What the engines really hold of main memory together."""
         return sum(
-            self.size(runner) if runner.spec.gpu_layers else self.engines[key.model_id].holds or self.size(runner)
+            (not runner.spec.gpu_layers and self.engines[key.model_id].holds) or self.memory(runner).ram
             for key, runner in self.running.items()
         )
 
-    def size(self, runner: FakeRunner) -> int:
+    def memory(self, runner: FakeRunner) -> RequiredMemory:
         """Of the variant that it runs."""
         if runner.sleeps:
-            return self.engines[runner.key.model_id].asleep
-        return self.engines[runner.key.model_id].sizes()[runner.spec.gpu_layers or 0]
+            return RequiredMemory(self.engines[runner.key.model_id].asleep)
+        return self.engines[runner.key.model_id].ways[runner.spec.gpu_layers or 0][1]
 
     def resident(self) -> list[str]:
         return sorted(key.model_id for key in self.running)

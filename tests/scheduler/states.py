@@ -4,10 +4,25 @@ import math
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.state import Action, Group, Phase, Policy, Reason, Refuse, Request, Slot, State, WakeAt
+from modelrunner.scheduler.state import (
+    Action,
+    Group,
+    Phase,
+    Policy,
+    Reason,
+    Refuse,
+    Request,
+    RunOption,
+    RunPlace,
+    Slot,
+    Start,
+    State,
+    WakeAt,
+)
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 NOW = 1000.0
+HERE = RunPlace()
 POLICY = Policy(max_wait=100.0, patience=5.0)
 
 
@@ -26,11 +41,25 @@ def group(
     batch: bool = False,
     load: float = 0.0,
     parallel: int = 64,
+    elsewhere: tuple[tuple[int, ...], ...] = (),
+    pinned: bool = False,
 ) -> Group:
-    """Requests that came at these times, from `first` on; `smaller` are the needs of the other variants."""
+    """Requests that came at these times, from `first` on; `smaller` are the needs of higher ranks, and `elsewhere` is
+    what the first one takes of the devices in other places."""
     waiting = tuple(Request(first + i, at, caller, batch) for i, at in enumerate(since or (NOW,)))
-    needs = () if need is None else (RequiredMemory(need, vram), *map(RequiredMemory, smaller))
-    return Group(key(name), waiting, needs, name, load_seconds=load, parallel=parallel)
+    ranked = [] if need is None else [(0, RequiredMemory(need, sizes)) for sizes in (vram, *elsewhere)]
+    ranked += enumerate(map(RequiredMemory, smaller), 1)
+    options = tuple(option(memory, rank, number) for number, (rank, memory) in enumerate(ranked))
+    return Group(key(name), waiting, options, name, pinned, load_seconds=load, parallel=parallel)
+
+
+def start(name: str, ram: int, vram: tuple[int, ...] = (), *, rank: int = 0) -> Start:
+    """Where each rank has one option."""
+    return Start(key(name), option(RequiredMemory(ram, vram), rank, rank))
+
+
+def option(memory: RequiredMemory, rank: int = 0, number: int = 0) -> RunOption:
+    return RunOption(memory, rank, RunPlace(memory.devices), number)
 
 
 def slot(
@@ -61,13 +90,14 @@ def slot(
         load,
         drain,
         ready_at=NOW - ready if phase is not Phase.STARTING else -math.inf,
+        option=option(RequiredMemory(size, vram)),
         parallel=parallel,
         interactive=leases if interactive is None else interactive,
     )
 
 
 def ended(
-    name: str, error: BaseException | None, was_ready: bool = False, *, ready: float = 1.0, variant: int = 0
+    name: str, error: BaseException | None, was_ready: bool = False, *, ready: float = 1.0, rank: int = 0
 ) -> Slot:
     return Slot(
         key(name),
@@ -75,7 +105,7 @@ def ended(
         RequiredMemory(5),
         error=error,
         ready_at=NOW - ready if was_ready else -math.inf,
-        variant=variant,
+        option=RunOption(RequiredMemory(5), rank, number=rank),
     )
 
 

@@ -19,12 +19,10 @@ from modelrunner.scheduler.state import (
     Phase,
     Reason,
     Refuse,
-    Start,
     Stop,
     WakeAt,
 )
-from modelrunner.types import RequiredMemory
-from tests.scheduler.states import NOW, decide, ended, everything, group, key, refusal, slot, wake
+from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, refusal, slot, start, wake
 
 # Oldest first
 
@@ -34,7 +32,7 @@ def test_a_ready_runner_serves_everybody_who_waits_for_it() -> None:
 
 
 def test_many_waiters_are_one_start() -> None:
-    assert decide(group("a", 4, *[NOW] * 50)) == [Start(key("a"), RequiredMemory(4))]
+    assert decide(group("a", 4, *[NOW] * 50)) == [start("a", 4)]
 
 
 def test_a_load_in_progress_is_waited_for() -> None:
@@ -47,14 +45,14 @@ def test_nothing_is_started_before_the_estimate_is_known() -> None:
 
 def test_two_that_fit_together_start_together() -> None:
     assert decide(group("a", 4, 1.0 + NOW - 10), group("b", 6, NOW - 1, first=2)) == [
-        Start(key("a"), RequiredMemory(4)),
-        Start(key("b"), RequiredMemory(6)),
+        start("a", 4),
+        start("b", 6),
     ]
 
 
 def test_the_older_request_starts_first_whatever_the_order_of_the_queues() -> None:
     older, younger = group("old", 6, NOW - 2, first=9), group("young", 6, NOW - 1, first=1)
-    assert decide(younger, older) == [Start(key("old"), RequiredMemory(6))]
+    assert decide(younger, older) == [start("old", 6)]
 
 
 def test_small_models_do_not_take_the_room_that_an_older_request_waits_for() -> None:
@@ -64,7 +62,7 @@ def test_small_models_do_not_take_the_room_that_an_older_request_waits_for() -> 
 
 def test_a_small_model_starts_in_the_room_that_the_older_request_leaves_over() -> None:
     big, small = group("big", 7, NOW - 2), group("small", 3, NOW - 1, first=2)
-    assert decide(big, small, slot("leaving", 6, Phase.STOPPING)) == [Start(key("small"), RequiredMemory(3))]
+    assert decide(big, small, slot("leaving", 6, Phase.STOPPING)) == [start("small", 3)]
 
 
 def test_never_a_second_runner_of_a_key_while_the_first_is_still_there() -> None:
@@ -102,7 +100,7 @@ def test_a_pinned_runner_has_no_idle_timer() -> None:
 
 def test_memory_counts_until_the_process_is_gone() -> None:
     assert decide(group("b", 6), slot("a", 6, Phase.STOPPING)) == []
-    assert decide(group("b", 6), slot("a", 6, Phase.ENDED)) == [Forget(key("a")), Start(key("b"), RequiredMemory(6))]
+    assert decide(group("b", 6), slot("a", 6, Phase.ENDED)) == [Forget(key("a")), start("b", 6)]
 
 
 def test_the_least_recently_used_runner_goes_and_no_other() -> None:
@@ -171,13 +169,13 @@ def test_each_device_has_its_own_room() -> None:
     first, second = slot("a", 1, vram=(8, 0), idle=99), slot("b", 1, vram=(0, 8))
     actions = decide(group("x", 1, vram=(0, 8)), first, second, vram=(8, 8))
     assert actions == [Stop(key("b"), Reason.ROOM)]
-    assert decide(group("x", 1, vram=(0, 8)), first, vram=(8, 8)) == [Start(key("x"), RequiredMemory(1, (0, 8)))]
+    assert decide(group("x", 1, vram=(0, 8)), first, vram=(8, 8)) == [start("x", 1, (0, 8))]
 
 
 def test_a_start_does_not_wait_for_room_that_only_an_older_request_waits_for() -> None:
     big, small = group("big", 8, NOW - 2), group("small", 2, NOW - 1, first=2)
     loads = [slot("a", 3, Phase.STOPPING), slot("b", 1)]
-    assert decide(big, small, *loads) == [Stop(key("b"), Reason.ROOM), Start(key("small"), RequiredMemory(2))]
+    assert decide(big, small, *loads) == [Stop(key("b"), Reason.ROOM), start("small", 2)]
 
 
 def test_a_shortage_on_one_device_does_not_hold_up_another() -> None:
@@ -278,11 +276,11 @@ def test_a_pinned_model_that_is_waited_for_counts_as_pinned_already() -> None:
     """So its start takes no memory that an older request counts on."""
     pinned = replace(group("p", 4, first=2), pinned=True)
     older = group("x", 8, NOW - 2, smaller=(5,))
-    assert decide(older, pinned) == [Start(key("x"), RequiredMemory(5), 1), Start(key("p"), RequiredMemory(4))]
-    refused, start = decide(group("x", 8, NOW - 2), pinned)
+    assert decide(older, pinned) == [start("p", 4), start("x", 5, rank=1)]
+    started, refused = decide(group("x", 8, NOW - 2), pinned)
     assert isinstance(refused, Refuse)
     assert "pinned" in str(refused.error)
-    assert start == Start(key("p"), RequiredMemory(4))
+    assert started == start("p", 4)
 
 
 def test_a_pinned_model_that_was_unloaded_gives_its_room() -> None:
@@ -313,7 +311,7 @@ def test_a_failed_start_answers_everybody_once_and_starts_nothing() -> None:
 
 
 def test_who_comes_during_the_pause_is_told_how_long_it_lasts() -> None:
-    failures = {key("a"): Failure(2, NOW + 1.5, EngineFailed("no such tensor"))}
+    failures = {(key("a"), HERE): Failure(2, NOW + 1.5, EngineFailed("no such tensor"))}
     error = refusal(decide(group("a", 5), failures=failures))
     assert isinstance(error, BackingOff)
     assert error.retry_after == 1.5
@@ -321,21 +319,21 @@ def test_who_comes_during_the_pause_is_told_how_long_it_lasts() -> None:
 
 
 def test_after_the_pause_it_is_tried_again() -> None:
-    failures = {key("a"): Failure(2, NOW, EngineFailed("x"))}
-    assert decide(group("a", 5), failures=failures) == [Start(key("a"), RequiredMemory(5))]
+    failures = {(key("a"), HERE): Failure(2, NOW, EngineFailed("x"))}
+    assert decide(group("a", 5), failures=failures) == [start("a", 5)]
 
 
 def test_the_pauses_double_up_to_a_limit_and_are_forgotten() -> None:
     failure, now, pauses = None, 0.0, []
     for _ in range(9):
-        failure = after(failure, ended("a", EngineFailed("x")), 1, now)
+        failure = after(failure, ended("a", EngineFailed("x")), (), now)
         assert not failure.waits
         pauses.append(failure.until - now)
         now = failure.until
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert failure is not None
     assert not is_past(failure, now + REMEMBERED - 1)
-    assert after(failure, ended("a", EngineFailed("x")), 1, now + REMEMBERED).count == 1
+    assert after(failure, ended("a", EngineFailed("x")), (), now + REMEMBERED).count == 1
 
 
 def test_an_engine_that_is_not_installed_is_no_failed_start() -> None:
@@ -347,12 +345,12 @@ def test_after_a_crash_the_waiting_get_a_new_runner() -> None:
     fault = EngineFailed("signal 11")
     assert decide(group("a", 5), ended("a", fault, was_ready=True)) == [
         Forget(key("a"), Failure(1, NOW, fault, waits=True)),
-        Start(key("a"), RequiredMemory(5)),
+        start("a", 5),
     ]
 
 
 def test_a_runner_that_we_stopped_while_it_started_refuses_nobody() -> None:
-    assert decide(group("a", 5), ended("a", None)) == [Forget(key("a")), Start(key("a"), RequiredMemory(5))]
+    assert decide(group("a", 5), ended("a", None)) == [Forget(key("a")), start("a", 5)]
 
 
 # Time and closing

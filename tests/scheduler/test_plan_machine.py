@@ -24,6 +24,8 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    RunOption,
+    RunPlace,
     Sleep,
     Slot,
     Start,
@@ -32,20 +34,34 @@ from modelrunner.scheduler.state import (
     WakeAt,
 )
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
+from tests.scheduler.states import option
 
-BUDGET = RequiredMemory(10, (8,))
-NEEDS = {
-    "tiny": (RequiredMemory(1, (1,)),),
-    "small": (RequiredMemory(3, (2,)),),
-    "wide": (RequiredMemory(1, (7,)),),
-    "large": (RequiredMemory(8, (3,)),),
-    "pinned": (RequiredMemory(2, (1,)),),
-    "huge": (RequiredMemory(11),),
-    "split": (RequiredMemory(1, (9,)), RequiredMemory(2, (6,)), RequiredMemory(6)),
-    "mapped": (RequiredMemory(5, (), 3),),
-    "mapped again": (RequiredMemory(6, (), 4),),
+BUDGET = RequiredMemory(14, (8, 8, 4))
+
+
+def anywhere(rank: int, ram: int, size: int) -> list[RunOption]:
+    """On any one of the devices."""
+    return [option(RequiredMemory(ram, (*(0,) * i, size)), rank) for i in range(len(BUDGET.vram))]
+
+
+WAYS = {
+    "tiny": [option(RequiredMemory(1, (1,)))],
+    "small": anywhere(0, 3, 2),
+    "wide": anywhere(0, 1, 7),
+    "large": [option(RequiredMemory(8, (3,)))],
+    "pinned": anywhere(0, 2, 4),
+    "huge": [option(RequiredMemory(15))],
+    "split": [*anywhere(0, 1, 9), *anywhere(1, 2, 6), option(RequiredMemory(6), 2)],
+    "both": [
+        option(RequiredMemory(1, (5, 5))),
+        option(RequiredMemory(1, (5, 0, 3))),
+        option(RequiredMemory(1, (0, 5, 3))),
+    ],
+    "mapped": [option(RequiredMemory(5, (), 3))],
+    "mapped again": [option(RequiredMemory(6, (), 4))],
 }
-ASLEEP = {"wide": RequiredMemory(3, (0,)), "small": RequiredMemory(2, (0,))}
+OPTIONS = {name: tuple(o._replace(number=i) for i, o in enumerate(ways)) for name, ways in WAYS.items()}
+ASLEEP = {"wide": RequiredMemory(3), "small": RequiredMemory(2)}
 CAPACITY = 2
 LOAD_SECONDS = 0.7
 # With two loads of 0.7 s, eight times both is more than each patience.
@@ -53,7 +69,7 @@ POLICY = Policy(
     max_wait=30.0, patience=3.0, loads=8.0, spare=1.0, crowd_patience=6.0, crowd_loads=8.0, crowd_spare=2.0, ageing=8.0
 )
 ROUNDING = 1e-6
-names = st.sampled_from(sorted(NEEDS))
+names = st.sampled_from(sorted(OPTIONS))
 
 
 def key(name: str) -> RunnerKey:
@@ -61,7 +77,7 @@ def key(name: str) -> RunnerKey:
     return RunnerKey("fake", name.removesuffix(" again"), Mode.COMPLETION, int(name.endswith(" again")))
 
 
-NAMES = {key(name)._replace(batch=batch): name for name in NEEDS for batch in (False, True)}
+NAMES = {key(name)._replace(batch=batch): name for name in OPTIONS for batch in (False, True)}
 
 
 @dataclass
@@ -92,11 +108,11 @@ class PlanMachine(RuleBasedStateMachine):
         self.leases: dict[int, tuple[RunnerKey, bool]] = {}
         self.turns: dict[RunnerKey, float] = {}
         self.loaded: set[RunnerKey] = set()
-        self.failures: dict[RunnerKey, Failure] = {}
+        self.failures: dict[tuple[RunnerKey, RunPlace], Failure] = {}
         self.paused: set[str] = set()
         self.served: dict[tuple[str, bool], float] = {}
-        self.restarts: list[tuple[RunnerKey, float]] = []
-        self.fell: set[RunnerKey] = set()
+        self.restarts: list[tuple[tuple[RunnerKey, RunPlace], float]] = []
+        self.fell: set[tuple[RunnerKey, RunPlace]] = set()
         self.answered: set[int] = set()
         self.cancelled: set[int] = set()
         self.issued = 0
@@ -160,7 +176,7 @@ class PlanMachine(RuleBasedStateMachine):
         error = OutOfMemory(-9) if starved else EngineFailed("died")
         here = {id for id, w in self.waiting.items() if w.where == where}
         self.end(where, error)
-        self.fell.add(where)
+        self.fell.add((where, self.slots[where].option.place))
         failed_start = not self.slots[where].was_ready
         actions = self.reconcile()
         started = [a for a in actions if isinstance(a, Start) and a.key == where]
@@ -231,7 +247,7 @@ class PlanMachine(RuleBasedStateMachine):
             Group(
                 where,
                 tuple(requests),
-                NEEDS[NAMES[where]],
+                OPTIONS[NAMES[where]],
                 NAMES[where],
                 NAMES[where] == "pinned",
                 LOAD_SECONDS if where in self.loaded else 0.0,
@@ -279,26 +295,28 @@ class PlanMachine(RuleBasedStateMachine):
                     leases=held.leases + len(requests), interactive=interactive, last_used=self.now
                 )
                 assert self.slots[where].leases <= CAPACITY
-            case Start(where, memory, variant) if (slept := self.slots.get(where)) is not None:
+            case Start(where, option) if (slept := self.slots.get(where)) is not None:
                 assert slept.phase is Phase.SLEEPING, "two runners of one key"
                 assert where.model_id not in self.paused
-                assert (memory, variant) == (self.awake[where], slept.variant)
-                self.slots[where] = slept._replace(phase=Phase.STARTING, memory=slept.memory.most(memory))
-            case Start(where, memory, variant):
+                assert option == slept.option._replace(memory=self.awake[where])
+                self.slots[where] = slept._replace(phase=Phase.STARTING, memory=slept.memory.most(option.memory))
+            case Start(where, option):
                 assert where.model_id not in self.paused
-                need = NEEDS[NAMES[where]][variant]
-                assert need.fits(memory)
-                self.check_restart(where)
+                offered = OPTIONS[NAMES[where]][option.number]
+                assert offered.memory.fits(option.memory)
+                assert (offered.rank, offered.place) == (option.rank, option.place)
+                self.check_rank(where, option)
+                self.check_restart((where, option.place))
                 self.slots[where] = Slot(
                     where,
                     Phase.STARTING,
-                    memory,
+                    option.memory,
                     last_used=self.now,
                     keep_alive=20.0,
                     pinned=where.model_id == "pinned" and not where.batch,
                     load_seconds=LOAD_SECONDS,
                     parallel=CAPACITY,
-                    variant=variant,
+                    option=option,
                 )
                 if where.batch:
                     shared = where._replace(batch=False)
@@ -330,11 +348,12 @@ class PlanMachine(RuleBasedStateMachine):
                     self.check_drain(stopped, key(room_for))
                 self.slots[where] = stopped._replace(phase=Phase.DRAINING, drain=reason)
             case Forget(where, failure):
-                assert self.slots.pop(where).phase is Phase.ENDED
+                fallen = self.slots.pop(where)
+                assert fallen.phase is Phase.ENDED
                 self.awake.pop(where, None)
                 self.leases = {id: held for id, held in self.leases.items() if held[0] != where}
                 if failure is not None:
-                    self.failures[where] = failure
+                    self.failures[where, fallen.option.place] = failure
             case Refuse(where, requests, error):
                 for id in requests:
                     waited = self.now - self.waiting.pop(id).since
@@ -372,11 +391,21 @@ class PlanMachine(RuleBasedStateMachine):
             elsewhere = [w for w in self.waiting.values() if w.where != slot.key]
             assert any(not w.batch or self.is_aged(w) for w in elsewhere)
 
-    def check_restart(self, where: RunnerKey) -> None:
+    def check_rank(self, where: RunnerKey, option: RunOption) -> None:
+        """A smaller run only where no larger one can ever fit, or where memory ran out."""
+        fell = any(failed == where and f.floor is not None for (failed, _), f in self.failures.items())
+        pinned = [s for s in self.slots.values() if s.pinned and s.phase not in (Phase.DRAINING, Phase.STOPPING)]
+        wanted = [w for w in self.waiting.values() if w.name == "pinned"]
+        if not fell and not wanted and where.model_id != "mapped":
+            larger = [o for o in OPTIONS[NAMES[where]] if o.rank < option.rank]
+            rest = held(s._replace(memory=self.awake.get(s.key, s.memory)) for s in pinned)
+            assert not [o for o in larger if (o.memory + rest).fits(BUDGET)]
+
+    def check_restart(self, where: tuple[RunnerKey, RunPlace]) -> None:
         if where in self.fell:
             self.fell.remove(where)
             self.restarts.append((where, self.now))
-        recent = [at for key, at in self.restarts if key == where and at > self.now - 60.0]
+        recent = [at for there, at in self.restarts if there == where and at > self.now - 60.0]
         assert len(recent) <= 7
 
     def answer(self, id: int) -> None:
@@ -405,6 +434,19 @@ class PlanMachine(RuleBasedStateMachine):
         assert not [w for w in self.waiting.values() if w.where in ready and not (w.batch and w.where in kept)]
 
     @invariant()
+    def nobody_waits_for_memory_beside_a_free_place(self) -> None:
+        """Whoever is the only one that wants memory."""
+        wanted = {w.where for w in self.waiting.values()}
+        wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
+        if len(wanting) == 1 and not any(failed == wanting[0] for failed, _ in self.failures) and not self.closing:
+            options = OPTIONS[NAMES[wanting[0]]]
+            possible = [
+                o for o in options if (o.memory + held(s for s in self.slots.values() if s.pinned)).fits(BUDGET)
+            ]
+            best = [o.memory for o in possible if o.rank == possible[0].rank]
+            assert not any((memory + held(self.slots.values())).fits(BUDGET) for memory in best)
+
+    @invariant()
     def nobody_starves(self) -> None:
         """The only model that interactive requests want memory for has it on its way if the runners that may go by now
         give enough: idle ones after their rest, busy ones after the patience, a batch's at once."""
@@ -416,15 +458,16 @@ class PlanMachine(RuleBasedStateMachine):
             return  # what its end gives depends on who else maps its files: seen once it is gone
         [where] = wanting
         mine = [w for w in self.waiting.values() if w.where == where]
-        if all(w.batch for w in mine) or where in self.failures:
+        if all(w.batch for w in mine) or any(failed == where for failed, _ in self.failures):
             return
         waited = self.now - max(min(w.since for w in mine), self.turns.get(where, -math.inf))
         live = [s for s in self.slots.values() if s.phase not in (Phase.DRAINING, Phase.STOPPING)]
         pinned = held(s for s in live if s.pinned)
-        possible = [need for need in NEEDS[NAMES[where]] if (need + pinned).fits(BUDGET)]
+        possible = [o for o in OPTIONS[NAMES[where]] if (o.memory + pinned).fits(BUDGET)]
+        best = [o.memory for o in possible if o.rank == possible[0].rank]
         spared = held(s for s in live if self.is_spared(s, waited, is_crowd=len(mine) > CAPACITY))
-        if possible and (possible[0] + spared).fits(BUDGET):
-            assert (possible[0] + held(live)).fits(BUDGET)
+        if any((memory + spared).fits(BUDGET) for memory in best):
+            assert any((memory + held(live)).fits(BUDGET) for memory in best)
 
     def is_spared(self, slot: Slot, waited: float, *, is_crowd: bool) -> bool:
         patience = POLICY.crowd_patience if is_crowd else POLICY.patience
@@ -443,8 +486,8 @@ class PlanMachine(RuleBasedStateMachine):
         return fresh or waited < patience + ROUNDING
 
     def may_start(self, where: RunnerKey) -> bool:
-        failure = self.failures.get(where)
-        return where.model_id not in self.paused and (failure is None or failure.until <= self.now)
+        pauses = [f for (failed, _), f in self.failures.items() if failed == where and f.until > self.now]
+        return where.model_id not in self.paused and not pauses
 
     @invariant()
     def nothing_unused_outlives_its_keep_alive(self) -> None:

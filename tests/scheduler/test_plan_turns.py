@@ -14,12 +14,10 @@ from modelrunner.scheduler.state import (
     Refuse,
     Request,
     Slot,
-    Start,
     Stop,
     WakeAt,
 )
-from modelrunner.types import RequiredMemory
-from tests.scheduler.states import NOW, decide, everything, group, key, slot
+from tests.scheduler.states import NOW, decide, everything, group, key, slot, start
 
 POLICY = Policy(max_wait=100.0, patience=6.0, loads=8.0, spare=1.0, ageing=20.0)
 
@@ -109,14 +107,14 @@ def test_a_load_counts_as_a_turn_of_its_caller() -> None:
     first, second = (group(name, 4, NOW - 10, caller="greedy", first=id) for id, name in ((1, "m1"), (2, "m2")))
     modest = group("x", 5, NOW - 1, caller="modest", first=3)
     busy = slot("b", 2, leases=1)
-    starts = [Start(key("m1"), RequiredMemory(4))]
+    starts = [start("m1", 4)]
     assert decide(first, second, modest, busy) == starts
     assert decide(first, second, modest, busy, slot("m1", 4, Phase.STARTING)) == []
 
 
 def test_a_model_that_two_callers_wait_for_has_the_better_turn_of_both() -> None:
     greedy = [group(name, 1, NOW - 10, caller="greedy") for name in ("m1", "m2", "m3")]
-    shared = Group(key("m3"), (*greedy[2].waiting, Request(9, NOW, "modest")), greedy[2].needs, "m3")
+    shared = Group(key("m3"), (*greedy[2].waiting, Request(9, NOW, "modest")), greedy[2].options, "m3")
     assert line(*greedy[:2], shared) == ["m1", "m3", "m2"]
 
 
@@ -145,7 +143,7 @@ def test_the_plan_is_made_again_when_a_batch_is_old_enough() -> None:
 
 def test_the_room_goes_by_that_order() -> None:
     batch, chat = group("batch", 6, NOW - 2, batch=True), group("chat", 6, NOW - 1, first=2)
-    assert decide(batch, chat) == [Start(key("chat"), RequiredMemory(6))]
+    assert decide(batch, chat) == [start("chat", 6)]
 
 
 # How long a runner is spared
@@ -254,7 +252,7 @@ def test_a_paused_model_goes_when_it_is_unused_and_takes_nothing_new() -> None:
 
 def test_requests_for_a_paused_model_wait_without_holding_up_others() -> None:
     waiting, other = group("a", 10, NOW - 10), group("b", 10, NOW, first=2)
-    assert decide(waiting, other, paused=frozenset({"a"})) == [Start(key("b"), RequiredMemory(10))]
+    assert decide(waiting, other, paused=frozenset({"a"})) == [start("b", 10)]
     [refused] = decide(group("a", 4, NOW - 100), paused=frozenset({"a"}))
     assert isinstance(refused, Refuse)
     assert "it is paused" in str(refused.error)

@@ -155,7 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def never_over_the_budget(self) -> None:
         memory = self.scheduler.memory()
-        assert self.world.used() <= memory.used.ram <= memory.budget.ram
+        assert self.world.taken().ram <= memory.used.ram <= memory.budget.ram
 
     @invariant()
     def no_lease_is_lost_or_made_up(self) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from modelrunner.errors import EngineFailed, Unavailable
 from modelrunner.scheduler import Scheduler
-from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slot, Start, Stop, WakeAt
+from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slot, Stop, WakeAt
 from modelrunner.types import RequiredMemory
 from tests.scheduler import states
 from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
-from tests.scheduler.states import NOW, group, key, refusal, slot, wake
+from tests.scheduler.states import NOW, group, key, refusal, slot, start, wake
 
 
 def tired(idle: float, **more: object) -> Slot:
@@ -19,7 +19,8 @@ def tired(idle: float, **more: object) -> Slot:
 
 
 def sleeper(idle: float = 70.0, *, name: str = "a", size: int = 2, pinned: bool = False) -> Slot:
-    return slot(name, size, Phase.SLEEPING, vram=(0,), idle=idle, keep_alive=60.0, pinned=pinned)
+    awake = slot(name, 1, Phase.SLEEPING, vram=(5,), idle=idle, keep_alive=60.0, pinned=pinned)
+    return awake._replace(memory=RequiredMemory(size, (0,)))
 
 
 def everything(*parts: Group | Slot, **more: object) -> list[Action]:
@@ -63,13 +64,13 @@ def test_a_pinned_one_stays_as_it_is() -> None:
 
 
 def test_a_request_wakes_it_in_room_for_the_difference() -> None:
-    woken = [Start(key("a"), RequiredMemory(1, (5,)))]
+    woken = [start("a", 1, (5,))]
     assert decide(sleeper(), group("a", 1, vram=(5,)), budget=2, vram=(5,)) == woken
     assert decide(sleeper(pinned=True), group("a", 1, vram=(5,)), budget=2, vram=(5,)) == woken
 
 
 def test_one_that_is_waited_for_is_woken_however_long_it_has_slept() -> None:
-    woken = [Start(key("a"), RequiredMemory(1, (5,)))]
+    woken = [start("a", 1, (5,))]
     assert decide(sleeper(130.0), group("a", 1, vram=(5,)), vram=(8,)) == woken
     leaving = slot("b", 1, Phase.STOPPING, vram=(4,))
     assert decide(sleeper(130.0), leaving, group("a", 1, vram=(5,)), vram=(8,)) == []
@@ -107,7 +108,7 @@ def test_a_younger_request_takes_no_room_that_one_waits_for_to_wake_in() -> None
     leaving = slot("b", 1, Phase.STOPPING, vram=(4,))
     waiting = group("a", 1, NOW - 1, vram=(5,)), group("c", 1, NOW, vram=(4,), first=2)
     assert decide(sleeper(), leaving, *waiting, vram=(8,)) == []
-    assert Start(key("c"), RequiredMemory(1, (4,))) in decide(leaving, waiting[1], vram=(8,))
+    assert start("c", 1, (4,)) in decide(leaving, waiting[1], vram=(8,))
 
 
 @pytest.mark.parametrize("more", [{"paused": frozenset({"a"})}, {"closing": True}])

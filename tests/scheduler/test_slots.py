@@ -11,7 +11,7 @@ from modelrunner.scheduler import slots
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queue, Queues
 from modelrunner.scheduler.slots import RunnerSlot, Slots
-from modelrunner.scheduler.state import Phase, Reason
+from modelrunner.scheduler.state import Phase, Reason, RunOption
 from modelrunner.types import RequiredMemory, Variant
 from tests.scheduler.fakes import target
 
@@ -37,7 +37,7 @@ ALLOWED = {
 def slot(*phases: Phase) -> RunnerSlot:
     runner: Any = None
     wanted = target("a")
-    found = RunnerSlot(runner, wanted, Variant(wanted.spec, RequiredMemory(1)), 0, RequiredMemory(1), 100.0)
+    found = RunnerSlot(runner, wanted, Variant(wanted.spec, RequiredMemory(1)), RunOption(RequiredMemory(1)), 100.0)
     for number, phase in enumerate(phases):
         found.become(phase, 101.0 + number)
     return found

@@ -1,0 +1,227 @@
+"""Where a model gets its runner: decisions as values, then the backends' own variants on made-up machines."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from modelrunner.errors import BadRequest, EngineFailed, OutOfMemory
+from modelrunner.scheduler import Fitting
+from modelrunner.scheduler.state import Action, Failure, Phase, Reason, RunPlace, Start, Stop
+from modelrunner.types import RequiredMemory, RunSpec, Variant
+from modelrunner_llamacpp import args, split
+from modelrunner_llamacpp import memory as llamacpp
+from modelrunner_llamacpp.engines import EngineKind as LlamaCppKind
+from modelrunner_llamacpp.hparams import Header
+from modelrunner_vllm import memory as vllm
+from modelrunner_vllm.engines import EngineKind as VllmKind
+from tests.llamacpp.models import SMOLLM2, bundle
+from tests.llamacpp.models import spec as llamacpp_spec
+from tests.scheduler.fakes import Engine, World, target, virtual
+from tests.scheduler.states import NOW, decide, group, key, slot
+from tests.vllm.models import spec as vllm_spec
+
+GIB = 1 << 30
+
+
+def places(actions: Sequence[Action]) -> list[tuple[int, ...]]:
+    return [action.option.place.devices for action in actions if isinstance(action, Start)]
+
+
+# The rule
+
+
+def test_a_free_device_is_taken_though_the_model_on_the_first_one_may_go() -> None:
+    waiting = group("x", 1, NOW - 50, vram=(8,), elsewhere=((0, 8),))
+    assert places(decide(waiting, slot("a", 1, vram=(8,)), vram=(8, 8))) == [(1,)]
+    assert places(decide(waiting, slot("a", 1, vram=(0, 8)), vram=(8, 8))) == [(0,)]
+
+
+def test_the_free_device_with_the_most_room_is_taken() -> None:
+    waiting = group("x", 1, vram=(2,), elsewhere=((0, 2), (0, 0, 2)))
+    assert places(decide(waiting, slot("a", 1, vram=(4, 1, 3)), vram=(8, 8, 8))) == [(1,)]
+
+
+def test_where_none_is_free_the_one_goes_that_was_used_longest_ago() -> None:
+    waiting = group("x", 1, vram=(8,), elsewhere=((0, 8),))
+    first, second = slot("a", 1, vram=(8,), idle=10), slot("b", 1, vram=(0, 8), idle=20)
+    assert decide(waiting, first, second, vram=(8, 8)) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(waiting, first, second._replace(leases=1), vram=(8, 8)) == [Stop(key("a"), Reason.ROOM)], "idle"
+
+
+def test_one_for_which_room_comes_already_evicts_nobody_else() -> None:
+    waiting = group("x", 1, NOW - 50, vram=(8,), elsewhere=((0, 8),))
+    assert decide(waiting, slot("a", 1, vram=(8,)), slot("b", 1, Phase.STOPPING, vram=(0, 8)), vram=(8, 8)) == []
+
+
+def test_two_that_wait_get_a_device_each() -> None:
+    both = [group(name, 1, NOW - i, first=i + 1, vram=(8,), elsewhere=((0, 8),)) for i, name in enumerate("xy")]
+    assert sorted(places(decide(*both, vram=(8, 8)))) == [(0,), (1,)]
+    full = slot("a", 1, vram=(8,), idle=20), slot("b", 1, vram=(0, 8), idle=10)
+    stopped = decide(*both, *full, vram=(8, 8))
+    assert stopped == [Stop(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
+
+
+def test_it_waits_for_a_rank_and_settles_for_none() -> None:
+    waiting = group("x", 1, NOW - 1, vram=(8,), elsewhere=((0, 8),), smaller=(2,))
+    busy = slot("a", 1, vram=(8,), leases=1), slot("b", 1, vram=(0, 8), leases=1)
+    assert decide(waiting, *busy, vram=(8, 8)) == []
+    pinned = [one._replace(pinned=True) for one in busy]
+    [start] = decide(waiting, *pinned, vram=(8, 8))
+    assert isinstance(start, Start)
+    assert start.option.rank == 1
+
+
+def test_a_pinned_model_keeps_one_device_and_others_get_the_rest() -> None:
+    pinned = group("p", 1, NOW, first=2, vram=(8,), elsewhere=((0, 8),), pinned=True)
+    other = group("x", 1, NOW - 9, vram=(8,), elsewhere=((0, 8),))
+    assert len(places(decide(other, pinned, vram=(8, 8)))) == 2
+
+
+# Faults
+
+
+def test_a_fault_on_one_device_leads_to_another_and_to_no_smaller_run() -> None:
+    waiting = group("x", 1, vram=(8,), elsewhere=((0, 8),), smaller=(2,))
+    broken = Failure(5, NOW + 30, EngineFailed("the device is lost"))
+    failures = {(key("x"), RunPlace((0,))): broken}
+    assert places(decide(waiting, vram=(8, 8), failures=failures)) == [(1,)]
+    assert len(decide(waiting, vram=(8, 8), failures=failures | {(key("x"), RunPlace((1,))): broken})) == 1, "refused"
+
+
+def test_memory_that_ran_out_on_one_device_says_nothing_about_another() -> None:
+    waiting = group("x", 1, vram=(8,), elsewhere=((0, 8),), smaller=(2,))
+    full = Failure(2, NOW, OutOfMemory(-9), waits=True, floor=1)
+    assert places(decide(waiting, vram=(8, 8), failures={(key("x"), RunPlace((0,))): full})) == [(1,)]
+
+
+# The backends' variants on made-up machines
+
+
+def llamacpp_variants(run: RunSpec, *rooms: int) -> list[Variant]:
+    def place(smaller: RunSpec) -> list[list[split.Placement]]:
+        return llamacpp.placements(smaller, args.effective(smaller), rooms)
+
+    def required(placed: RunSpec) -> RequiredMemory:
+        return llamacpp.required(placed, LlamaCppKind.NATIVE, args.effective(placed))
+
+    return split.variants(run, place, required, Header(run.bundle.header).layers)
+
+
+def vllm_variants(run: RunSpec, devices: int) -> list[Variant]:
+    return vllm.placed(run, VllmKind.CUDA, devices, [str(number) for number in range(devices)])
+
+
+def engine(variants: Sequence[Variant]) -> Engine:
+    return Engine(0, load_seconds=5.0, ways=tuple((variant.rank, variant.memory) for variant in variants))
+
+
+async def asked_in_turn(world: World, requests: int = 60) -> float:
+    """A request for the next model every 20 s. Returns the longest wait."""
+    scheduler, longest = world.scheduler(), 0.0
+    for number in range(requests):
+        began = asyncio.get_running_loop().time()
+        lease = await scheduler.acquire(target(sorted(world.engines)[number % len(world.engines)]))
+        longest = max(longest, asyncio.get_running_loop().time() - began)
+        await asyncio.sleep(20.0)
+        lease.release()
+    await scheduler.close(0)
+    return longest
+
+
+@virtual
+async def test_two_llama_cpp_models_on_two_equal_devices_are_loaded_once_each() -> None:
+    run = llamacpp_spec(bundle(SMOLLM2), context=2048, parallel=1)
+    whole = llamacpp_variants(run, 16 * GIB, 16 * GIB)[0].memory.vram[0]
+    world = World(64 * GIB, {}, vram=(whole, whole))
+    for name in "ab":
+        world.engines[name] = engine(llamacpp_variants(run, *world.vram))
+    assert await asked_in_turn(world) == 5.0
+    assert world.started == ["a", "b"]
+
+
+@virtual
+async def test_two_vllm_models_on_two_devices_are_loaded_once_each() -> None:
+    variants = vllm_variants(vllm_spec(), 2)
+    assert [variant.memory.devices for variant in variants] == [(0,), (1,)]
+    assert [variant.spec.environment["CUDA_VISIBLE_DEVICES"] for variant in variants] == ["0", "1"]
+    size = variants[0].memory.vram[0]
+    world = World(64 * GIB, {name: engine(variants) for name in "ab"}, vram=(size, size))
+    assert await asked_in_turn(world) == 5.0
+    assert world.started == ["a", "b"]
+
+
+def test_vllm_takes_as_many_devices_as_it_has_workers_of_those_it_may_use() -> None:
+    pair = vllm_spec(options={"tensor-parallel-size": 2, "devices": [0, 2, 3]})
+    found = vllm.placed(pair, VllmKind.CUDA, 4, ["5", "1", "7", "0"])
+    assert [variant.memory.devices for variant in found] == [(0, 2), (0, 3), (2, 3)]
+    assert [variant.spec.environment["CUDA_VISIBLE_DEVICES"] for variant in found] == ["5,7", "5,0", "7,0"]
+    assert {variant.rank for variant in found} == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "devices", "message"),
+    [
+        ({"devices": [5]}, 2, "there is no device 5: vLLM has 2 here"),
+        ({"tensor-parallel-size": 4}, 2, "4 workers need a device each: vLLM has 2 here"),
+    ],
+)
+def test_vllm_says_what_is_there(options: dict[str, object], devices: int, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        vllm.placed(vllm_spec(options=options), VllmKind.CUDA, devices, ["0", "1"])
+
+
+@pytest.mark.parametrize("options", [{"devices": [5]}, {"main-device": 5}])
+def test_llama_cpp_says_what_is_there(options: dict[str, object]) -> None:
+    with pytest.raises(BadRequest, match=r"there is no device 5 for llama\.cpp here, but devices 0 to 1"):
+        llamacpp_variants(replace(llamacpp_spec(bundle(SMOLLM2)), options=options), GIB, GIB)
+
+
+@virtual
+async def test_a_run_that_cannot_start_evicts_nobody() -> None:
+    world = World(64 * GIB, {"a": engine(vllm_variants(vllm_spec(), 1))}, vram=(100 * GIB,))
+    scheduler = world.scheduler()
+    (await scheduler.acquire(target("a"))).release()
+
+    async def refuses(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        return vllm.placed(vllm_spec(options={"devices": [3]}), VllmKind.CUDA, len(budget.vram), ["0"])
+
+    world.backend.variants = refuses  # type: ignore[method-assign]
+    with pytest.raises(BadRequest, match="no device 3"):
+        await scheduler.acquire(target("b"))
+    assert world.resident() == ["a"]
+    await scheduler.close(0)
+
+
+# Others who ask
+
+
+@virtual
+async def test_a_restart_goes_to_the_free_device_and_drains_nobody() -> None:
+    one = RequiredMemory(1, (8,)), RequiredMemory(1, (0, 8))
+    world = World(10, {"a": Engine(0, ways=tuple((0, memory) for memory in one))}, vram=(8, 8))
+    scheduler, wanted = world.scheduler(), target("a")
+    old = await scheduler.acquire(wanted)
+    new = await scheduler.restart(replace(wanted, key=wanted.key._replace(revision=1)))
+    assert sorted(runner.memory.estimated.devices for runner in scheduler.runners()) == [(0,), (1,)]
+    old.release()
+    new.release()
+    await scheduler.close(0)
+
+
+@virtual
+async def test_fit_and_why_name_the_device() -> None:
+    ways = tuple((0, memory) for memory in (RequiredMemory(1, (8,)), RequiredMemory(1, (0, 8))))
+    world = World(10, {name: Engine(0, ways=ways) for name in "abc"}, vram=(8, 8))
+    scheduler = world.scheduler()
+    (await scheduler.acquire(target("a"))).release()
+    forecast = await scheduler.diagnostics.fit(target("b"))
+    assert (forecast.fits, forecast.would_evict) == (Fitting.NOW, [])
+    assert forecast.reason == "b fits into what is free on device 1"
+    assert forecast.figures.needed == RequiredMemory(1, (0, 8))
+    assert (await scheduler.diagnostics.why(target("b"))).reason == "b is not loaded; a request loads it on device 1"
+    (await scheduler.acquire(target("b"))).release()
+    forecast = await scheduler.diagnostics.fit(target("c"))
+    assert forecast.reason == "c fits on device 0 once a is evicted"
+    await scheduler.close(0)
