@@ -229,7 +229,7 @@ class Simulation:
         while runner.inside and runner.working < model.parallel:
             client, since = runner.inside.pop(0)
             runner.working += 1
-            busy = max(1.0, sum(self._load_of(other) for other in self.runners.values()))
+            busy = max(1.0, sum(self._load_of(other) for other in self.runners.values() if _share(runner, other)))
             crowd = 1 + _CROWDING * (runner.working - 1)
             seconds = model.work * crowd * busy * self.random.uniform(0.9, 1.1)
             if client.watched and self.workload.first_token:
@@ -263,3 +263,9 @@ class Simulation:
         self._look()
         self._work(runner)
         self._later(self._pause(client) if client.think else 0.0, lambda: self._ask(client))
+
+
+def _share(one: SimulatedRunner, other: SimulatedRunner) -> bool:
+    """True if both compute on one device, or on the processors."""
+    here, there = one.slot.option.place.devices, other.slot.option.place.devices
+    return here == there or not set(here).isdisjoint(there)

@@ -39,8 +39,8 @@ class Proposal(NamedTuple):
     again: float
     """The time at which another one may go; infinity for never, or if there are victims."""
     cost: tuple[float, ...]
-    """The lower, the better: to wait is worse than to evict, and a busy runner costs more than idle ones. Of idle ones,
-    the least recently used costs least, as in `Eviction.rank`."""
+    """The lower, the better: to wait is worse than to evict, and a busy runner costs more than idle ones; then the
+    seconds that the victims load count, and then how lately they were used."""
 
 
 class _Victim(NamedTuple):
@@ -123,7 +123,8 @@ class Eviction:
                 chosen.remove(candidate)
                 missing = without
         slots = tuple([candidate.slot for candidate in chosen])
-        return Proposal(slots, math.inf, max(map(self.rank, slots)))
+        loads, last_used = sum([victim.load for victim in chosen]), max([slot.last_used for slot in slots])
+        return Proposal(slots, math.inf, (any(slot.leases for slot in slots), loads, last_used))
 
     def _those_for(self, urgent: bool) -> list[_Victim]:
         if urgent not in self._candidates:

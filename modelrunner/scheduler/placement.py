@@ -4,8 +4,9 @@ Pure.
 The rule: of the best rank that can ever fit, the option that is free now, else the one that room already comes for,
 else the one whose eviction costs least. So a model waits for a rank, never for a place.
 
-- *Free*: of several the one whose devices have the most free memory. Models that need little then lie apart and leave
-  each other room to grow; docs/scheduling.md has what the other orders are worth.
+- *Free*: of several the one whose devices have the most free memory. Models that need little then lie apart, and
+  compute apart; docs/scheduling.md has what other orders are worth.
+- *Costs least*: first those without a busy runner, then the least seconds of loading.
 - *Can ever fit*: if everything were evicted that may be. A runner outlives the request that started it by far, and a
   smaller run would be slower for all of that time.
 - *A fault in one place* (`Failure`) takes that place out until its pause is over. It never leads to a smaller run,

@@ -50,6 +50,12 @@ def test_where_none_is_free_the_one_goes_that_was_used_longest_ago() -> None:
     assert decide(waiting, first, second._replace(leases=1), vram=(8, 8)) == [Stop(key("a"), Reason.ROOM)], "idle"
 
 
+def test_where_none_is_free_the_one_goes_that_is_loaded_again_soonest() -> None:
+    waiting = group("x", 1, vram=(8,), elsewhere=((0, 8),))
+    slow, quick = slot("a", 1, vram=(8,), idle=20, load=9.0), slot("b", 1, vram=(0, 8), idle=10, load=2.0)
+    assert decide(waiting, slow, quick, vram=(8, 8)) == [Stop(key("b"), Reason.ROOM)]
+
+
 def test_one_for_which_room_comes_already_evicts_nobody_else() -> None:
     waiting = group("x", 1, NOW - 50, vram=(8,), elsewhere=((0, 8),))
     assert decide(waiting, slot("a", 1, vram=(8,)), slot("b", 1, Phase.STOPPING, vram=(0, 8)), vram=(8, 8)) == []
