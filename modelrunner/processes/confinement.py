@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,12 @@ _SYSTEM = (
     *("/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf", "/etc/OpenCL", "/etc/vulkan", "/etc/glvnd"),
 )
 _DEVICES = (
-    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
-    *("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd", "/dev/accel/*", "/dev/dxg"),
+    *("null", "zero", "full", "random", "urandom"),
+    *("nvidia*", "nvidia-caps/*", "dri/*", "kfd", "accel/*", "dxg"),
 )
+# Where it is, each process that uses CUDA writes the names of its threads to /proc/PID/task/TID/comm: NVIDIA's driver
+# (570 and later) gives up with error 304, "OS call failed", if that is refused.
+_NVIDIA = "nvidiactl"
 
 _MOST_PROCESSES = 16384  # of the user, threads included: the engines' threads and everything else of theirs
 _MOST_FILES = 65536
@@ -73,8 +75,10 @@ class Confinement:
     sandbox: Sandbox
 
 
-def confined(program: str, env: Mapping[str, str], permissions: Permissions) -> Confinement:
-    """`program` is looked up in `env`'s PATH."""
+def confined(
+    program: str, env: Mapping[str, str], permissions: Permissions, devices: Path = Path("/dev")
+) -> Confinement:
+    """`program` is looked up in `env`'s PATH. `devices` is the folder of device files."""
     if sys.platform != "linux":
         gap = "nothing is held: engines are confined on Linux only"
         return Confinement(None, dict(env), Sandbox(gaps=(gap,)))
@@ -98,9 +102,10 @@ def confined(program: str, env: Mapping[str, str], permissions: Permissions) -> 
         if filters
         else b""
     )
-    rules = _rules(program, env, permissions, abi) if abi else []
+    cuda = (devices / _NVIDIA).exists()
+    rules = _rules(program, env, permissions, abi, devices, cuda) if abi else []
     order = (limits, kept, _ruleset(permissions, abi) if abi else b"", rules, _ports(permissions, abi), system_calls)
-    return Confinement(order, _with_temporary_folder(env, permissions), _report(permissions, abi, filters))
+    return Confinement(order, _with_temporary_folder(env, permissions), _report(permissions, abi, filters, cuda))
 
 
 def capability() -> str:
@@ -146,13 +151,18 @@ def _ports(permissions: Permissions, abi: int) -> list[tuple[int, int, int]]:
     return [(_BIND_TCP, permissions.port, permissions.port)] if permissions.port is not None else []
 
 
-def _rules(program: str, env: Mapping[str, str], permissions: Permissions, abi: int) -> list[tuple[bytes, int]]:
-    """Returns pairs of a path and rights. A path that does not exist is no fault: the guardian skips it."""
+def _rules(
+    program: str, env: Mapping[str, str], permissions: Permissions, abi: int, devices: Path, cuda: bool
+) -> list[tuple[bytes, int]]:
+    """Returns pairs of a path and rights. A path that does not exist is no fault: the guardian skips it. It looks each
+    path up in the engine's process, so that /proc/self is the engine's."""
     reads = _narrowed((*_program_files(program, env), *permissions.reads), _closed(permissions))
     rights: list[tuple[str | Path, int]] = [(path, _READ | _EXECUTE) for path in (*map(Path, _PROGRAMS), *reads)]
     rights += [(path, _READ) for path in _SYSTEM]
     rights += [(path, _WRITE) for path in permissions.writes]
-    rights += [(path, _DEVICE) for pattern in _DEVICES for path in glob(pattern)]
+    rights += [(path, _DEVICE) for pattern in _DEVICES for path in devices.glob(pattern)]
+    if cuda:  # a process that the engine starts has a folder of its own, which no rule can name before
+        rights.append(("/proc" if permissions.processes else "/proc/self/task", _READ | _WRITE_FILE))
     known = _known(abi)
     return [(os.fsencode(path), right & known) for path, right in rights]
 
@@ -236,14 +246,14 @@ def _with_temporary_folder(env: Mapping[str, str], permissions: Permissions) -> 
     return {**env, "TMPDIR": str(folders[0])}
 
 
-def _report(permissions: Permissions, abi: int, filters: bool) -> Sandbox:
+def _report(permissions: Permissions, abi: int, filters: bool, cuda: bool) -> Sandbox:
     layers = ["no new privileges", "limits of processes, open files and core dumps"]
     layers += [f"Landlock {abi}"] if abi else []
     layers += ["seccomp"] if filters else []
-    return Sandbox(tuple(layers), tuple(_gaps(permissions, abi, filters)))
+    return Sandbox(tuple(layers), tuple(_gaps(permissions, abi, filters, cuda)))
 
 
-def _gaps(permissions: Permissions, abi: int, filters: bool) -> Iterable[str]:
+def _gaps(permissions: Permissions, abi: int, filters: bool, cuda: bool) -> Iterable[str]:
     closed = _closed(permissions)
     if not abi:
         yield "files, tracing, signals: this kernel has no Landlock (Linux 5.13, and `landlock` in its list of `lsm`)"
@@ -252,6 +262,8 @@ def _gaps(permissions: Permissions, abi: int, filters: bool) -> Iterable[str]:
             yield "truncation of files: needs Landlock 3 (Linux 6.2)"
         for folder in (*map(Path, _PROGRAMS), *permissions.writes):
             yield from (f"files in {place}: it lies in {folder}" for place in closed if _encloses(folder, [place]))
+        if cuda and permissions.processes and os.geteuid() == 0:
+            yield "settings of the kernel in /proc: CUDA names threads there in each process, and the daemon is root"
         if abi < _SCOPE_ABI:
             yield "signals: need Landlock 6 (Linux 6.12)"
     if permissions.network:

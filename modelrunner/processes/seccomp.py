@@ -19,7 +19,7 @@ _X32 = 0x40000000  # numbers of x86's other ABI begin here
 _PR_GET_SECCOMP = 21
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
-_TYPE_MASK, _STREAM, _DATAGRAM = 0xF, 1, 2
+_TYPE_MASK, _STREAM, _DATAGRAM, _PACKETS = 0xF, 1, 2, 5  # SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET
 _MULTIPATH, _TCP, _UPPER_LAYER = 262, 6, 31  # IPPROTO_MPTCP, IPPROTO_TCP, TCP_ULP (of SMC): TCP, but not for Landlock
 _FAST_OPEN = 0x20000000  # MSG_FASTOPEN: connects without connect(2)
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
@@ -128,9 +128,12 @@ def _network_rules(listens_on_tcp: bool, network: bool) -> dict[str, list[bytes]
             "setsockopt": [_argument(1), _step(_EQUAL, _TCP, 1, 0), _allow(), *layer],
         }
     families = (_UNIX, _INET, _INET6) if listens_on_tcp else (_UNIX,)
-    stream = [_argument(1), _mask(_TYPE_MASK), _step(_EQUAL, _STREAM, 1, 0), _refuse(errno.EACCES)]
+    # CUDA listens on an abstract socket of packets in each process that uses it, and fails where it cannot; it needs
+    # memfd_create(2), too. An INET socket of packets would be SCTP, which Landlock does not see.
+    packets = _family(_UNIX)
+    kind = [_step(_EQUAL, _STREAM, 2 + len(packets), 0), _step(_EQUAL, _PACKETS, 1, 0), _refuse(errno.EACCES)]
     return fast_open | {
-        "socket": [*stream, *_family(*families)],
+        "socket": [_argument(1), _mask(_TYPE_MASK), *kind, *packets, *_family(*families)],
         "socketpair": [
             *(_argument(1), _mask(_TYPE_MASK), _step(_EQUAL, _DATAGRAM, 0, 1), _refuse(errno.EACCES), _allow())
         ],

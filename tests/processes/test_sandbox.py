@@ -9,6 +9,7 @@ import sys
 import venv
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -169,6 +170,51 @@ async def test_an_endpoint_on_tcp_is_the_only_port(ground, daemon, listener) -> 
         with pytest.raises(BackendExited):
             await process.run(words, env=process.scrubbed_environment(), options=options)
     assert observer.lines == [f"{port} listens", f"0 {errno.EACCES}"]
+
+
+# What libcuda does before anything else. It fails with error 304, "OS call failed", if one of these is refused.
+_AS_CUDA = """
+import os, socket, threading
+packets = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+packets.bind(f"\\0cuda-uvmfd-{os.getpid()}")
+packets.listen()
+os.close(os.memfd_create("cuda"))
+def name():
+    comm = os.open(f"/proc/self/task/{threading.get_native_id()}/comm", os.O_RDWR)  # pthread_setname_np(3)
+    os.write(comm, b"cuda-EvtHandlr")
+    print("as cuda", flush=True)
+thread = threading.Thread(target=name)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("asks", [Permissions(), Permissions(processes="workers", network="workers")])
+@pytest.mark.parametrize("driver", [True, False])
+async def test_cuda_can_begin_where_a_driver_is(ground, tmp_path, monkeypatch, asks: Permissions, driver: bool) -> None:
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    for name in ("null", "urandom", *(["nvidiactl"] if driver else [])):
+        (devices / name).touch()
+    monkeypatch.setattr(process, "confined", partial(confinement.confined, devices=devices))
+    observer = Observer()
+    options = ProcessOptions(ground.log, observer, permissions=ground.permissions)
+    argv = [sys.executable, "-I", "-S", "-c", _AS_CUDA]
+    with pytest.raises(BackendExited):
+        await process.run(argv, env=process.scrubbed_environment(), options=options, permissions=asks)
+    assert ("as cuda" in observer.lines) is driver
+
+
+async def test_packets_reach_no_network(ground) -> None:
+    """They would be SCTP, which Landlock does not know."""
+    code = (
+        "import socket\ntry: socket.socket(socket.AF_INET, socket.SOCK_SEQPACKET)\nexcept OSError as e: print(e.errno)"
+    )
+    observer = Observer()
+    options = ProcessOptions(ground.log, observer, permissions=ground.permissions)
+    with pytest.raises(BackendExited):
+        await process.run([sys.executable, "-I", "-S", "-c", code], env={}, options=options)
+    assert observer.lines == [str(errno.EACCES)]
 
 
 async def test_limits_hold(ground, daemon, listener) -> None:
