@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
 from modelrunner.engineapi import EngineApi
-from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError, NotImplementedHere
+from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, QuantizeSpec, RequiredMemory, RunSpec, Variant
 
 
@@ -78,7 +78,7 @@ class NoSettings(BaseModel):
 
 class Backend(ABC):
     """An adapter to one inference engine. It never sees an HTTP request; it makes command lines, and runs them with
-    `modelrunner.processes.process.run`."""
+    `modelrunner.processes.process.run`. What only some backends can do is in the optional interfaces below."""
 
     name: ClassVar[str]
     formats: ClassVar[frozenset[ModelFormat]]
@@ -97,20 +97,11 @@ class Backend(ABC):
         self.context = context
         self.settings = self.settings_model.model_validate(dict(context.settings))
 
-    def priority(self, bundle: Bundle) -> float:
-        """Returns the backend's rank for this bundle on this machine. The daemon chooses the highest. Raises
-        `BackendUnavailable` if the backend cannot run on this machine."""
-        return 0.0
-
     @abstractmethod
     async def install(self, progress: ProgressCallback, **options: Any) -> None:
         """Makes the engine usable. It may be called again, and nothing half-installed is ever used. `options` are the
         backend's own (llama.cpp: `build=True`); an unknown one raises `BadRequest`. Raises `BackendUnavailable` with a
         message that says what to do."""
-
-    async def update(self, progress: ProgressCallback, **options: Any) -> None:
-        """Installs the version that this release of the backend is pinned to."""
-        await self.install(progress, **options)
 
     @abstractmethod
     async def uninstall(self) -> None:
@@ -139,119 +130,199 @@ class Backend(ABC):
         and once when the run begins. The default is OpenAI's."""
         return EngineApi.openai(spec.mode, spec.bundle.name)
 
-    def growth(self, spec: RunSpec) -> RequiredMemory:
-        """Returns the part of `required_memory` that the engine uses only as its context fills, and does not hold right
-        after its load."""
-        return RequiredMemory(0)
 
-    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """Returns the ways to run the model within this budget, at least one. Those of rank 0 are the configured run,
-        one for each set of devices that can take it. Where the model's settings allow it, higher ranks need less and
-        less memory (fewer layers on a device, less context). It never starts the engine. Raises `BadRequest` if the
-        settings name a device that is not there."""
-        return [Variant(spec, await self.required_memory(spec))]
+def default_context_size(bundle: Bundle) -> int:
+    """Returns the tokens of one sequence where neither a model's settings nor its backend say more: the model's own
+    context, at most 8,192."""
+    return min(bundle.context_length or 4096, 8192)
 
-    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
-        """Returns the engine's own estimate of the run's memory, made without loading the model; None if the engine
-        cannot estimate. It may take a second, and no load waits for it."""
-        return None
+
+def check_context(spec: RunSpec) -> None:
+    """Raises `BadRequest` for a context that is longer than the trained one."""
+    longest = spec.bundle.context_length
+    if longest is not None and spec.context_size > longest:
+        raise BadRequest(
+            f"context-size {spec.context_size} is beyond the {longest} tokens that the model was trained for",
+            param="context-size",
+        )
+
+
+# The optional interfaces. A backend has one if it has all of its methods; it need not name the class. The daemon does
+# something simple in place of one that is missing.
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """A backend that is not as good as any other for each model and machine. Without it the rank is 0."""
+
+    def priority(self, bundle: Bundle) -> float:
+        """Returns the rank for this model on this machine. The daemon chooses the highest. Raises `BackendUnavailable`
+        if the backend cannot run on this machine."""
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """An engine with versions: the daemon measures a model again when the version changes."""
 
     def version(self) -> str:
         """Returns the version of the engine that `run` would start, "" if there is none."""
-        return ""
+
+
+@runtime_checkable
+class Updates(Protocol):
+    """An update that is not the same as an installation."""
+
+    async def update(self, progress: ProgressCallback, **options: Any) -> None:
+        """Installs the version that this release of the backend is pinned to. Parameters and errors are those of
+        `Backend.install`."""
+
+
+@runtime_checkable
+class TakesFlags(Protocol):
+    """An engine with runtime flags. Without it no flag is allowed. `modelrunner.sdk.flags.AllowList` helps."""
 
     def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
-        """Raises `BadRequest` unless every flag is on the typed allow-list. By default nothing is allowed."""
-        if flags:
-            raise BadRequest(f"{self.name} takes no runtime flags", param="runtime-flags")
+        """Raises `BadRequest` unless every flag is on the typed allow-list."""
 
     def fold_flags(self, flags: tuple[str, ...]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
         """Takes out the flags that stand for a field of a model's configuration, and returns the values of
         `context_size`, `parallel` and `gpu_layers` that they set (None: the default). So each setting has one place.
         Raises `BadRequest` as `check_flags` does."""
-        return {}, flags
+
+
+@runtime_checkable
+class ChecksRuns(Protocol):
+    """Rules of its own for a run. Without it the daemon calls `check_context`, and refuses draft models."""
 
     def check(self, spec: RunSpec) -> None:
         """Raises `BadRequest` for a run that cannot work according to the model's header. The daemon calls it in a
         thread when a model is configured."""
-        longest = spec.bundle.context_length
-        if longest is not None and spec.context_size > longest:
-            raise BadRequest(
-                f"context-size {spec.context_size} is beyond the {longest} tokens that the model was trained for",
-                param="context-size",
-            )
-        if spec.draft is not None:
-            raise BadRequest(f"{self.name} has no speculative decoding with a draft model", param="speculative")
+
+
+@runtime_checkable
+class HasDefaults(Protocol):
+    """Figures for a model that configures none. Without it they are `default_context_size` and 1."""
 
     def default_context_size(self, bundle: Bundle) -> int:
-        """Returns the number of tokens of one sequence, for a model without a configured context size."""
-        return min(bundle.context_length or 4096, 8192)
+        """Returns the number of tokens of one sequence."""
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        """Returns how many sequences the engine works on at once, for a model without a configured number."""
-        return 1
+        """Returns how many sequences the engine works on at once."""
+
+
+@runtime_checkable
+class Grows(Protocol):
+    """An engine that does not hold all of `required_memory` after its load."""
+
+    def growth(self, spec: RunSpec) -> RequiredMemory:
+        """Returns the part of `required_memory` that the engine uses only as its context fills."""
+
+
+@runtime_checkable
+class HasVariants(Protocol):
+    """An engine that can run a model in several ways. Without it there is one, of `required_memory`."""
+
+    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
+        """Returns the ways to run the model within this budget, at least one. Those of rank 0 are the configured run,
+        one for each set of devices that can take it. Where the model's settings allow it, higher ranks need less and
+        less memory (fewer layers on a device, less context). The places follow from the memory; flags or the
+        `environment` of the variant's specification put the run there. It never starts the engine. Raises `BadRequest`
+        if the settings name a device that is not there."""
+
+
+@runtime_checkable
+class HasDryRun(Protocol):
+    """An engine that can say what it needs without loading a model."""
+
+    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
+        """Returns the engine's own estimate of the run's memory; None if the engine cannot estimate. It may take a
+        second, and no load waits for it."""
+
+
+@runtime_checkable
+class Diagnoses(Protocol):
+    """Knows the words of its engine. `modelrunner.sdk.diagnosis.Diagnosis` makes all three from a list."""
+
+    def progress(self, line: str) -> str | None:
+        """Returns the stage of starting ("loading weights") that a log line announces, or None."""
 
     def explain(self, tail: str, quotes: bool) -> str | None:
         """Explains the engine's last words in a sentence, or returns None for an unknown cause. Without `quotes` the
         sentence must have nothing of `tail` in it: the engine has had requests, and what clients sent may stand there.
         """
-        return None
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        """Returns True if the engine's last words say that memory ran out. The daemon then tries the run again with
+        more memory, and in a smaller variant."""
+
+
+@runtime_checkable
+class ExplainsErrors(Protocol):
+    """Knows the errors that its engine answers. Without it a status below 500 passes as the client's mistake, and any
+    other becomes 502."""
 
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-        """Returns the client's error for an engine's error answer with this status, 400 to 599. `fields` are the
-        answer's error object, `message` is its text. With None the daemon decides: a status below 500 passes as the
-        client's mistake, any other becomes 502."""
-        return None
+        """Returns the client's error for an engine's error answer with this status, 400 to 599 (`ContextTooLong` for a
+        prompt that does not fit); None: the daemon decides. `fields` are the answer's error object, `message` is its
+        text."""
+
+
+@runtime_checkable
+class ChecksRequests(Protocol):
+    """An engine that ignores fields for some models alone."""
 
     def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
         """Returns the names of the fields that this engine ignores. The daemon calls it before a request goes to the
         engine's endpoint `path` with fields that an engine may ignore for some models: `tools`, `tool_choice`,
         `dimensions`, `return_documents`. `fields` holds these, decoded. Raises `BadRequest` where ignoring a field
         would change the meaning of the answer."""
-        return ()
 
-    def ran_out_of_memory(self, tail: str) -> bool:
-        """Returns True if the engine's last words say that memory ran out. The daemon then tries the run again with
-        more memory, and in a smaller variant."""
-        return False
 
-    def progress(self, line: str) -> str | None:
-        """Returns the stage of starting ("loading weights") that a log line announces, or None."""
-        return None
+@runtime_checkable
+class SavesState(Protocol):
+    """Saves something of a run for the next one, in `BackendContext.state`."""
 
     async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
         """Prepares a ready engine for its first request. It may restore what `before_stop` saved for the same `owner`.
         The model is loaded for the requests of the owner: an API key by its ID, or "" for the owner of the daemon,
         which is everybody where there are no keys. The owner is None if there are several, or none. A failure is
-        logged, and the runner serves anyway."""
-        return
+        logged, and the runner serves anyway. It has as long as a stop."""
 
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
         """Prepares an engine for its end, while it still answers requests. The engine has seen the requests of `owner`
         alone, who is named as in `after_ready`. If it is None, the content of the engine belongs to nobody and must not
         be saved."""
-        return
+
+    async def forget(self, model_id: str) -> None:
+        """Deletes what was saved of a model. The daemon calls it after the model was removed."""
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An engine that can release memory without being stopped."""
 
     def sleep_level(self, spec: RunSpec) -> int:
-        """Returns the level at which an idle engine of this run can sleep, that is, release memory without being
-        stopped. 0: it releases none (it cannot sleep here, or sleep is not configured). 1: it releases its devices'
-        memory, and moves the weights to main memory. 2: it drops the weights, too."""
-        return 0
+        """Returns the level at which an idle engine of this run can sleep. 0: it releases nothing (it cannot sleep
+        here, or sleep is not configured). 1: it releases its devices' memory, and moves the weights to main memory. 2:
+        it drops the weights, too."""
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
         """Puts a ready engine without requests to sleep. The daemon calls it only if `sleep_level` is not 0."""
-        raise BackendUnavailable(f"{self.name} cannot sleep")
 
     async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
         """Makes a sleeping engine ready again."""
-        raise BackendUnavailable(f"{self.name} cannot sleep")
+
+
+@runtime_checkable
+class Quantizes(Protocol):
+    """An engine with a tool that makes smaller models."""
 
     async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
-        """Quantizes a model with a tool of its engine; an optional ability. If it is cancelled, it returns when the
-        tool has ended. Raises `BadRequest` for an unknown type, `BackendUnavailable` if no engine here has the tool,
-        `BackendExited` if the tool fails. The default raises `NotImplementedHere`."""
-        raise NotImplementedHere(f"{self.name} quantizes no models: its engine has no tool for that")
+        """Quantizes a model. If it is cancelled, it returns when the tool has ended. Raises `BadRequest` for an unknown
+        type, `BackendUnavailable` if no engine here has the tool, `BackendExited` if the tool fails."""
 
-    async def forget(self, model_id: str) -> None:
-        """Deletes the saved state of a model's runs. The daemon calls it after the model was removed."""
-        return
+
+OPTIONAL: tuple[type, ...] = (
+    *(Ranks, Versioned, Updates, TakesFlags, ChecksRuns, HasDefaults, Grows, HasVariants, HasDryRun, Diagnoses),
+    *(ExplainsErrors, ChecksRequests, SavesState, Sleeps, Quantizes),
+)

@@ -33,12 +33,26 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from modelrunner.backend import Backend, BackendContext, BackendState
+from modelrunner.backend import (
+    Backend,
+    BackendContext,
+    BackendState,
+    ChecksRequests,
+    ChecksRuns,
+    Grows,
+    HasDefaults,
+    HasDryRun,
+    HasVariants,
+    Ranks,
+    Sleeps,
+    TakesFlags,
+    Versioned,
+)
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import free_port
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
-from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
+from modelrunner.plugins.isolation import COROUTINES, WORK_LIMIT, IsolatedBackend
 from modelrunner.processes.processtree import process_tree
 from modelrunner.sandbox import Permissions
 from modelrunner.store import Store
@@ -82,7 +96,6 @@ class BackendContract:
     async def test_says_what_it_runs(self, backend: Backend, spec: RunSpec) -> None:
         assert spec.bundle.format in backend.formats
         assert spec.mode in backend.modes
-        assert isinstance(backend.priority(spec.bundle), float | int)
 
     async def test_status_is_running(self, backend: Backend) -> None:
         assert backend.status().state is BackendState.RUNNING
@@ -105,28 +118,34 @@ class BackendContract:
         try:
             status = await asyncio.to_thread(isolated.status)
             assert status.state is not BackendState.ERROR, status.details
-            for method, arguments in (
-                (isolated.version, ()),
-                (isolated.priority, (spec.bundle,)),
-                (isolated.default_context_size, (spec.bundle,)),
-                (isolated.default_parallel, (spec.bundle, spec.mode)),
-                (isolated.check_flags, (spec.flags, spec.mode)),
-                (isolated.fold_flags, (spec.flags,)),
-                (isolated.check, (spec,)),
-                (isolated.growth, (spec,)),
-                (isolated.api, (spec,)),
-                (isolated.sleep_level, (spec,)),
-                (isolated.check_request, (spec, "/v1/chat/completions", {})),
-            ):
-                await asyncio.to_thread(method, *arguments)
-            await isolated.disk_usage()
-            await isolated.required_memory(spec)
-            await isolated.variants(spec, budget)
-            await isolated.dry_run(spec)
+            bundle, mode, flags = spec.bundle, spec.mode, spec.flags
+            calls: tuple[tuple[type, str, tuple[Any, ...]], ...] = (
+                (Backend, "api", (spec,)),
+                (Backend, "disk_usage", ()),
+                (Backend, "required_memory", (spec,)),
+                (Versioned, "version", ()),
+                (Ranks, "priority", (bundle,)),
+                (HasDefaults, "default_context_size", (bundle,)),
+                (HasDefaults, "default_parallel", (bundle, mode)),
+                (TakesFlags, "check_flags", (flags, mode)),
+                (TakesFlags, "fold_flags", (flags,)),
+                (ChecksRuns, "check", (spec,)),
+                (Grows, "growth", (spec,)),
+                (HasVariants, "variants", (spec, budget)),
+                (HasDryRun, "dry_run", (spec,)),
+                (Sleeps, "sleep_level", (spec,)),
+                (ChecksRequests, "check_request", (spec, "/v1/chat/completions", {})),
+            )
+            for kind, method, arguments in calls:
+                if isinstance(backend, kind):
+                    call = getattr(isolated, method)
+                    await (call(*arguments) if method in COROUTINES else asyncio.to_thread(call, *arguments))
         finally:
             isolated.close(CALL_LIMIT)
 
     async def test_unknown_flags_are_refused(self, backend: Backend, spec: RunSpec) -> None:
+        if not isinstance(backend, TakesFlags):
+            return  # the daemon allows none
         for flag in ("--modelrunner-knows-no-such-flag", "positional"):
             with pytest.raises(BadRequest):
                 backend.check_flags((flag,), spec.mode)

@@ -291,7 +291,7 @@ class RunSpec:
     """One run: everything a backend needs to build a command line.
 
     `context_size` is the tokens that one sequence may use, prompt and answer together; `parallel` sequences are worked
-    on at once, and what one may use never depends on the others. `flags` were checked by `Backend.check_flags`.
+    on at once, and what one may use never depends on the others. `flags` were checked by `TakesFlags.check_flags`.
     `options` are the model's backend-specific settings, already validated. `environment` is added to the scrubbed
     environment that the backend gives its engine. `gpu_layers` is how many layers go to devices, None for as many as
     fit. `min_context_size`, if set, allows less context than was asked for where memory is short, down to this many

@@ -12,7 +12,15 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.backend import (
+    Backend,
+    BackendContext,
+    BackendState,
+    BackendStatus,
+    InstallProgress,
+    ProgressCallback,
+    check_context,
+)
 from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, EndpointApi, EngineApi
 from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.processes import process
@@ -100,6 +108,9 @@ class FakeBackend(Backend):
     async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
         self.used_by.append(owner)
 
+    async def forget(self, model_id: str) -> None:
+        return
+
     async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
         """A child copies the model and changes its last byte. With the type Q2_K it hangs in the middle, with Q3_K_S it
         fails."""
@@ -156,10 +167,13 @@ class FakeBackend(Backend):
 
     def check(self, spec: RunSpec) -> None:
         """It takes any draft model."""
-        super().check(replace(spec, draft=None))
+        check_context(spec)
 
     def explain(self, tail: str, quotes: bool) -> str | None:
         return "the fake engine threw up" if "fake::error" in tail else None
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        return False
 
     def progress(self, line: str) -> str | None:
         return line if line.startswith("loading") else None

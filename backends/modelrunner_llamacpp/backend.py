@@ -25,6 +25,7 @@ from modelrunner.sdk import (
     RequiredMemory,
     RunSpec,
     Variant,
+    default_context_size,
     enginecache,
     run,
 )
@@ -189,8 +190,11 @@ class LlamaCppBackend(Backend):
     def check(self, spec: RunSpec) -> None:
         args.check(spec, self._kind())
 
+    def default_context_size(self, bundle: Bundle) -> int:
+        return default_context_size(bundle)
+
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        return memory.default_parallel(bundle, self.default_context_size(bundle))
+        return memory.default_parallel(bundle, default_context_size(bundle))
 
     def explain(self, tail: str, quotes: bool) -> str | None:
         return errors.explain(tail, quotes)

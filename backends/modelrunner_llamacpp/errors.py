@@ -95,7 +95,7 @@ explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_me
 
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-    """Does as `Backend.request_error` should, for llama.cpp."""
+    """Does as `ExplainsErrors.request_error` should, for llama.cpp."""
     if (found := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
         said = {name: int(figure) for name, figure in found.groupdict().items() if figure} if found else {}
         tokens, limit = said.get("tokens", said.get("prompt")), said.get("limit", said.get("context"))

@@ -105,7 +105,7 @@ _ENDPOINTS = {path: _of_llama_server(path, endpoint) for path, endpoint in _SHAP
 
 
 def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
-    """Does as `Backend.check_request` should. llama.cpp gives embeddings in their full length only, and calls tools
+    """Does as `ChecksRequests` says. llama.cpp gives embeddings in their full length only, and calls tools
     only if the model's chat template has a place for them."""
     found = [name for name in ("return_documents",) if fields.get(name)]
     _check_dimensions(spec, fields.get("dimensions"))

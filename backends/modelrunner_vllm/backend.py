@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -26,6 +25,8 @@ from modelrunner.sdk import (
     RunSpec,
     Variant,
     calls,
+    check_context,
+    default_context_size,
     enginecache,
     run,
 )
@@ -123,13 +124,13 @@ class VllmBackend(Backend):
         return flags.fold(flags_)
 
     def check(self, spec: RunSpec) -> None:
-        super().check(replace(spec, draft=None))
+        check_context(spec)
         if spec.draft is not None and spec.draft.format not in self.formats:
             raise BadRequest(f"vllm takes no draft model in the {spec.draft.format} format", param="speculative")
         args.check(spec, self._kind())
 
     def default_context_size(self, bundle: Bundle) -> int:
-        return min(super().default_context_size(bundle), sentence_limit(bundle) or sys.maxsize)
+        return min(default_context_size(bundle), sentence_limit(bundle) or sys.maxsize)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return _PARALLEL

@@ -113,7 +113,7 @@ def _number(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-    """Does as `Backend.request_error` should, for vLLM."""
+    """Does as `ExplainsErrors.request_error` should, for vLLM."""
     if any(pattern.search(message) for pattern in _TOO_LONG):
         prompt, limit = (_number(pattern, message) for pattern in (_PROMPT_TOKENS, _LIMIT))
         return ContextTooLong(message, prompt, limit)

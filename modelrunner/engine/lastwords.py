@@ -5,9 +5,9 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from modelrunner.backend import Backend
+from modelrunner.backend import Backend, Diagnoses
 from modelrunner.errors import BackendExited, EngineFailed, ModelRunnerError, OutOfMemory, TimedOut
-from modelrunner.plugins.isolation import asked
+from modelrunner.plugins.isolation import asked, interface_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class LastWords:
             case BackendExited():
                 killed = error.returncode == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before
                 what = "the engine was killed by the system because memory ran out" if killed else error.message
-                starved = killed or await asked(self._backend.ran_out_of_memory, error.tail)
+                starved = killed or await self._starved(error.tail)
                 kind = OutOfMemory if starved else type(error)
                 return kind(error.returncode, error.tail, message=await self._message(what, error.tail, stage, served))
             case TimedOut():
@@ -68,9 +68,14 @@ class LastWords:
                 log.error("backend %s failed", self._backend.name, exc_info=error)
                 return EngineFailed(f"the backend {self._backend.name} failed: {type(error).__name__}: {error}")
 
+    async def _starved(self, tail: str) -> bool:
+        diagnoses = interface_of(self._backend, Diagnoses)
+        return diagnoses is not None and await asked(diagnoses.ran_out_of_memory, tail)
+
     async def _message(self, what: str, tail: str, stage: str, served: bool) -> str:
         when = f" while it was {stage}" if stage else ""
-        reason = await asked(self._backend.explain, tail, not served)
+        diagnoses = interface_of(self._backend, Diagnoses)
+        reason = await asked(diagnoses.explain, tail, not served) if diagnoses else None
         words = last_words(line for line in tail.splitlines() if not self.is_echo(line))
         if reason or not words:
             return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from modelrunner import durable
-from modelrunner.backend import Backend
+from modelrunner.backend import Backend, ChecksRequests, Diagnoses, ExplainsErrors, SavesState, Sleeps
 from modelrunner.concurrency import tasks
 from modelrunner.concurrency.tasks import stopped
 from modelrunner.concurrency.threads import REMOVING
@@ -26,7 +26,7 @@ from modelrunner.engine.readiness import PortTaken, Readiness, is_free
 from modelrunner.engine.watchdog import Watchdog
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, EngineProtocolError, Misdirected, ModelRunnerError
-from modelrunner.plugins.isolation import asked
+from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.processes.processtree import memory_of, oom_kills, signal_group
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
@@ -86,7 +86,7 @@ class Runner:
         self.names: tuple[str, ...] | None = None
         self.upstream = UpstreamPool(endpoint)
         self.abandoned = Abandoned(self._settled)
-        self.sleep_level = 0  # from `Backend.sleep_level`, once it is ready
+        self.sleep_level = 0  # from `Sleeps.sleep_level`, once it is ready
         self._backend = backend
         self._folder = folder
         self._clock = clock
@@ -104,7 +104,7 @@ class Runner:
 
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
         """Starts the engine and keeps it until it ends or the caller is cancelled. It calls `changed` after every
-        change of phase or stage. `loaded_for` returns the owner for `Backend.after_ready`.
+        change of phase or stage. `loaded_for` returns the owner for `SavesState.after_ready`.
 
         Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
         no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
@@ -148,9 +148,10 @@ class Runner:
             raise EngineFailed(f"the backend {self.key.backend} returned instead of keeping its engine")
         except asyncio.CancelledError:
             ended_by_itself = False
-            if self.ready_at is not None and not engine.done():
+            saves = interface_of(self._backend, SavesState)
+            if saves is not None and self.ready_at is not None and not engine.done():
                 [owner] = self.owners if len(self.owners) == 1 else [None]
-                await self._exchange(self._backend.before_stop, owner, "was not done with")
+                await self._exchange(saves.before_stop, owner, "was not done with")
             raise
         except PortTaken:
             raise
@@ -174,12 +175,14 @@ class Runner:
             )
 
     async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `Backend.check_request`."""
-        return tuple(await asked(self._backend.check_request, self.spec, path, fields))
+        """See `ChecksRequests`."""
+        checks = interface_of(self._backend, ChecksRequests)
+        return tuple(await asked(checks.check_request, self.spec, path, fields)) if checks else ()
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-        """See `Backend.request_error`."""
-        return await asked(self._backend.request_error, status, message, fields)
+        """See `ExplainsErrors`."""
+        knows = interface_of(self._backend, ExplainsErrors)
+        return await asked(knows.request_error, status, message, fields) if knows else None
 
     async def _settled(self) -> None:
         if self.api.settled is not None:
@@ -189,13 +192,18 @@ class Runner:
         """Puts a ready engine without requests to sleep. Raises `ModelRunnerError` if that fails or takes longer than
         the grace of a stop; the engine is unusable then."""
         self._watchdog.resting = True
-        await self._ask("fall asleep", self._backend.sleep, self.spec.process.stop_grace)
+        await self._ask("fall asleep", self._sleeper().sleep, self.spec.process.stop_grace)
 
     async def wake(self) -> None:
         """Wakes the engine. It raises as `sleep` does; the limit is `stall_limit`."""
         self.stage = "waking up"
-        await self._ask("wake up", self._backend.wake, self._stall_limit)
+        await self._ask("wake up", self._sleeper().wake, self._stall_limit)
         self.stage, self._watchdog.resting = "", False
+
+    def _sleeper(self) -> Sleeps:
+        sleeper = interface_of(self._backend, Sleeps)
+        assert sleeper is not None, "its level is 0"
+        return sleeper
 
     async def _ask(self, what: str, order: _Order, limit: float) -> None:
         try:
@@ -251,7 +259,8 @@ class Runner:
             await stopped(ready)
         if (owner := self._loaded_for()) is not None:
             self.owners.add(owner)
-        await self._exchange(self._backend.after_ready, owner, "did not prepare")
+        if saves := interface_of(self._backend, SavesState):
+            await self._exchange(saves.after_ready, owner, "did not prepare")
         await self._learn_extras()
         if self.process_phase is ProcessPhase.STARTING and not engine.done():
             self.ready_at, self.stage = self._clock(), ""
@@ -283,7 +292,8 @@ class Runner:
         """Asks a ready engine, or its backend, for what it can do besides. An engine without the extra serves as
         well, so a failure is only logged."""
         try:
-            self.sleep_level = await asked(self._backend.sleep_level, self.spec)
+            if sleeper := interface_of(self._backend, Sleeps):
+                self.sleep_level = await asked(sleeper.sleep_level, self.spec)
             if self.api.fields is not None:
                 self.api = self.api.reading(await fields_of(self.endpoint, self.api.fields))
         except (OSError, EngineProtocolError, ModelRunnerError) as error:
@@ -307,7 +317,8 @@ class Runner:
             return
         self._last_words.heard(line)
         self._readiness.heard()
-        stage = self._backend.progress(line)
+        diagnoses = interface_of(self._backend, Diagnoses)
+        stage = diagnoses.progress(line) if diagnoses else None
         if stage is not None and stage != self.stage:
             self.stage = stage
             self._changed()

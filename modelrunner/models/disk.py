@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelrunner.backend import SavesState, Versioned
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.lastused import LastUsed
+from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store, StoreUsage
 from modelrunner.store.files import size_of
@@ -50,7 +52,8 @@ class DiskMeter:
         before = await self._saved()
         for model in (*self._store.list(), *self._store.damaged()):
             for backend in self._registry:
-                await backend.forget(model.id)
+                if (saves := interface_of(backend, SavesState)) is not None:
+                    await saves.forget(model.id)
         return max(0, before - await self._saved())
 
     async def _saved(self) -> int:
@@ -63,7 +66,8 @@ class DiskMeter:
         store = await asyncio.to_thread(self._store.disk_usage)
         engines = []
         for backend in self._registry:
-            version = await asyncio.to_thread(backend.version)
+            versioned = interface_of(backend, Versioned)
+            version = await asyncio.to_thread(versioned.version) if versioned else ""
             state = await asyncio.to_thread(size_of, self._state / backend.name)
             try:
                 size = await backend.disk_usage()

@@ -1,4 +1,4 @@
-"""Asks an engine for its own estimate of a model's memory (`Backend.dry_run`), after a pull and after a change of the
+"""Asks an engine for its own estimate of a model's memory (`HasDryRun.dry_run`), after a pull and after a change of the
 model's configuration. The scheduler remembers the answer; a load never waits for it."""
 
 import asyncio

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback
+from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback, Updates
 from modelrunner.concurrency.joint import JointWork
 from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
-from modelrunner.plugins.isolation import asked
+from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.scheduler import Scheduler
@@ -73,7 +73,8 @@ class Installer:
                     await backend.install(report, **options)
                 case "update":
                     await self._free(backend)
-                    await backend.update(report, **options)
+                    updates = interface_of(backend, Updates)
+                    await (updates.update if updates else backend.install)(report, **options)
                 case _:
                     await self._free(backend)
                     await backend.uninstall()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from modelrunner.backend import SavesState
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
     BadRequest,
@@ -22,6 +23,7 @@ from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.folderlooks import FolderLooks
 from modelrunner.models.orders import PullOrder
+from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull import Puller, PullResult
@@ -281,8 +283,10 @@ class Library:
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
             await asyncio.to_thread(self._registry.forget, model.id)
             for backend in self._registry:
+                if (saves := interface_of(backend, SavesState)) is None:
+                    continue
                 try:
-                    await backend.forget(model.id)
+                    await saves.forget(model.id)
                 except ModelRunnerError as error:  # the model is gone all the same
                     log.warning("what %s kept of %s may still be there: %s", backend.name, model.name, error)
         return removed

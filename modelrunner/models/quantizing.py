@@ -3,9 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from modelrunner.backend import InstallProgress
-from modelrunner.errors import BackendExited
+from modelrunner.backend import InstallProgress, Quantizes
+from modelrunner.errors import BackendExited, NotImplementedHere
 from modelrunner.models.recipes import Recipe
+from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull import Puller
@@ -28,8 +29,10 @@ class QuantizeTool:
 
     async def __call__(self, bundle: Bundle, target: Path, type: str, report: ProgressReport) -> None:
         """Quantizes a model's weights. Raises `NotImplementedHere` if the model's backend has no such tool, and as
-        `Backend.quantize`."""
+        `Quantizes.quantize`."""
         backend = await asyncio.to_thread(self._registry.choose, bundle)
+        if (tool := interface_of(backend, Quantizes)) is None:
+            raise NotImplementedHere(f"{backend.name} quantizes no models: its engine has no tool for that")
         own = Permissions(reads=bundle.paths, writes=(target.parent,))
         permissions = self._permissions and self._permissions | own
         options = ProcessOptions(
@@ -41,7 +44,7 @@ class QuantizeTool:
 
         report(WorkProgress(f"Quantizing {bundle.name} to {type}", "quantizing"))
         try:
-            await backend.quantize(QuantizeSpec(bundle, target, type, options), told)
+            await tool.quantize(QuantizeSpec(bundle, target, type, options), told)
         except BackendExited as error:
             last = next((line for line in reversed(error.tail.splitlines()) if line.strip()), "no reason given")
             raise error.saying(f"{bundle.name} could not be quantized to {type}: {last[:300]}") from None

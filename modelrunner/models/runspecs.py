@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modelrunner.backend import Backend
+from modelrunner.backend import Backend, HasDefaults, TakesFlags, default_context_size
 from modelrunner.config.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
 from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BadRequest, ModelNotFound
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.templates import TemplateFiles
+from modelrunner.plugins.isolation import interface_of
 from modelrunner.sandbox import Permissions
 from modelrunner.store import Reference, Store, adapters, vocabulary
 from modelrunner.store.references import how_to_get
@@ -54,7 +55,7 @@ class RunSpecs:
             bundle=bundle,
             mode=key.mode,
             context_size=_context_size(settings, backend, bundle),
-            parallel=settings.parallel or backend.default_parallel(bundle, key.mode),
+            parallel=settings.parallel or _parallel(backend, bundle, key.mode),
             process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace, permissions=permissions),
             flags=settings.runtime_flags or (),
             draft=draft,
@@ -117,17 +118,24 @@ def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle
     if settings.context_size is None and bundle.defaults and bundle.defaults.context_size:
         return bundle.defaults.context_size
     if settings.context_size in (None, TRAINED):
-        return backend.default_context_size(bundle)
+        defaults = interface_of(backend, HasDefaults)
+        return defaults.default_context_size(bundle) if defaults else default_context_size(bundle)
     return settings.context_size
+
+
+def _parallel(backend: Backend, bundle: Bundle, mode: Mode) -> int:
+    defaults = interface_of(backend, HasDefaults)
+    return defaults.default_parallel(bundle, mode) if defaults else 1
 
 
 def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
     """Moves runtime flags that have a field of their own (`--ctx-size`) into that field of the merge patch, so that the
     fields that are shown and counted are those that run. Raises `BadRequest` for a flag that is not allowed or
     contradicts its field."""
-    if not patch.get("runtime-flags"):
+    flags = interface_of(backend, TakesFlags)
+    if not patch.get("runtime-flags") or flags is None:
         return patch
-    found, rest = backend.fold_flags(tuple(patch["runtime-flags"]))
+    found, rest = flags.fold_flags(tuple(patch["runtime-flags"]))
     fields = {name.replace("_", "-"): value for name, value in found.items()}
     for name, value in fields.items():
         if patch.get(name) not in (None, value):

@@ -4,12 +4,13 @@ applied."""
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from modelrunner.backend import Backend
+from modelrunner.backend import Backend, ChecksRuns, TakesFlags, check_context
 from modelrunner.config.modelconfig import ModelConfiguration, schema, table_name, unknown
-from modelrunner.errors import Misdirected
+from modelrunner.errors import BadRequest, Misdirected
 from modelrunner.models.backendtables import backend_options, check_backends
 from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.resolve import Resolver
+from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Target
 from modelrunner.types import Bundle, Mode, RunSpec
@@ -59,5 +60,13 @@ def _check(resolver: Resolver, backend: Backend, spec: RunSpec) -> None:
     if bundle.format not in backend.formats:
         raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
     resolver.check_mode(backend, bundle, bundle.name, spec.mode)
-    backend.check_flags(spec.flags, spec.mode)
-    backend.check(spec)
+    if flags := interface_of(backend, TakesFlags):
+        flags.check_flags(spec.flags, spec.mode)
+    elif spec.flags:
+        raise BadRequest(f"{backend.name} takes no runtime flags", param="runtime-flags")
+    if checks := interface_of(backend, ChecksRuns):
+        checks.check(spec)
+        return
+    check_context(spec)
+    if spec.draft is not None:
+        raise BadRequest(f"{backend.name} has no speculative decoding with a draft model", param="speculative")

@@ -83,7 +83,7 @@ def variants(value: Any) -> list[Variant]:
 
 def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
     fields, rest = value
-    for name, number in instance(Mapping)(fields).items():  # type: ignore[type-abstract]
+    for name, number in instance(Mapping)(fields).items():
         if name not in _FOLDED:
             raise ValueError(f"{name!r} is not one of {', '.join(_FOLDED)}")
         optional(instance(int))(number)

@@ -7,18 +7,28 @@ nonsense causes a `BackendFaulty` that names it and the call."""
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
-from modelrunner.backend import Backend, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.backend import (
+    OPTIONAL,
+    Backend,
+    BackendState,
+    BackendStatus,
+    Diagnoses,
+    InstallProgress,
+    ProgressCallback,
+    Quantizes,
+)
 from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
 from modelrunner.plugins.runnews import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.types import Bundle, Endpoint, Mode, QuantizeSpec, RequiredMemory, RunSpec, Variant
+from modelrunner.types import Endpoint, QuantizeSpec, RequiredMemory, RunSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,12 +43,14 @@ INSTALL_LIMIT = 4 * 3600.0
 KILL_AFTER = 5.0
 """Seconds beyond the grace of a stop, after which the engine of a stuck backend is killed."""
 _CHANGES = ("install", "update", "uninstall")
+_RAISED = object()
 
 
 class IsolatedBackend(Backend):
-    """`backend`, on a thread of its own. The methods are those of `Backend`. They raise what `Backend` allows them to
-    raise, and `BackendFaulty` for everything else. Methods that are no coroutines wait for the thread: call them in a
-    worker thread, or through `asked` on an event loop."""
+    """`backend`, on a thread of its own. The methods are those of `Backend`, and of the optional interfaces that
+    `backend` has (`interface_of`). They raise what those allow them to raise, and `BackendFaulty` for everything else.
+    Methods that are no coroutines wait for the thread: call them in a worker thread, or through `asked` on an event
+    loop."""
 
     def __init__(self, backend: Backend, *, answer_limit: float = ANSWER_LIMIT, work_limit: float = WORK_LIMIT) -> None:
         for name in Backend.__annotations__:
@@ -69,10 +81,6 @@ class IsolatedBackend(Backend):
         except ModelRunnerError as error:
             return BackendStatus(BackendState.ERROR, error.message)
 
-    def version(self) -> str:
-        """Returns "" for a backend that fails here."""
-        return self._or("", "version", checks.instance(str))
-
     async def disk_usage(self) -> int:
         return await self._checked("disk_usage", checks.byte_count)
 
@@ -88,10 +96,7 @@ class IsolatedBackend(Backend):
     async def quantize(self, spec: QuantizeSpec, progress: ProgressCallback) -> None:
         relayed = self._relayed(progress)
         patience = spec.process.stop_grace + KILL_AFTER
-        await self._on_thread("quantize", lambda: self.backend.quantize(spec, relayed), INSTALL_LIMIT, patience)
-
-    async def forget(self, model_id: str) -> None:
-        await self._checked("forget", checks.nothing, model_id)
+        await self._on_thread("quantize", lambda: self._as(Quantizes).quantize(spec, relayed), INSTALL_LIMIT, patience)
 
     async def _change(self, method: str, progress: ProgressCallback, options: Mapping[str, Any]) -> None:
         relayed = self._relayed(progress)
@@ -108,38 +113,11 @@ class IsolatedBackend(Backend):
 
     # about a model
 
-    def priority(self, bundle: Bundle) -> float:
-        return self._now("priority", checks.finite, bundle)
-
-    def default_context_size(self, bundle: Bundle) -> int:
-        return self._now("default_context_size", checks.count, bundle)
-
-    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        return self._now("default_parallel", checks.count, bundle, mode)
-
-    def check_flags(self, flags: tuple[str, ...], mode: Mode) -> None:
-        self._now("check_flags", checks.nothing, flags, mode)
-
-    def fold_flags(self, flags: tuple[str, ...]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
-        return self._now("fold_flags", checks.folded, flags)
-
-    def check(self, spec: RunSpec) -> None:
-        self._now("check", checks.nothing, spec)
-
     def api(self, spec: RunSpec) -> EngineApi:
         return self._now("api", checks.instance(EngineApi), spec)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await self._checked("required_memory", checks.memory, spec)
-
-    def growth(self, spec: RunSpec) -> RequiredMemory:
-        return self._now("growth", checks.memory, spec)
-
-    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        return await self._checked("variants", checks.variants, spec, budget)
-
-    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
-        return await self._checked("dry_run", checks.optional(checks.memory), spec)
 
     # around a run
 
@@ -156,38 +134,10 @@ class IsolatedBackend(Backend):
         """Returns the stage for a line that the observer of a run got; the backend itself was asked on its thread."""
         return self._stages.pop(line, None)
 
-    async def after_ready(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
-        await self._checked("after_ready", checks.nothing, spec, endpoint, owner, limit=spec.process.stop_grace)
-
-    async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
-        await self._checked("before_stop", checks.nothing, spec, endpoint, owner, limit=spec.process.stop_grace)
-
-    def sleep_level(self, spec: RunSpec) -> int:
-        return self._now("sleep_level", checks.sleep_level, spec)
-
-    async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await self._checked("sleep", checks.nothing, spec, endpoint)
-
-    async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None:
-        await self._checked("wake", checks.nothing, spec, endpoint, limit=INSTALL_LIMIT)
-
-    # about requests and the engine's log: after a fault here only an explanation is missing
-
-    def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
-        return self._now("check_request", checks.words, spec, path, fields)
-
-    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-        check = checks.optional(checks.instance(ModelRunnerError))
-        return self._or(None, "request_error", check, status, message, fields)
-
-    def explain(self, tail: str, quotes: bool) -> str | None:
-        return self._or(None, "explain", checks.optional(checks.instance(str)), tail, quotes)
-
-    def ran_out_of_memory(self, tail: str) -> bool:
-        return self._or(False, "ran_out_of_memory", checks.instance(bool), tail)
-
     def _announced(self, line: str) -> None:
         """Remembers the stage that a log line announces, for `progress`. Called on the backend's thread."""
+        if not isinstance(self.backend, Diagnoses):
+            return
         try:
             stage = self.backend.progress(line)
         except Exception:
@@ -200,12 +150,28 @@ class IsolatedBackend(Backend):
 
     # how a call is made
 
-    def _or(self, default: T, method: str, check: Callable[[Any], T], *args: object) -> T:
+    def _as(self, kind: type[T]) -> T:
+        """Returns the backend, which has the optional interface `kind`."""
+        assert isinstance(self.backend, kind)
+        return self.backend
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Returns a call of a method of an optional interface."""
+        if (call := _CALLS.get(name)) is None:
+            raise AttributeError(f"a backend has no {name}", name=name, obj=self)
+        return partial(self._awaited if name in COROUTINES else self._returned, name, call)
+
+    async def _awaited(self, name: str, call: "_OptionalCall", *args: object) -> Any:
+        return await self._checked(name, call.check, *args, limit=call.limit)
+
+    def _returned(self, name: str, call: "_OptionalCall", *args: object) -> Any:
         try:
-            return self._now(method, check, *args)
+            return self._now(name, call.check, *args)
         except BackendFaulty as error:
+            if call.otherwise is _RAISED:
+                raise
             log.warning("%s", error)
-            return default
+            return call.otherwise
 
     def _now(self, method: str, check: Callable[[Any], T], *args: object) -> T:
         """Calls the method and waits for the thread."""
@@ -254,10 +220,53 @@ class IsolatedBackend(Backend):
             raise BackendFaulty(self.name, method, f"raised {_shown(error)}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class _OptionalCall:
+    """A call of an optional method: the `check` of its result, its time limit in seconds (None: the usual one), and
+    the result in place of a fault where only an explanation is missing then."""
+
+    check: Callable[[Any], Any]
+    limit: float | None = None
+    otherwise: Any = _RAISED
+
+
+_CALLS: Mapping[str, _OptionalCall] = {
+    "priority": _OptionalCall(checks.finite),
+    "version": _OptionalCall(checks.instance(str), otherwise=""),
+    "check_flags": _OptionalCall(checks.nothing),
+    "fold_flags": _OptionalCall(checks.folded),
+    "check": _OptionalCall(checks.nothing),
+    "default_context_size": _OptionalCall(checks.count),
+    "default_parallel": _OptionalCall(checks.count),
+    "growth": _OptionalCall(checks.memory),
+    "variants": _OptionalCall(checks.variants),
+    "dry_run": _OptionalCall(checks.optional(checks.memory)),
+    "explain": _OptionalCall(checks.optional(checks.instance(str)), otherwise=None),
+    "ran_out_of_memory": _OptionalCall(checks.instance(bool), otherwise=False),
+    "request_error": _OptionalCall(checks.optional(checks.instance(ModelRunnerError)), otherwise=None),
+    "check_request": _OptionalCall(checks.words),
+    "after_ready": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),  # the runner limits this one and the next
+    "before_stop": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),
+    "forget": _OptionalCall(checks.nothing),
+    "sleep_level": _OptionalCall(checks.sleep_level),
+    "sleep": _OptionalCall(checks.nothing),
+    "wake": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),
+}
+COROUTINES = frozenset(
+    name for kind in (Backend, *OPTIONAL) for name, method in vars(kind).items() if inspect.iscoroutinefunction(method)
+)
+
+
+def interface_of(backend: Backend, kind: type[T]) -> T | None:
+    """Returns the backend as one with the optional interface `kind`, None if it has not."""
+    has = isinstance(backend.backend if isinstance(backend, IsolatedBackend) else backend, kind)
+    return cast("T", backend) if has else None
+
+
 async def asked(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a backend's method that is not a coroutine without blocking the caller's event loop. A backend that is not
     isolated, as in tests, is called at once."""
-    if isinstance(getattr(method, "__self__", None), IsolatedBackend):
+    if isinstance(getattr(getattr(method, "func", method), "__self__", None), IsolatedBackend):
         return await asyncio.to_thread(method, *args, **kwargs)
     return method(*args, **kwargs)
 

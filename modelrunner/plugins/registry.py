@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Self
 
-from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.backend import OPTIONAL, Backend, BackendContext, BackendState, BackendStatus, Ranks
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.errors import BackendNotFound, BackendUnavailable, ModelRunnerError, UnsupportedModel
 from modelrunner.jsonfile import JsonFile
-from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend
+from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend, interface_of
 from modelrunner.plugins.thread import BackendThread, CallTimeout
 from modelrunner.types import Bundle, Mode, ModelFormat
 
@@ -89,7 +89,8 @@ class BackendRegistry:
         for backend in sorted(self, key=lambda backend: (backend.name != chosen, backend.name)):
             if bundle.format in backend.formats:
                 try:
-                    priority = backend.priority(bundle)
+                    ranks = interface_of(backend, Ranks)
+                    priority = ranks.priority(bundle) if ranks else 0.0
                 except ModelRunnerError as error:
                     unfit = unfit or error
                     continue
@@ -155,6 +156,12 @@ def _check_class(entry: EntryPoint, kind: type[Backend]) -> None:
     for what, values, member in (("formats", kind.formats, ModelFormat), ("modes", kind.modes, Mode)):
         if not values or not all(isinstance(value, member) for value in values):
             raise ValueError(f"its {what} are {values!r}, not a set of {member.__name__}")
+    for interface in OPTIONAL:
+        methods = {name for name in vars(interface) if not name.startswith("_")}
+        missing = {name for name in methods if not hasattr(kind, name)}
+        if missing and missing != methods:
+            named = ", ".join(sorted(methods))
+            raise ValueError(f"it has no {min(missing)}: {interface.__name__} are the methods {named} together")
     for name in ("run", "install", "uninstall", "disk_usage", "required_memory"):
         if not asyncio.iscoroutinefunction(getattr(kind, name)):
             raise ValueError(f"its {name} is not a coroutine function (async def)")

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from modelrunner.backend import Backend
+from modelrunner.backend import Backend, Grows, HasDryRun, HasVariants, Versioned
 from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.jsonfile import JsonFile
-from modelrunner.plugins.isolation import asked
+from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.memory import Probe
 from modelrunner.scheduler.runnerfactory import Measure
@@ -61,7 +61,9 @@ class Ledger:
 
     async def variants(self, backend: Backend, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
         """The backend's ways to run it, the preferred one first, each with the bytes to count for it."""
-        found, version = await backend.variants(spec, budget), await asked(backend.version)
+        varies = interface_of(backend, HasVariants)
+        found = await varies.variants(spec, budget) if varies else [Variant(spec, await backend.required_memory(spec))]
+        version = await _version(backend)
         entries = [_entry_of(backend, version, variant.spec) for variant in found]
         self._estimates |= {entry: variant.memory for entry, variant in zip(entries, found, strict=True)}
         return [replace(v, memory=self._counts(entry)) for v, entry in zip(found, entries, strict=True)]
@@ -73,11 +75,14 @@ class Ledger:
     async def ask(self, backend: Backend, spec: RunSpec) -> None:
         """Asks the engine itself what a run needs, unless that is known; one engine at a time. Takes a second; a load
         never waits for it."""
+        tool = interface_of(backend, HasDryRun)
+        if tool is None:
+            return
         entry = await _entry(backend, spec)
         async with self._asking:
             if entry in self._known:
                 return
-            told = await backend.dry_run(spec)
+            told = await tool.dry_run(spec)
         if told is not None and entry not in self._known:
             self._keep(entry, Figure(told, measured=False))
 
@@ -88,7 +93,8 @@ class Ledger:
         that was ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added.
         Devices that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
         if fresh:
-            measured += await asked(backend.growth, spec)
+            grows = interface_of(backend, Grows)
+            measured += await asked(grows.growth, spec) if grows else RequiredMemory(0)
             if not _is_valid(measured):
                 raise ValueError(f"growth() gave no valid figure: {measured!r}")
         entry = await _entry(backend, spec)
@@ -115,7 +121,12 @@ class Ledger:
 
 
 async def _entry(backend: Backend, spec: RunSpec) -> str:
-    return _entry_of(backend, await asked(backend.version), spec)
+    return _entry_of(backend, await _version(backend), spec)
+
+
+async def _version(backend: Backend) -> str:
+    versioned = interface_of(backend, Versioned)
+    return await asked(versioned.version) if versioned else ""
 
 
 def _entry_of(backend: Backend, version: str, spec: RunSpec) -> str:

@@ -34,7 +34,7 @@ class Scheduler:
     `make_runner` makes runners (`RunnerFactory`), `probe` gives the memory budget. `max_queue` bounds the requests that
     wait for one model, those inside the engine included; `max_wait` bounds the wait of one request. A request that
     waits for memory drains a busy runner after `patience` at the latest. `drain_limit` is how long `unload` waits for
-    leases to end. `warm` is the method of `Slots`. `unasked` gives the owner (see `Backend.after_ready`) of a runner
+    leases to end. `warm` is the method of `Slots`. `unasked` gives the owner (see `SavesState.after_ready`) of a runner
     that is loaded without a request that waits for it.
     """
 
@@ -86,7 +86,7 @@ class Scheduler:
     ) -> Lease:
         """Waits until the target's runner is ready, and starts it if there is none. A cancelled request leaves the
         queue; a load that began for it goes on. Waiting requests take turns by `caller`; a `batch` lets the others go
-        first. `owner` is the owner of the request (see `Backend.after_ready`); None for a lease that asks the engine
+        first. `owner` is the owner of the request (see `SavesState.after_ready`); None for a lease that asks the engine
         nothing.
 
         Raises `QueueFull`, `ShuttingDown`, `BackingOff`, `TimedOut`, `InsufficientMemory`, or what the backend or the

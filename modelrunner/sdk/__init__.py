@@ -4,7 +4,16 @@ A backend is a class derived from `Backend`, named by an entry point of group `m
 engine with `run`.
 """
 
-from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, InstallProgress, ProgressCallback
+from modelrunner.backend import (
+    Backend,
+    BackendContext,
+    BackendState,
+    BackendStatus,
+    InstallProgress,
+    ProgressCallback,
+    check_context,
+    default_context_size,
+)
 from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, Probe
 from modelrunner.errors import (
     BackendExited,
@@ -68,6 +77,8 @@ __all__ = [
     "Sandbox",
     "Tensor",
     "Variant",
+    "check_context",
+    "default_context_size",
     "run",
     "scrubbed_environment",
 ]

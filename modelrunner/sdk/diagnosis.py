@@ -36,7 +36,7 @@ class Diagnosis:
         self._irrelevant = re.compile(irrelevant) if irrelevant else None
 
     def explain(self, tail: str, quotes: bool = True) -> str | None:
-        """Does as `Backend.explain` should. Without `quotes`, it passes over causes whose sentences have a group."""
+        """Does as `Diagnoses.explain` should. Without `quotes`, it passes over causes whose sentences have a group."""
         lines = self._lines(tail)
         for pattern, cause in self._causes:
             if not quotes and "{0" in cause.sentence:
@@ -51,7 +51,7 @@ class Diagnosis:
         return any(pattern.search(line) for pattern, cause in self._causes if cause.memory for line in lines)
 
     def stage(self, line: str) -> str | None:
-        """Does as `Backend.progress` should."""
+        """Does as `Diagnoses.progress` should."""
         return next((stage for text, stage in self._stages if text in line), None)
 
     def _lines(self, tail: str) -> list[str]:

@@ -33,7 +33,7 @@ async def test_the_engine_is_asked_after_a_pull_and_after_a_configuration() -> N
         await asked.put(spec.model_id)
         return RequiredMemory(77)
 
-    world.backend.dry_run = dry_run  # type: ignore[method-assign]
+    world.backend.dry_run = dry_run  # type: ignore[attr-defined]
     scheduler = world.scheduler(ledger=ledger)
     dry_runs: Any = DryRuns(models, models, scheduler)  # type: ignore[arg-type]
     running = asyncio.create_task(dry_runs.run())

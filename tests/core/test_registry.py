@@ -49,6 +49,14 @@ class Better(Plain):
     rank: float | None = 2.0
 
 
+class Drowsy(Plain):
+    """It falls asleep, and nothing can wake it."""
+
+    name = "drowsy"
+
+    async def sleep(self, spec: Any, endpoint: Any) -> None: ...
+
+
 class Absent(Plain):
     name = "absent"
 
@@ -123,12 +131,14 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         entry("plain", f"{__name__}:Plain"),
         entry("gone", "no_such_module:X"),
         entry("misnamed", f"{__name__}:Better"),
+        entry("drowsy", f"{__name__}:Drowsy"),
     ]
     monkeypatch.setattr(modelrunner.plugins.registry, "entry_points", lambda group: entries)
     registry = BackendRegistry.discover(context)
     assert str(registry.statuses()["plain"]) == "Running: plain 1"
     assert registry.statuses()["gone"].state is BackendState.ERROR
     assert "better" in registry.statuses()["misnamed"].details
+    assert "no sleep_level" in registry.statuses()["drowsy"].details, "a part of an optional interface is a mistake"
     with pytest.raises(BackendUnavailable, match="no_such_module"):
         registry.get("gone")
     with pytest.raises(BackendNotFound, match="plain"):

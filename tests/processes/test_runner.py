@@ -438,6 +438,9 @@ def test_last_words_are_the_last_lines_without_controls():
 class StuckBackend(FakeBackend):
     """Its engine neither falls asleep nor wakes."""
 
+    def sleep_level(self, spec) -> int:
+        return 0
+
     async def sleep(self, spec, endpoint) -> None:
         await asyncio.Event().wait()
 

@@ -212,6 +212,9 @@ async def test_a_fault_of_a_client_s_request_is_no_fault_of_the_engine_s(keep) -
 
 
 class DozyBackend(FakeBackend):
+    def sleep_level(self, spec: RunSpec) -> int:
+        return 0
+
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None: ...
 
     async def wake(self, spec: RunSpec, endpoint: Endpoint) -> None: ...

@@ -98,7 +98,7 @@ def test_a_wrong_growth_leaves_the_estimate(growth: Any) -> None:
     @virtual
     async def test() -> None:
         world = World(10, {"a": Engine(6, measured=4)})
-        world.backend.growth = lambda spec: growth  # type: ignore[method-assign]
+        world.backend.growth = lambda spec: growth  # type: ignore[attr-defined]
         scheduler = world.scheduler(ledger=Ledger())
         with await scheduler.acquire(target("a")):
             await settle()

@@ -61,7 +61,7 @@ def streamed(answer: type, media_type: str = "text/event-stream") -> Mapping[str
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a body that the gateway needs. `keep_alive` is a Go duration or seconds, None if absent. An engine
-    may ignore the fields after it (`Backend.check_request`): raw JSON, or empty."""
+    may ignore the fields after it (`ChecksRequests.check_request`): raw JSON, or empty."""
 
     model: str
     stream: bool | None = None
