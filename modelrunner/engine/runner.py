@@ -202,7 +202,8 @@ class Runner:
 
     def _sleeper(self) -> Sleeps:
         sleeper = interface_of(self._backend, Sleeps)
-        assert sleeper is not None, "its level is 0"
+        if sleeper is None:
+            raise EngineFailed(f"{self.key.backend} cannot sleep")
         return sleeper
 
     async def _ask(self, what: str, order: _Order, limit: float) -> None:
