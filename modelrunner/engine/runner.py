@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 from modelrunner import durable
 from modelrunner.backend import Backend, ChecksRequests, Diagnoses, ExplainsErrors, SavesState, Sleeps
 from modelrunner.concurrency import tasks
-from modelrunner.concurrency.tasks import stopped
+from modelrunner.concurrency.tasks import all_stopped, stopped
 from modelrunner.concurrency.threads import REMOVING
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.excess import Excess, memory_limit
 from modelrunner.engine.lastwords import LastWords
 from modelrunner.engine.processphase import NEXT, ProcessPhase
 from modelrunner.engine.questions import fields_of, settled
@@ -97,6 +98,8 @@ class Runner:
         self._stall_limit = stall_limit
         self._watchdog = Watchdog(self.upstream, limit=wedge_limit, clock=clock)
         self._is_watched = wedge_limit > 0
+        self._excess = Excess(folder)
+        self._has_process = asyncio.Event()
         self._other_ports = [other_port] * _OTHER_PORTS if other_port else []
 
     def __repr__(self) -> str:
@@ -140,10 +143,12 @@ class Runner:
         """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
         running = self._backend.run(self._permitted(), self.endpoint)
         engine: asyncio.Task[Any] = asyncio.create_task(running, name=f"engine of runner {self.id}")
+        excess = asyncio.create_task(self._watch_excess())
+        excess.add_done_callback(lambda task: task.cancelled() or task.exception())  # the engine may have ended as well
         ended_by_itself = True
         try:
-            await self._become_ready(engine)
-            await self._serve(engine)
+            await self._become_ready(engine, excess)
+            await self._serve(engine, excess)
             await engine
             raise EngineFailed(f"the backend {self.key.backend} returned instead of keeping its engine")
         except asyncio.CancelledError:
@@ -163,6 +168,7 @@ class Runner:
                 raise
             raise self.failure from error
         finally:
+            excess.cancel()
             await stopped(engine, patience=LAST_CHANCE if ended_by_itself else None)
 
     def check_model(self, model_id: str) -> None:
@@ -248,13 +254,24 @@ class Runner:
         memory = memory_of(self.pid)
         return replace(memory, shared=min(memory.shared, self.spec.bundle.size))
 
-    async def _become_ready(self, engine: "asyncio.Task[Any]") -> None:
-        """Returns when the engine is ready or has ended."""
+    def expect(self, memory: RequiredMemory) -> None:
+        """Sets the memory that was planned for the engine: it is ended if it takes far more."""
+        self._excess.limit = memory_limit(memory)
+
+    async def _watch_excess(self) -> NoReturn:
+        await self._has_process.wait()
+        assert self.pid is not None
+        await self._excess.watch(self.pid)
+
+    async def _become_ready(self, engine: "asyncio.Task[Any]", excess: "asyncio.Task[NoReturn]") -> None:
+        """Returns when the engine is ready or has ended. Raises `EngineFailed` if it takes too much."""
         ready = asyncio.create_task(self._readiness.wait())
         try:
-            await asyncio.wait([ready, engine], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ready, engine, excess], return_when=asyncio.FIRST_COMPLETED)
             if engine.done():
                 return
+            if excess.done():
+                await excess
             await ready
         finally:
             await stopped(ready)
@@ -267,18 +284,17 @@ class Runner:
             self.ready_at, self.stage = self._clock(), ""
             self.become(ProcessPhase.READY)
 
-    async def _serve(self, engine: "asyncio.Task[Any]") -> None:
-        """Returns when the engine has ended. Raises `EngineFailed` once it has stopped serving."""
-        if self.pid is None or not self._is_watched:
-            await asyncio.wait([engine])
-            return
-        watch = asyncio.create_task(self._watchdog.watch(self.pid, self.api))
+    async def _serve(self, engine: "asyncio.Task[Any]", excess: "asyncio.Task[NoReturn]") -> None:
+        """Returns when the engine has ended. Raises `EngineFailed` once it has stopped serving, or takes too much."""
+        watches: list[asyncio.Task[NoReturn]] = [excess]
+        if self.pid is not None and self._is_watched:
+            watches.append(asyncio.create_task(self._watchdog.watch(self.pid, self.api)))
         try:
-            await asyncio.wait([watch, engine], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([engine, *watches], return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
-                await watch
+                await next(watch for watch in watches if watch.done())
         finally:
-            await stopped(watch)
+            await all_stopped(*watches[1:])
 
     async def _exchange(self, order: _OwnedOrder, owner: str | None, failed: str) -> None:
         """Lets the backend speak with its living engine, for at most the grace of a stop."""
@@ -311,6 +327,7 @@ class Runner:
     def _process_started(self, pid: int, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.pid = self._readiness.pid = pid
+        self._has_process.set()
         self._changed()
 
     def _process_said(self, line: str) -> None:
@@ -328,6 +345,7 @@ class Runner:
         log.warning("runner %s: port %s is taken by another process: trying another", self.id, self.endpoint.port)
         self.endpoint = self.upstream.endpoint = endpoint
         self.pid = self._readiness.pid = None
+        self._has_process.clear()
 
     def _end(self) -> None:
         self.pid = None

@@ -275,6 +275,8 @@ def _gaps(permissions: Permissions, abi: int, filters: bool, cuda: bool) -> Iter
             yield f"connections: {_NO_FILTER}"
         if permissions.port is not None and abi < _TCP_ABI:
             yield "listening on other ports: needs Landlock 4 (Linux 6.7)"
+        elif permissions.port is not None:
+            yield "listening on a port that the kernel chooses: listen(2) without bind(2) cannot be seen"
     if permissions.affinity:
         yield f"processors of other processes: {permissions.affinity}"
     if permissions.scheduling:

@@ -67,6 +67,7 @@ def main(control: int) -> None:
     status = watch(control, ended, engine)
     kill_group(engine, signal.SIGKILL)
     if status is None:
+        kill(engine)  # it may be in another group than its children
         status = os.waitpid(engine, 0)[1]
     report(control, f"exited {os.waitstatus_to_exitcode(status)}")
     sweep(ended)
@@ -254,10 +255,12 @@ def reap(engine: int) -> int | None:
 
 
 def kill_group(engine: int, number: int) -> None:
-    try:  # noqa: SIM105
+    """Also signals the engine itself where it has left its group. It is our child, so its ID is not used again before
+    we have reaped it."""
+    try:
         os.killpg(engine, number)
     except (ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
-        pass
+        kill(engine, number)
 
 
 def sweep(ended: int) -> None:
@@ -276,10 +279,10 @@ def sweep(ended: int) -> None:
                 os.read(ended, 4096)
 
 
-def kill(child: int) -> bool:
+def kill(child: int, number: int = signal.SIGKILL) -> bool:
     try:
-        os.kill(child, signal.SIGKILL)
-    except PermissionError:
+        os.kill(child, number)
+    except (PermissionError, ProcessLookupError):
         return False
     return True
 

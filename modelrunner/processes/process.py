@@ -47,7 +47,7 @@ _PASSED_ON = (
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "HIP_*", "ROCR_*", "ROCM_*", "HSA_*", "GPU_DEVICE_ORDINAL"),
     *("ZE_*", "ONEAPI_*", "SYCL_*", "VK_*", "OMP_*", "KMP_*", "MKL_*"),
 )
-_SECRET = re.compile("TOKEN|API_KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|(?:^|_)(?:KEYS?|PASS|AUTH)(?:_|$)|APIKEY", re.IGNORECASE)
 
 
 def scrubbed_environment(keep: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -197,6 +197,15 @@ def memory_of(pid: int) -> RequiredMemory:
     return RequiredMemory(sum(private for private, _ in found) + mapped, shared=mapped)
 
 
+def private_memory(pid: int) -> int:
+    """Returns the resident bytes of the process that are no pages of files, in a fraction of the time of `memory_of`; 0
+    for a process that has ended, and where the kernel does not say."""
+    try:
+        return _kibibytes(f"/proc/{pid}/status", "RssAnon", "RssShmem")
+    except OSError:
+        return 0
+
+
 def _memory(process: psutil.Process) -> tuple[int, int]:
     """Returns the process's private bytes, and those of the files that it maps; zeros for a process that has ended."""
     try:

@@ -1,7 +1,8 @@
 """Makes the filter of an engine's system calls: classic BPF over `struct seccomp_data` (Linux,
 Documentation/userspace-api/seccomp_filter.rst). It holds what Landlock does not know: sockets of other kinds than TCP,
-connections to Unix sockets by their path, new processes, limits and priorities of other processes, what stands beside
-the content of files (modes, owners, times, attributes), System V's IPC, and the kernel's keyrings."""
+connections to Unix sockets by their path, new processes, their groups and sessions, limits and priorities of other
+processes, what stands beside the content of files (modes, owners, times, attributes), System V's IPC, and the kernel's
+keyrings."""
 
 import ctypes
 import errno
@@ -16,7 +17,7 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45  # BPF_JMP|BPF_K with BPF_JEQ, BP
 _RETURN, _ALLOW, _ERROR = 0x06, 0x7FFF0000, 0x00050000  # BPF_RET, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 _NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`; both machines are little-endian
 _X32 = 0x40000000  # numbers of x86's other ABI begin here
-_PR_GET_SECCOMP = 21
+_PR_SET_PDEATHSIG, _PR_GET_SECCOMP = 1, 21
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _TYPE_MASK, _STREAM, _DATAGRAM, _PACKETS = 0xF, 1, 2, 5  # SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET
@@ -50,7 +51,8 @@ _ABIS = {
         | {"ioctl": 16, "shmget": 29, "shmat": 30, "shmctl": 31, "socket": 41, "connect": 42, "sendto": 44}
         | {"sendmsg": 46, "socketpair": 53, "setsockopt": 54, "clone": 56, "fork": 57, "vfork": 58, "semget": 64}
         | {"semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "fcntl": 72, "chmod": 90}
-        | {"fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "setpriority": 141}
+        | {"fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "setpgid": 109, "setsid": 112, "utime": 132}
+        | {"setpriority": 141, "prctl": 157}
         | {"sched_setparam": 142, "sched_setscheduler": 144, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190}
         | {"getxattr": 191, "lgetxattr": 192, "listxattr": 194, "llistxattr": 195, "removexattr": 197}
         | {"lremovexattr": 198, "fremovexattr": 199, "sched_setaffinity": 203, "semtimedop": 220, "utimes": 235}
@@ -66,7 +68,8 @@ _ABIS = {
         | {"llistxattr": 12, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "fcntl": 25}
         | {"inotify_init1": 26, "ioctl": 29, "ioprio_set": 30, "fchmod": 52, "fchmodat": 53, "fchownat": 54}
         | {"fchown": 55, "utimensat": 88, "unshare": 97, "sched_setparam": 118, "sched_setscheduler": 119}
-        | {"sched_setaffinity": 122, "setpriority": 140, "mq_open": 180, "mq_unlink": 181, "msgget": 186}
+        | {"sched_setaffinity": 122, "setpriority": 140, "setpgid": 154, "setsid": 157, "prctl": 167}
+        | {"mq_open": 180, "mq_unlink": 181, "msgget": 186}
         | {"msgctl": 187, "msgrcv": 188, "msgsnd": 189, "semget": 190, "semctl": 191, "semtimedop": 192}
         | {"semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196, "socket": 198, "socketpair": 199}
         | {"connect": 203, "sendto": 206, "setsockopt": 208, "sendmsg": 211, "add_key": 217, "request_key": 218}
@@ -120,8 +123,9 @@ def _network_rules(listens_on_tcp: bool, network: bool) -> dict[str, list[bytes]
         name: [_argument(flags), _step(_ANY_BIT, _FAST_OPEN, 0, 1), _refuse(errno.EACCES), _allow()]
         for name, flags in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3))
     }
-    if network:  # but not by ways on which Landlock does not see a port that it closes
-        plain = [_argument(2), _step(_EQUAL, _MULTIPATH, 0, 1), _refuse(errno.EPROTONOSUPPORT)]
+    # Not by ways on which Landlock does not see a port that it closes.
+    plain = [_argument(2), _step(_EQUAL, _MULTIPATH, 0, 1), _refuse(errno.EPROTONOSUPPORT)]
+    if network:
         layer = [_argument(2), _step(_EQUAL, _UPPER_LAYER, 0, 1), _refuse(errno.ENOPROTOOPT), _allow()]
         return fast_open | {
             "socket": [*plain, *_family(_UNIX, _INET, _INET6, _NETLINK)],
@@ -133,7 +137,7 @@ def _network_rules(listens_on_tcp: bool, network: bool) -> dict[str, list[bytes]
     packets = _family(_UNIX)
     kind = [_step(_EQUAL, _STREAM, 2 + len(packets), 0), _step(_EQUAL, _PACKETS, 1, 0), _refuse(errno.EACCES)]
     return fast_open | {
-        "socket": [_argument(1), _mask(_TYPE_MASK), *kind, *packets, *_family(*families)],
+        "socket": [*plain, _argument(1), _mask(_TYPE_MASK), *kind, *packets, *_family(*families)],
         "socketpair": [
             *(_argument(1), _mask(_TYPE_MASK), _step(_EQUAL, _DATAGRAM, 0, 1), _refuse(errno.EACCES), _allow())
         ],
@@ -145,7 +149,8 @@ def _process_rules(processes: bool) -> dict[str, list[bytes]]:
     if processes:
         return {"clone": [_argument(0), _step(_ANY_BIT, _NAMESPACES, 0, 1), _refuse(errno.EPERM), _allow()]}
     thread = [_argument(0), _step(_ANY_BIT, _THREAD, 1, 0), _refuse(errno.EPERM), _allow()]
-    return {"clone": thread, "fork": [_refuse(errno.EPERM)], "vfork": [_refuse(errno.EPERM)]}
+    refused = {name: [_refuse(errno.EPERM)] for name in ("fork", "vfork", "setpgid", "setsid")}
+    return refused | {"clone": thread, "prctl": _but(0, _PR_SET_PDEATHSIG)}
 
 
 def _rules_of_ids(affinity: bool, scheduling: bool) -> dict[str, list[bytes]]:

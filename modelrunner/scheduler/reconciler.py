@@ -263,6 +263,7 @@ class Reconciler:
             what = f"the backend {key.backend} failed to start {target.name}: {type(error).__name__}: {error}"
             self._not_made(key, option.place, EngineFailed(what))
             return
+        runner.expect(option.memory)
         log.info("starting %s%s (%s)", target.name, " for batches" if key.batch else "", runner.id)
         memory = option.memory
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))

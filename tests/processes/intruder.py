@@ -172,6 +172,18 @@ def spawn(o: argparse.Namespace) -> object:
 
 
 @attempt
+def leave_group(o: argparse.Namespace) -> None:
+    """The guardian ends the group that it has made."""
+    os.setpgid(0, os.getpgid(os.getppid()))
+
+
+@attempt
+def outlive_parent(o: argparse.Namespace) -> object:
+    """The kernel ends an engine whose guardian was killed, unless it says otherwise."""
+    return called(LIBC.prctl(1, 0, 0, 0, 0))
+
+
+@attempt
 def gain_privileges(o: argparse.Namespace) -> object:
     """A new user namespace, in which it would be root."""
     return called(LIBC.unshare(0x10000000))

@@ -50,6 +50,29 @@ def test_nothing_survives(tmp_path, milliseconds):
     assert not survivors()
 
 
+HIDES = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+os.setpgid(0, os.getpgid(os.getppid()))
+open(sys.argv[1], "w").close()
+os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"], {})
+"""
+
+
+def test_an_engine_in_its_guardian_s_group_ends(tmp_path):
+    """One that asks the kernel not to end it with its guardian, and has an empty environment."""
+    moved = tmp_path / "moved"
+    command = [sys.executable, "-m", "tests.processes.keeper", "3600", "daemon", str(tmp_path / "log")]
+    daemon = psutil.Popen([*command, sys.executable, "-I", "-S", "-c", HIDES, str(moved)], cwd=ROOT)
+    deadline = time.monotonic() + HUNG
+    while not moved.exists() and time.monotonic() < deadline:
+        psutil.wait_procs([daemon], timeout=0.01)
+    assert moved.exists()
+    daemon.kill()
+    daemon.wait()
+    assert not survivors()
+
+
 def test_survivors_of_a_killed_guardian_are_swept_by_the_next_daemon(tmp_path):
     """Grandchildren that only a guardian could have killed. A daemon of another test may be the first to sweep them:
     they belong to nobody any more."""

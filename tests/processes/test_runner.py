@@ -18,7 +18,7 @@ from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
 from modelrunner.processes import process
 from modelrunner.processes.processtree import activity_of
-from modelrunner.types import Endpoint, ProcessOptions, RunSpec
+from modelrunner.types import Endpoint, ProcessOptions, RequiredMemory, RunSpec
 from tests.e2e.daemons import until
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
 from tests.ports import reserved_port
@@ -520,7 +520,7 @@ async def test_the_loop_goes_on_while_a_folder_of_many_files_is_removed(watch, t
     """An engine may fill its folder; /health answers meanwhile."""
     watched = watch()
     await watched.ready()
-    files = [tmp_path / "run" / str(number) for number in range(20_000)]
+    files = [tmp_path / "run" / str(number) for number in range(15_000)]
     for file in files:
         file.touch()
     watched.task.cancel()
@@ -532,3 +532,31 @@ async def test_the_loop_goes_on_while_a_folder_of_many_files_is_removed(watch, t
     assert watched.task.cancelled()
     assert between
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("when", ["while it starts", "once it serves"])
+async def test_an_engine_that_takes_far_more_memory_than_was_planned_is_ended(watch, tmp_path, when):
+    gate = tmp_path / "gate"
+    watched = watch("--allocate", "300", "--gate", str(gate))
+    watched.runner.expect(RequiredMemory(1 << 30))
+    limit, watched.runner._excess.limit = watched.runner._excess.limit, 200 << 20
+    assert 2 << 30 <= limit <= 8 << 30
+    if when == "once it serves":
+        watched.runner._excess.limit = limit
+        gate.touch()
+        await watched.ready()
+        watched.runner._excess.limit = 200 << 20
+    async with asyncio.timeout(HUNG):
+        with pytest.raises(EngineFailed, match="far more than was planned"):
+            await watched.task
+    assert not (tmp_path / "run").exists()
+
+
+async def test_an_engine_that_fills_its_folder_is_ended(watch, tmp_path):
+    watched = watch()
+    await watched.ready()
+    for number in range(20_100):
+        (tmp_path / "run" / str(number)).touch()
+    async with asyncio.timeout(HUNG):
+        with pytest.raises(EngineFailed, match="20000 files"):
+            await watched.task

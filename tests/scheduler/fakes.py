@@ -131,6 +131,9 @@ class FakeRunner:
         self._last_words = ""
         self._died = asyncio.Event()
 
+    def expect(self, memory: RequiredMemory) -> None:
+        """Takes what was planned for it."""
+
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None]) -> NoReturn:
         engine = self._world.engines[self.key.model_id]
         self._world.begun(self)

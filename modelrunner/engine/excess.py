@@ -1,0 +1,78 @@
+"""Ends an engine that takes far more than was planned for it, in memory or in files of its folder. No kernel limits
+that for a program without privileges and without breaking engines, which reserve addresses as they like. So this
+module looks once a second."""
+
+import asyncio
+import os
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from modelrunner.errors import EngineFailed, Unavailable
+from modelrunner.processes.processtree import private_memory, process_tree
+from modelrunner.types import RequiredMemory
+from modelrunner.units import format_bytes
+
+_LOOK = 1.0  # seconds
+_TREE = 10  # looks for which the list of an engine's processes is good
+_FACTOR, _ALLOWANCE = 2, 2 << 30
+_MOST_FILES, _MOST_BYTES = 20_000, 4 << 30  # in the folder of a runner, which may lie in memory
+
+
+def memory_limit(planned: RequiredMemory) -> int:
+    """Returns the bytes of main memory of its own at which an engine ends: an estimate may be wrong by a factor of two,
+    and a start may need some memory for a moment."""
+    return _FACTOR * planned.ram + _ALLOWANCE
+
+
+class Excess:
+    """Watches one engine. `limit` is in bytes, and None for no limit; `folder` is its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.limit: int | None = None
+        self._folder = folder
+        self._pids: list[int] = []
+        self._looks = 0
+
+    async def watch(self, pid: int) -> NoReturn:
+        """Raises `EngineFailed` once the engine `pid` holds too much."""
+        self._looks = 0
+        while True:
+            await asyncio.sleep(_LOOK)
+            with suppress(Unavailable):  # no thread can be started at the moment
+                if found := await asyncio.to_thread(self._found, pid):
+                    raise EngineFailed(found)
+
+    def _found(self, pid: int) -> str:
+        """Returns a sentence about what is too much, "" for nothing."""
+        if self._looks % _TREE == 0:
+            self._pids = [process.pid for process in process_tree(pid)]
+        self._looks += 1
+        memory = sum(map(private_memory, self._pids))
+        if self.limit is not None and memory > self.limit:
+            return (
+                f"the engine was ended because it held {format_bytes(memory)} of memory, far more than was planned for "
+                f"it (the limit is {format_bytes(self.limit)}): its model or chat template may be made to exhaust the "
+                "machine, or the estimate is wrong"
+            )
+        if _holds_too_much(self._folder):
+            return (
+                f"the engine was ended because it wrote more than {_MOST_FILES} files or {format_bytes(_MOST_BYTES)} "
+                "to its folder"
+            )
+        return ""
+
+
+def _holds_too_much(folder: Path) -> bool:
+    files, size, folders = 0, 0, deque([os.fspath(folder)])
+    while folders:
+        with suppress(OSError), os.scandir(folders.popleft()) as entries:  # removed meanwhile
+            for entry in entries:
+                files += 1
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                if files > _MOST_FILES or size > _MOST_BYTES:
+                    return True
+    return False
