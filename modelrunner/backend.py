@@ -32,13 +32,16 @@ _LABELS = {
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
     """The state of an engine here. `str()` gives docker/model-runner's text (pkg/inference/backend.go): "Running:
-    llama.cpp b11549", "Installing", "Not Installed: binary not found"."""
+    llama.cpp b11549", "Installing", "Not Installed: binary not found"; `fault` follows after a semicolon."""
 
     state: BackendState
     details: str = ""
+    #: A sentence about what a running engine leaves unused, and the command that mends it.
+    fault: str = ""
 
     def __str__(self) -> str:
-        return f"{_LABELS[self.state]}: {self.details}" if self.details else _LABELS[self.state]
+        text = f"{_LABELS[self.state]}: {self.details}" if self.details else _LABELS[self.state]
+        return f"{text}; {self.fault}" if self.fault else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from modelrunner.sdk import (
 )
 from modelrunner_llamacpp import (
     args,
+    cards,
     engines,
     environment,
     errors,
@@ -142,7 +143,8 @@ class LlamaCppBackend(Backend):
         if engine is None:
             why = self._installing.failure or "no llama.cpp engine was found"
             return BackendStatus(BackendState.NOT_INSTALLED, why)
-        return BackendStatus(BackendState.RUNNING, str(engine))
+        card = cards.find() if engine.devices is False else None
+        return BackendStatus(BackendState.RUNNING, str(engine), card.advice if card else "")
 
     def version(self) -> str:
         engine = self._found()

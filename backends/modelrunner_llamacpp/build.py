@@ -8,11 +8,11 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
-from modelrunner_llamacpp import engines
+from modelrunner_llamacpp import cards, engines
+from modelrunner_llamacpp.cards import Card
 from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, EngineKind
 
 TARGETS = ("llama-server", "llama-fit-params", "llama-quantize")
@@ -33,22 +33,14 @@ _NO_COMPILER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A kind of GPU. `name` is for people, `option` for CMake."""
-
-    name: str
-    option: str
-
-
 async def compile_engine(context: BackendContext, progress: ProgressCallback) -> None:
     """Compiles the engine, which takes minutes. Raises `BackendUnavailable` with the package to install, or with the
     place of the log if the build fails."""
     if compiler() is None:
         raise BackendUnavailable(_NO_COMPILER)
-    device = find_device()
-    build = _BuildRun(context.logs / "build-llama.cpp.log", device, progress)
-    await engines.provide(context, EngineKind.NATIVE, entry_name(device), build.make, progress)
+    card = find_card()
+    build = _BuildRun(context.logs / "build-llama.cpp.log", card, progress)
+    await engines.provide(context, EngineKind.NATIVE, entry_name(card), build.make, progress)
 
 
 def compiler() -> str | None:
@@ -56,22 +48,20 @@ def compiler() -> str | None:
     return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
 
 
-def entry_name(device: Device | None, targets: Sequence[str] = TARGETS) -> str:
+def entry_name(card: Card | None, targets: Sequence[str] = TARGETS) -> str:
     """Returns the name in the cache of a build that has the programs `targets`. A build that lacks any has another
     name."""
-    options = [*_OPTIONS, device.option if device else "", _cpu(), *targets]
+    options = [*_OPTIONS, card.option if card else "", _cpu(), *targets]
     return enginecache.key(f"llama.cpp-{EngineKind.NATIVE}", SOURCE_VERSION, *options)
 
 
-def find_device() -> Device | None:
-    """Returns the kind of GPU here, if the tools to compile for it are here, too; None for the CPU alone."""
-    if sys.platform == "darwin":
-        return Device("Metal", "-DGGML_METAL=ON") if platform.machine() == "arm64" else None
-    if shutil.which("nvcc") and Path("/dev/nvidiactl").exists():
-        return Device("CUDA", "-DGGML_CUDA=ON")
-    if shutil.which("glslc") and any(Path("/dev/dri").glob("renderD*")):
-        return Device("Vulkan", "-DGGML_VULKAN=ON")
-    return None
+def find_card() -> Card | None:
+    """Returns the card that a build is for, None for the processor alone: the one here, if the tools to compile for it
+    are here, too; or any graphics, where somebody installed the tools for them."""
+    card = cards.find()
+    if card is not None and card.is_buildable:
+        return card
+    return cards.GRAPHICS if cards.GRAPHICS.is_buildable and any(Path("/dev/dri").glob("renderD*")) else None
 
 
 def _cpu() -> str:
@@ -87,9 +77,9 @@ def _cpu() -> str:
 class _BuildRun:
     """One run of the build."""
 
-    def __init__(self, log: Path, device: Device | None, progress: ProgressCallback) -> None:
+    def __init__(self, log: Path, card: Card | None, progress: ProgressCallback) -> None:
         self._log = log
-        self._device = device
+        self._card = card
         self._progress = progress
 
     async def make(self, folder: Path) -> Engine:
@@ -101,7 +91,7 @@ class _BuildRun:
         for target in TARGETS:
             shutil.copy2(work / "out/bin" / target, folder / "bin" / target)
         await programs.execute([folder / "bin/llama-server", "--version"], log=self._log)
-        return Engine(EngineKind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._device is not None)
+        return Engine(EngineKind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._card is not None)
 
     async def _tools(self, folder: Path) -> str:
         """Returns a PATH with cmake and ninja. It downloads, for as long as the build lasts, what the system lacks."""
@@ -122,9 +112,9 @@ class _BuildRun:
         return work / SOURCE_TREE
 
     async def _compile(self, tree: Path, out: Path, path: str) -> None:
-        what = f"llama.cpp for {self._device.name if self._device else 'the CPU'}"
+        what = f"llama.cpp for {self._card.means if self._card else 'the CPU'}"
         self._progress(InstallProgress(f"configuring {what}"))
-        options = [*_OPTIONS, *([self._device.option] if self._device else [])]
+        options = [*_OPTIONS, *([self._card.option] if self._card else [])]
         env = {"PATH": path}
         configure = ["cmake", "-S", str(tree), "-B", str(out), "-G", "Ninja", *options]
         await programs.execute(configure, log=self._log, env=env)

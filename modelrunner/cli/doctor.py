@@ -211,6 +211,8 @@ def _engines(client: Client) -> Iterator[Finding]:
             yield Finding(f"engine {name}", "ok", f"not installed; `modelrunner install {name}` installs it")
         elif text.startswith("Error"):
             yield Finding(f"engine {name}", "error", text, f"`modelrunner update {name}` installs it again")
+        elif "; " in text:
+            yield Finding(f"engine {name}", "warning", *text.split("; ", 1))
         else:
             yield Finding(f"engine {name}", "ok", text)
 

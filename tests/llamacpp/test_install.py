@@ -155,9 +155,9 @@ async def test_a_cached_build_that_lacks_a_program_is_not_taken(
 ) -> None:
     """There is no source in this test, so that a build ends where it begins."""
     monkeypatch.setenv("PIP_INDEX_URL", empty_index)
-    device = build.find_device()
+    card = build.find_card()
     for targets, makes in ((build.TARGETS[:-1], True), (build.TARGETS, False)):
-        programs = tmp_path / "cache" / build.entry_name(device, targets) / "bin"
+        programs = tmp_path / "cache" / build.entry_name(card, targets) / "bin"
         programs.mkdir(parents=True)
         (programs.parent / "users").mkdir()
         for name in targets:

@@ -1,0 +1,63 @@
+"""The graphics card of this machine: which build of llama.cpp can compute on it, and what such a build needs."""
+
+import platform
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_MANY = 1 << 30  # bytes of a card's own memory; the share that a processor's own graphics keep aside is smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A kind of card, and the build for it."""
+
+    #: The maker, for people.
+    name: str
+    #: What the build computes with: CUDA, Vulkan or Metal.
+    means: str
+    #: CMake's option.
+    option: str
+    #: The program that compiles for it, "" where the C++ compiler does.
+    tool: str = ""
+    #: The package that has the tool, for people.
+    package: str = ""
+
+    @property
+    def is_buildable(self) -> bool:
+        """Returns True if the tool is here."""
+        return not self.tool or shutil.which(self.tool) is not None
+
+    @property
+    def advice(self) -> str:
+        """Returns a sentence about an engine that cannot use this card, with the command that mends it."""
+        first = "" if self.is_buildable else f"install {self.package} (it has {self.tool}), then "
+        return (
+            f"the {self.name} card of this machine is idle, because this engine computes on the processor: {first}"
+            "`modelrunner install llama.cpp --build`"
+        )
+
+
+_NVIDIA = Card("NVIDIA", "CUDA", "-DGGML_CUDA=ON", "nvcc", "NVIDIA's CUDA toolkit")
+_AMD = Card("AMD", "Vulkan", "-DGGML_VULKAN=ON", "glslc", "the tools and headers of Vulkan")
+GRAPHICS = replace(_AMD, name="graphics")
+_APPLE = Card("Apple", "Metal", "-DGGML_METAL=ON")
+
+
+def find(root: Path = Path("/")) -> Card | None:
+    """Returns the card whose driver is here, None without one. A processor's own graphics do not count: they share its
+    memory, and are seldom faster."""
+    if sys.platform == "darwin":
+        return _APPLE if platform.machine() == "arm64" else None
+    if (root / "dev/nvidiactl").exists():
+        return _NVIDIA
+    totals = (root / "sys/class/drm").glob("card*/device/mem_info_vram_total")
+    return _AMD if any(_number(total) >= _MANY for total in totals) else None
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text("ascii"))
+    except (OSError, ValueError):
+        return 0
