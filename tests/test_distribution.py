@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from modelrunner import __version__
 from modelrunner.cli.commands import cli
-from modelrunner.gateway.connection.access import host_names
+from modelrunner.gateway.access import host_names
 from modelrunner.modelfile import parse
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from modelrunner.api.middleware import error_of, request_id_of, transport_of
-from modelrunner.gateway.calls import asked
+from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord
 from modelrunner.gateway.request.pipeline import IS_OPEN
 from modelrunner.keys.allowances import AddressAllowances, count_all
@@ -61,7 +61,7 @@ class ControlRequests:
         self._observers.tell(
             RequestRecord(
                 request_id_of(request),
-                asked(CONTROL, f"{request.method} {_pattern(request)}", name, name),
+                labels(CONTROL, f"{request.method} {_pattern(request)}", name, name),
                 error.status if error is not None else status,
                 error.code if error is not None else "",
                 duration=duration,

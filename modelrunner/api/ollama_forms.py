@@ -15,7 +15,7 @@ from modelrunner.api.modelforms import modelfile
 from modelrunner.api.streaming import ProgressLines
 from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.errors import BadRequest, ModelRunnerError, NotImplementedHere
-from modelrunner.gateway.dialects.dialect import Dialect
+from modelrunner.gateway.calls import Dialect
 from modelrunner.modelfile import Modelfile, parse, render
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.making import MakeOrder

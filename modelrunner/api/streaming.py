@@ -12,7 +12,7 @@ from aiohttp import web
 from modelrunner.api import modelforms
 from modelrunner.api.middleware import request_id_of
 from modelrunner.errors import BadRequest, ModelRunnerError
-from modelrunner.gateway.dialects.dialect import Dialect
+from modelrunner.gateway.calls import Dialect
 from modelrunner.gateway.routes import dialect_of
 from modelrunner.progress import ProgressReport
 from modelrunner.wire import Progress

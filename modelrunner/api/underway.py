@@ -75,8 +75,8 @@ class KeyedRequests:
                 )
 
     def _admits(self, ask: Inference) -> bool:
-        if ask.terms.key is not None:  # a new text of the key changes nothing for what it has begun
-            return self._keys.owner(ask.terms.owner) is not None
+        if ask.head.key is not None:  # a new text of the key changes nothing for what it has begun
+            return self._keys.owner(ask.head.owner) is not None
         return not ask.peer or not self._keys
 
 

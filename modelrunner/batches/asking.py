@@ -8,11 +8,12 @@ from modelrunner.batches.batch import Batch, Line
 from modelrunner.batches.batchstore import LineAnswer
 from modelrunner.batches.pace import MOST
 from modelrunner.errors import ModelRunnerError, Unauthorized
-from modelrunner.gateway.calls import Interceptor, Terms
+from modelrunner.gateway.calls import InferenceHead, Route
 from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.interceptors.embedding_batcher import EmbeddingBatcher
 from modelrunner.gateway.request.pipeline import Pipeline
-from modelrunner.gateway.routes import Route, match
+from modelrunner.gateway.request.work import Interceptor
+from modelrunner.gateway.routes import match
 from modelrunner.http.answers import Header
 
 _AGAIN = (429, 503)  # statuses of a request that was turned away for now
@@ -29,9 +30,9 @@ class Asker:
         self._turned_away: dict[tuple[str, int], float] = {}  # when it was for the first time
 
     def together(self) -> Interceptor:
-        """Returns a interceptor for embeddings that are asked in one turn of the event loop: they go to the engine
+        """Returns an interceptor for embeddings that are asked in one turn of the event loop: they go to the engine
         together."""
-        return EmbeddingBatcher(self._pipeline, 0.0, MOST)
+        return EmbeddingBatcher(self._pipeline.exchanges, 0.0, MOST)
 
     async def ask(self, line: Line, batch: Batch, interceptor: Interceptor) -> LineAnswer | None:
         """Asks one line. Returns None if it must be asked again."""
@@ -43,12 +44,12 @@ class Asker:
             if batch.owner and key is None:
                 raise Unauthorized(f"the API key {batch.owner.partition('#')[0]}, which made the batch, was revoked")
             caller = key.key.name if key is not None else "batch"
-            terms = Terms(route, None, None, caller, True, False, False, key, owner=batch.owner)
-            self._pipeline.buffer(len(line.body), len(line.body))
+            head = InferenceHead(route, None, None, caller, True, False, False, key, owner=batch.owner)
+            self._pipeline.in_flight.buffer(len(line.body), len(line.body))
             try:
-                work = self._pipeline.exchange(terms, line.body, request_id, sink, interceptors=(interceptor,))
+                work = self._pipeline.exchange(head, line.body, request_id, sink, interceptors=(interceptor,))
             except ModelRunnerError:
-                self._pipeline.unbuffer(len(line.body))
+                self._pipeline.in_flight.unbuffer(len(line.body))
                 raise
         except ModelRunnerError as error:
             if error.status in _AGAIN and self._may_try_again(line):

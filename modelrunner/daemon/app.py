@@ -48,7 +48,7 @@ from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.handedover import handed_over
 from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_interceptors
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
-from modelrunner.gateway.connection.access import Access, host_names
+from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.connection.server import InferenceServer
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.response_store import ResponseStore

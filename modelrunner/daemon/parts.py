@@ -14,12 +14,12 @@ from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
 from modelrunner.daemon.sources import sources_of
 from modelrunner.errors import InvalidReference, ModelNotFound
-from modelrunner.gateway.calls import Interceptor
-from modelrunner.gateway.connection.access import host_names
+from modelrunner.gateway.access import host_names
 from modelrunner.gateway.interceptors.embedding_batcher import EmbeddingBatcher
 from modelrunner.gateway.interceptors.response_cache import ResponseCache
 from modelrunner.gateway.interceptors.resumable_streams import ResumableStreams
 from modelrunner.gateway.request.pipeline import Pipeline
+from modelrunner.gateway.request.work import Interceptor
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
@@ -245,12 +245,12 @@ def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]
 
 def set_interceptors(settings: Settings, pipeline: Pipeline) -> ResumableStreams:
     """Gives the pipeline the interceptors that the settings ask for."""
-    streams = ResumableStreams(pipeline, settings.streams_memory, settings.streams_age)
+    streams = ResumableStreams(pipeline.exchanges, settings.streams_memory, settings.streams_age)
     interceptors: list[Interceptor] = []
     if settings.response_cache:
-        interceptors.append(ResponseCache(pipeline, settings.response_cache, settings.response_cache_age))
+        interceptors.append(ResponseCache(pipeline.exchanges, settings.response_cache, settings.response_cache_age))
     if settings.embedding_window:
-        interceptors.append(EmbeddingBatcher(pipeline, settings.embedding_window, settings.embedding_batch))
+        interceptors.append(EmbeddingBatcher(pipeline.exchanges, settings.embedding_window, settings.embedding_batch))
     pipeline.use_interceptors(*interceptors, streams=streams if settings.streams_memory else None)
     return streams
 

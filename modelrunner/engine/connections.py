@@ -7,7 +7,7 @@ with its framing (or without it, for a receiver that wants the bare body).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import httptools
@@ -48,21 +48,24 @@ class UpstreamPool:
         """A number that grows with every byte of a body, and every head, that comes with a status below 500."""
         return self._answered + sum([connection.good_bytes for connection in self._open])
 
-    def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> "UpstreamConnection":
-        """Sends a whole request on an idle connection, or on a new one (always with `fresh`). Never raises: a failure
-        goes to the receiver."""
+    def send(
+        self, request: bytes, receiver: Receiver, *, fresh: bool = False, rest: Iterator[bytes] | None = None
+    ) -> "UpstreamConnection":
+        """Sends a request on an idle connection, or on a new one (always with `fresh`). `rest` has the bytes of its
+        body that `request` lacks: each piece is taken as soon as the engine takes more, so that few are in memory. It
+        may raise `OSError`. Never raises: a failure goes to the receiver."""
         self.begun += 1
         while self._idle and not fresh:
             connection = self._idle.pop()
             transport = connection._transport
             if transport is not None and not transport.is_closing():  # uvloop's raise once they are closing
                 connection.reused = True
-                connection.start(request, receiver)
+                connection.start(request, receiver, rest)
                 return connection
         connection = UpstreamConnection(self)
         self._open.add(connection)
         connection.dial(self.endpoint)
-        connection.start(request, receiver)
+        connection.start(request, receiver, rest)
         return connection
 
     async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout: float) -> tuple[int, bytes]:
@@ -90,15 +93,24 @@ class UpstreamPool:
             self._idle.remove(connection)
 
 
-def build_request(method: str, path: str, body: bytes, headers: bytes = b"") -> bytes:
-    """Returns a request in the form that every engine accepts. `headers` are whole lines, each ended by CRLF."""
-    length = b"Content-Length: %d\r\n" % len(body)
-    return b"".join((_request_start(method, path), length, headers, b"\r\n", body))
+def build_request(
+    method: str,
+    path: str,
+    body: bytes,
+    headers: bytes = b"",
+    *,
+    content_type: str = "application/json",
+    size: int | None = None,
+) -> bytes:
+    """Returns a request in the form that every engine accepts. `headers` are whole lines, each ended by CRLF. `size` is
+    that of the whole body in bytes, for one that is sent in pieces after `body`."""
+    length = b"Content-Length: %d\r\n" % (len(body) if size is None else size)
+    return b"".join((_request_start(method, path, content_type), length, headers, b"\r\n", body))
 
 
 @lru_cache(maxsize=64)
-def _request_start(method: str, path: str) -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode("ascii")
+def _request_start(method: str, path: str, content_type: str) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n".encode("latin-1")
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -117,6 +129,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._dialing: asyncio.Task[None] | None = None
         self._request = b""
+        self._rest: Iterator[bytes] | None = None  # what is still to be sent
+        self._full = False  # the engine takes no more for now
         self._head = b""  # what came of an unfinished head
         self._body: Body | None = None
         self._flowing: Body | None = None  # the body, while it goes to the receiver as it comes
@@ -142,9 +156,10 @@ class UpstreamConnection(asyncio.Protocol):
             self.fail(error)
         self._dialing = None
 
-    def start(self, request: bytes, receiver: Receiver) -> None:
+    def start(self, request: bytes, receiver: Receiver, rest: Iterator[bytes] | None = None) -> None:
         """Begins an exchange. The connection must have none."""
         self._receiver = receiver
+        self._rest = rest
         if self._body is not None:
             self._pool._answered += self.good_bytes
             self._body = None
@@ -155,6 +170,25 @@ class UpstreamConnection(asyncio.Protocol):
             self._request = request
         else:
             self._transport.write(request)
+            if rest is not None:
+                asyncio.get_running_loop().call_soon(self._send_rest)  # a failure comes after `UpstreamPool.send`
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        try:
+            while self._rest is not None and not self._full and self._transport is not None:
+                if (piece := next(self._rest, None)) is None:
+                    self._rest = None
+                else:
+                    self._transport.write(piece)
+        except OSError as error:
+            self.fail(error)
 
     def pause(self) -> None:
         """Takes no more of the answer until `resume`. Safe to call again, and before the connection is open."""
@@ -171,7 +205,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Closes the connection at once. The receiver hears nothing more."""
-        self._receiver = self._flowing = None
+        self._receiver = self._flowing = self._rest = None
         self._pool._forget(self)
         if self._dialing is not None:
             self._dialing.cancel()
@@ -186,7 +220,7 @@ class UpstreamConnection(asyncio.Protocol):
         `done` once the engine has closed its end: it is through with the request then. The receiver hears nothing more.
         Returns False, and closes at once, if the engine has not got the whole request."""
         transport, self._receiver, self._flowing = self._transport, None, None
-        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size() or self._rest is not None:
             self.abort()
             return False
         self._done, self._left_at = done, asyncio.get_running_loop().time()
@@ -221,6 +255,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()  # type: ignore[union-attr]
         else:
             self._transport.write(self._request)  # type: ignore[union-attr]
+            self._send_rest()
             if self._paused:
                 self._transport.pause_reading()  # type: ignore[union-attr]
         self._request = b""
@@ -319,6 +354,8 @@ class UpstreamConnection(asyncio.Protocol):
         idle = self._pool._idle
         if self._paused:  # the receiver paused it for its own client, and has all it wanted
             self.resume()
+        if self._rest is not None:  # the engine answered before it had the whole request
+            self._keep = False
         if self._keep and len(idle) < self._pool._max_idle and not self._pool._closed:
             idle.append(self)
         else:

@@ -3,33 +3,15 @@ allow-list: no other path of an engine can be reached."""
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from modelrunner.errors import NotImplementedHere
+from modelrunner.gateway.calls import Call, Dialect, Route
 from modelrunner.gateway.dialects.anthropic import Anthropic
 from modelrunner.gateway.dialects.cohere import Cohere
-from modelrunner.gateway.dialects.dialect import Call, Dialect
 from modelrunner.gateway.dialects.ollama import OllamaChat, OllamaEmbed, OllamaGenerate
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.gateway.dialects.responses import Responses
-from modelrunner.types import Mode
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """`pattern` is the client's path, with `{backend}` or `{runner}` in place of a name; `path` is the engine's
-    endpoint, `instead` the endpoint for engines without it. `backend` and `runner` are the backend and the ID of the
-    runner that the client's path names. `streams` is `Call.streams`."""
-
-    dialect: Dialect
-    pattern: str
-    mode: Mode
-    path: str
-    instead: str | None = None
-    streams: bool = False
-    backend: str | None = None
-    runner: str | None = None
-
 
 _NAMED = re.compile(r"/(engines|runners)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})(/[a-z0-9/_-]+)")
 _families: list[Dialect] = []
@@ -41,7 +23,9 @@ def register(dialect: Dialect) -> None:
     _families.append(dialect)
     for prefix in dialect.prefixes:
         for tail, call in dialect.calls.items():
-            _routes[prefix + tail] = Route(dialect, prefix + tail, call.mode, call.path, call.instead, call.streams)
+            _routes[prefix + tail] = Route(
+                dialect, prefix + tail, call.mode, call.path, call.instead, call.streams, call.uploads
+            )
 
 
 register(OPENAI := OpenAI())

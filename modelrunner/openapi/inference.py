@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from modelrunner.gateway.dialects.dialect import Dialect
+from modelrunner.gateway.calls import Dialect
 from modelrunner.gateway.routes import all_routes
 from modelrunner.openapi.operation import Operation
 

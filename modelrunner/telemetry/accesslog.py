@@ -49,7 +49,7 @@ def _json(record: RequestRecord) -> str:
 
 
 def _text(record: RequestRecord) -> str:
-    asked, tokens = record.asked, record.tokens
+    asked, tokens = record.labels, record.tokens
     second, milliseconds = divmod(int(record.time * 1e3), 1000)
     caller = _word(asked.caller) if asked.caller else "-"
     return (

@@ -50,7 +50,7 @@ class RequestCounters:
         ] = {}  # a look-up by labels costs more than an observation
 
     def add(self, record: RequestRecord) -> None:
-        asked, served, tokens = record.asked, record.served, record.tokens
+        asked, served, tokens = record.labels, record.served, record.tokens
         model, backend = (served.model, served.backend) if served.model else (_UNKNOWN, _UNKNOWN)
         self._requests.labels(asked.family, model, backend, str(record.status), record.error, asked.key).inc()
         if not served.model:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from modelrunner.concurrency.feed import Feed
-from modelrunner.gateway.calls import UnderWay
 from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.work import UnderWay
 
 _KEPT = 1000
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 from modelrunner.errors import ModelRunnerError, RequestNotFound
-from modelrunner.gateway.calls import Inference, Sink, UnderWay
+from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.headers import chunk
 from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.work import UnderWay
 from modelrunner.http.answers import Header
 from modelrunner.telemetry.redaction import redacted
 from modelrunner.types import Mode
@@ -28,7 +29,7 @@ class RecordedBody(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """One request to `path`. `owner` is its `Terms.owner`."""
+    """One request to `path`. `owner` is its `InferenceHead.owner`."""
 
     record: RequestRecord
     owner: str
@@ -68,12 +69,12 @@ class Recordings:
 
     def take(self, ask: Inference, record: RequestRecord, answer: bytes, size: int) -> None:
         """Keeps the bodies of a request that has ended, if its model is recorded."""
-        route = ask.terms.route
+        route = ask.head.route
         if not record.served.model or not self._is_on(record.served.model, route.mode):
             return
         path = route.pattern.replace("{backend}", route.backend or "").replace("{runner}", route.runner or "")
         bodies = self._body(ask.body, len(ask.body)), self._body(answer, size)
-        self._kept.append(found := Recorded(record, ask.terms.owner, path, *bodies))
+        self._kept.append(found := Recorded(record, ask.head.owner, path, *bodies))
         self._size += found.size
         while self._size > self._memory:
             self._size -= self._kept.popleft().size

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from modelrunner.errors import RequestCancelled, RequestNotFound
-from modelrunner.gateway.calls import UnderWay
 from modelrunner.gateway.request.observers import CONTROL, RequestRecord
+from modelrunner.gateway.request.work import UnderWay
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
@@ -38,7 +38,7 @@ class Telemetry:
 
     def finished(self, record: RequestRecord) -> None:
         self._counters.add(record)
-        if record.asked.family != CONTROL:
+        if record.labels.family != CONTROL:
             self._usage.add(record)
             self._history.add(record)
             self._recent.add(record)

@@ -111,7 +111,7 @@ class Traces:
         arrived = ended - int(record.duration * 1e9)
         queued = arrived + int(record.queued * 1e9)
         asked = queued + int(record.loading * 1e9)
-        operation = _operations()[record.asked.route]
+        operation = _operations()[record.labels.route]
         name, kind = f"{operation} {record.served.model or record.model}", SpanKind.SERVER
         whole = self._begin(name, trace, trace.span, parent, kind, arrived, _attributes(record, operation))
         if record.error:
@@ -144,12 +144,12 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
         "gen_ai.response.model": record.served.model,
         "gen_ai.usage.input_tokens": tokens.prompt,
         "gen_ai.usage.output_tokens": tokens.answer,
-        "http.route": record.asked.route,
+        "http.route": record.labels.route,
         "http.response.status_code": record.status,
         "error.type": record.error,
         "modelrunner.request_id": record.request_id,
         "modelrunner.runner": record.served.runner,
-        "modelrunner.key": record.asked.key,
+        "modelrunner.key": record.labels.key,
     }
     if record.first_byte is not None:
         found["modelrunner.first_byte"] = record.first_byte

@@ -73,7 +73,7 @@ class Usage:
         if not model:
             return
         day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
-        key = day, record.asked.caller, model
+        key = day, record.labels.caller, model
         if len(self._new) >= _MOST_KEPT and key not in self._new:
             key = day, _OTHERS, model
         sums = self._new.setdefault(key, [0, 0, 0, 0.0])

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from modelrunner.api import recordforms
-from modelrunner.gateway.calls import asked
+from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.telemetry.history import STEP, History, Latency
@@ -17,7 +17,7 @@ from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeClock
 from tests.waiting import HUNG
 
-record = partial(RequestRecord, "id", asked("openai", "/v1/chat/completions"))
+record = partial(RequestRecord, "id", labels("openai", "/v1/chat/completions"))
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "x"}]}
 
 

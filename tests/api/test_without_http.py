@@ -7,7 +7,7 @@ import pytest
 
 from modelrunner.daemon.parts import Parts, build, make_reloader
 from modelrunner.errors import ModelNotFound
-from modelrunner.gateway.connection.access import Access
+from modelrunner.gateway.access import Access
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.abilities import Abilities

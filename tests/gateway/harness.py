@@ -16,7 +16,7 @@ from aiohttp import web
 from modelrunner.api.middleware import connections, envelope, finish_head
 from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.daemon.certificates import self_signed
-from modelrunner.gateway.connection.access import Access, host_names
+from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.connection.server import InferenceServer
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.limits import Limits
@@ -276,4 +276,9 @@ async def proxy(
             async with asyncio.timeout(HUNG):
                 while any(len(lane.listener) for lane in lanes.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
-            assert (len(pipeline.running), pipeline.buffered, scheduler.leases, scheduler.waiting) == (0, 0, 0, 0)
+            assert (len(pipeline.running), pipeline.in_flight.buffered, scheduler.leases, scheduler.waiting) == (
+                0,
+                0,
+                0,
+                0,
+            )

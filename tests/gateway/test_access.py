@@ -3,7 +3,7 @@
 import pytest
 
 from modelrunner.errors import Forbidden
-from modelrunner.gateway.connection.access import Access, host_names
+from modelrunner.gateway.access import Access, host_names
 
 SERVER = "localhost:12434"
 

@@ -14,7 +14,7 @@ from modelrunner.gateway.dialects import assembly
 from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
 from modelrunner.gateway.dialects.assembly import Assembly
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
-from modelrunner.gateway.headers import EngineRefused
+from modelrunner.gateway.engine_errors import EngineRefused
 from tests.gateway.fakes import SSE, Call, chunk
 from tests.gateway.harness import CHAT, Proxy, proxy, request
 

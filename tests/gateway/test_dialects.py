@@ -11,9 +11,9 @@ import pytest
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest, EngineProtocolError, ModelRunnerError, NotImplementedHere, Unavailable
 from modelrunner.gateway import routes
-from modelrunner.gateway.calls import Inference
-from modelrunner.gateway.dialects.dialect import Call as EngineCall
-from modelrunner.gateway.dialects.dialect import Dialect, Fields
+from modelrunner.gateway.calls import Call as EngineCall
+from modelrunner.gateway.calls import Dialect, Fields, Inference
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.http.answers import Header
 from modelrunner.openapi import make_document
 from modelrunner.progress import LoadProgress
@@ -179,10 +179,10 @@ class PlainText(Dialect):
             raise BadRequest("the first line names the model, the prompt follows")
         return Fields(model, stream=True)
 
-    def request(self, ask: Inference, runner: Runner) -> "tuple[str, bytes, Words]":
+    def request(self, ask: Inference, runner: Runner) -> "tuple[EngineRequest, Words]":
         prompt = ask.body.decode().partition("\n")[2]
         chat = {"model": ask.fields.model, "stream": True, "messages": [{"role": "user", "content": prompt}]}
-        return CHAT, msgspec.json.encode(chat), Words()
+        return EngineRequest.of(CHAT, chat), Words()
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         return ((b"Content-Type", b"text/plain"),), f"error: {error.message}".encode()

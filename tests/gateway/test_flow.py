@@ -292,7 +292,7 @@ async def test_a_large_body_is_read_beside_the_others(folder: Path, kind: str) -
     async with proxy(folder, kind) as served:
         first, second = await served.connect(), await served.connect()
         await first.send(request(body=hard))
-        await until(lambda: served.pipeline.buffered == len(hard))
+        await until(lambda: served.pipeline.in_flight.buffered == len(hard))
         assert (await second.ask()).status == 200
         assert (await first.answer()).status == 200
         assert [len(seen.body) for seen in served.engine.received] == [
@@ -306,9 +306,9 @@ async def test_who_leaves_while_a_large_body_is_decoded(folder: Path, kind: str)
     async with proxy(folder, kind, answer_ok) as served:
         client = await served.connect()
         await client.send(request(body=hard))
-        await until(lambda: served.pipeline.buffered == len(hard))
+        await until(lambda: served.pipeline.in_flight.buffered == len(hard))
         await client.leave()
-        await until(lambda: served.pipeline.buffered == 0)
+        await until(lambda: served.pipeline.in_flight.buffered == 0)
         assert served.engine.received == []
         await until(lambda: all(thread.name != "bodies" for thread in threading.enumerate()))  # it reads to the end
 

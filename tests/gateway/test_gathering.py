@@ -72,7 +72,7 @@ class Engine:
 
 async def together(served: Proxy, *requests: bytes) -> list[Answer]:
     """The answers to requests that all come before the window closes: it does with the last of them."""
-    served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline, 1000.0, len(requests)))
+    served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline.exchanges, 1000.0, len(requests)))
     return await asyncio.gather(*(served.ask(data) for data in requests))
 
 
@@ -160,7 +160,7 @@ async def test_an_answer_that_cannot_be_taken_apart_is_asked_for_again_one_by_on
 
 async def test_what_differs_is_kept_apart(folder: Path) -> None:
     async with proxy(folder, "fast", engine := Engine()) as served:
-        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline, 0.001, 99))
+        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline.exchanges, 0.001, 99))
         different = [
             *(ask("a"), ask("b", encoding_format="base64"), ask("c", dimensions=8), ask([[1]])),
             *(ask("d", head={"X-Caller": "x"}), ask("e", head={"X-Priority": "batch"})),
@@ -175,7 +175,7 @@ async def test_clients_that_leave(folder: Path, kind: str) -> None:
     engine = Engine()
     engine.gate = asyncio.Event()
     async with proxy(folder, kind, engine) as served:
-        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline, 1000.0, 3))
+        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline.exchanges, 1000.0, 3))
         notes = Notes(served.pipeline.observers)
         clients = [await served.connect() for _ in range(4)]
         await clients[0].send(ask("gone"))
@@ -192,7 +192,7 @@ async def test_clients_that_leave(folder: Path, kind: str) -> None:
         assert [answer.json()["data"][0]["embedding"] for answer in answers] == [[2], [3]]
 
         engine.gate.clear()
-        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline, 1000.0, 2))
+        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline.exchanges, 1000.0, 2))
         clients = [await served.connect() for _ in range(2)]
         for client in clients:
             await client.send(ask("z"))
@@ -206,7 +206,7 @@ async def test_clients_that_leave(folder: Path, kind: str) -> None:
 
 async def test_a_large_batch_goes_before_the_window_closes(folder: Path) -> None:
     async with proxy(folder, "fast", engine := Engine()) as served:
-        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline, 1000.0, 2))
+        served.pipeline.use_interceptors(EmbeddingBatcher(served.pipeline.exchanges, 1000.0, 2))
         answers = await asyncio.gather(*(served.ask(ask("a")) for _ in range(6)))
         assert [answer.status for answer in answers] == [200] * 6
         assert engine.inputs == [["a", "a"]] * 3

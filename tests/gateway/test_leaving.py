@@ -194,9 +194,9 @@ async def test_in_the_middle_of_the_body(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
         client = await served.connect()
         await client.send(request()[:-5])
-        await until(lambda: served.pipeline.buffered > 0)
+        await until(lambda: served.pipeline.in_flight.buffered > 0)
         await client.leave()
-        await until(lambda: served.pipeline.buffered == 0)
+        await until(lambda: served.pipeline.in_flight.buffered == 0)
 
 
 async def test_a_reader_that_stops_stops_the_engine(folder: Path, kind: str) -> None:

@@ -44,7 +44,7 @@ async def test_a_body_that_stops(folder: Path, kind: str) -> None:
         client = await served.connect()
         await client.send(request()[:-3])
         assert await client.closed() == b""
-        await until(lambda: served.pipeline.buffered == 0)
+        await until(lambda: served.pipeline.in_flight.buffered == 0)
 
 
 async def test_a_body_in_drops(folder: Path) -> None:
@@ -247,7 +247,7 @@ async def test_all_bodies_together(folder: Path, kind: str) -> None:
         large = request(body={"model": "m", "x": "y" * 900})
         holding = await served.connect()
         await holding.send(large[:-10])
-        await until(lambda: served.pipeline.buffered > 800)
+        await until(lambda: served.pipeline.in_flight.buffered > 800)
         answer = await served.ask(large)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert (await holding.ask(large[-10:])).status == 200

@@ -42,9 +42,9 @@ async def test_an_answer_is_told(folder: Path, kind: str) -> None:
         [record] = notes.records
         assert few.records == [record]
         assert (record.request_id, record.status, record.error) == ("mine", 200, "")
-        assert (record.asked.family, record.asked.route, record.model) == ("openai", CHAT, "m")
+        assert (record.labels.family, record.labels.route, record.model) == ("openai", CHAT, "m")
         assert record.served.model == "ai/m"
-        assert (record.served.backend, record.served.runner, record.asked.caller) == ("fake", "runner-m", "nightly")
+        assert (record.served.backend, record.served.runner, record.labels.caller) == ("fake", "runner-m", "nightly")
         assert record.bytes_in == len(served.engine.received[0].body)
         assert (record.queued, record.loading) == (0.5, 0.5)
         assert record.first_byte is not None
@@ -57,7 +57,7 @@ async def test_a_path_with_a_name_is_told_by_its_pattern(folder: Path, kind: str
         notes = Notes(served.pipeline.observers)
         await served.ask(request(f"/engines/fake{CHAT}"))
         await served.ask(request("/runners/runner-m/v1/completions"))
-        assert [r.asked.route for r in notes.records] == [
+        assert [r.labels.route for r in notes.records] == [
             "/engines/{backend}" + CHAT,
             "/runners/{runner}/v1/completions",
         ]
@@ -148,7 +148,7 @@ async def test_refusals_before_the_exchange_are_told(folder: Path) -> None:
         notes = Notes(served.pipeline.observers)
         for data in refused.values():
             await served.ask(data)
-        told = [(r.asked.family, r.asked.route, r.status, r.error) for r in notes.records]
+        told = [(r.labels.family, r.labels.route, r.status, r.error) for r in notes.records]
         assert told == [
             ("openai", CHAT, 400, "bad_request"),
             ("anthropic", "/v1/messages", 403, "forbidden"),
@@ -171,7 +171,7 @@ async def test_no_record_is_longer_than_it_must_be_and_no_line_is_forged(folder:
         assert (await served.ask(request(X_Caller="kim\x1b[2J"))).status == 400
         assert (await served.ask(request(body={"model": "nope"}, X_Caller="kim\x9b2J é"))).status == 404
         assert [record.model for record in notes.records] == ["a" * 640, "é" * 639 + "…", *[""] * 4, "nope"]
-        assert [len(record.asked.route) for record in notes.records] == [20, 20, 20, 640, 0, 20, 20]
+        assert [len(record.labels.route) for record in notes.records] == [20, 20, 20, 640, 0, 20, 20]
         log.close()
     text = (folder / "access.log").read_text()
     assert (len(text) < 8000, len(text.splitlines()), text.replace("\n", "").isprintable()) == (True, 7, True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.dialects.dialect import Translation
-from modelrunner.gateway.headers import EngineRefused
+from modelrunner.gateway.calls import Translation
+from modelrunner.gateway.engine_errors import EngineRefused
 from tests.gateway.test_assembly import KINDS
 from tests.gateway.test_translations import FAMILIES, stream
 

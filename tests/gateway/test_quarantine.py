@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 
 from modelrunner.errors import EngineFailed
-from modelrunner.gateway.calls import Inference, Terms
-from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.calls import Fields, Inference, InferenceHead
 from modelrunner.gateway.request.quarantine import Quarantine
 from modelrunner.gateway.routes import match
 from modelrunner.scheduler import Lease
@@ -125,7 +124,7 @@ async def blame(quarantine: Quarantine, runner: str, ask: Inference) -> None:
 def asking(body: bytes) -> Inference:
     route = match("/v1/completions")
     assert route is not None
-    return Inference(Terms(route, None, None, "", False, False, False), Fields("m"), None, body, "1", 0.0)
+    return Inference(InferenceHead(route, None, None, "", False, False, False), Fields("m"), None, body, "1", 0.0)
 
 
 async def test_who_was_answered_is_not_suspected_any_more() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from modelrunner.engine.runner import Runner
 from modelrunner.engineapi import EngineApi
-from modelrunner.gateway.calls import Inference, Terms
-from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.calls import Fields, Inference, InferenceHead
 from modelrunner.gateway.routes import OPENAI, match
 
 KNOWN = ("docker.io/ai/smollm2:latest", "sha256:" + "a" * 64)
@@ -23,8 +22,8 @@ def body_for(runner: Runner, model: str, body: bytes) -> bytes:
     """What the engine gets."""
     route = match("/v1/completions")
     assert route is not None
-    terms = Terms(route, None, None, "", False, False, False)
-    return OPENAI.request(Inference(terms, Fields(model), None, body, "1", 0.0), runner)[1]
+    head = InferenceHead(route, None, None, "", False, False, False)
+    return OPENAI.request(Inference(head, Fields(model), None, body, "1", 0.0), runner)[0].encoded()
 
 
 @pytest.mark.parametrize(
@@ -45,8 +44,8 @@ def test_only_the_name_is_replaced(body: bytes) -> None:
 
 def test_the_name_in_a_large_body_is_replaced() -> None:
     text = 'a "word" \\ ' * (1 << 17)
-    body = json.dumps({"model": "smol", "prompt": text, "seed": 1.0, 'a "b"': None}).encode()
-    assert json.loads(body_for(runner(KNOWN), "smol", body)) == json.loads(body) | {"model": KNOWN[0]}
+    body = {"model": "smol", "prompt": text, "seed": 1.0, 'a "b"': 2}
+    assert json.loads(body_for(runner(KNOWN), "smol", json.dumps(body).encode())) == body | {"model": KNOWN[0]}
 
 
 @pytest.mark.parametrize("names", [None, KNOWN, ("smol",)])

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
+from modelrunner.engineapi import ApiShape
 from modelrunner.errors import BadRequest, RequestCancelled
-from modelrunner.gateway.request.token_limit import with_most_tokens
+from modelrunner.gateway.engine_request import EngineRequest
+from modelrunner.gateway.request.token_limit import limit_tokens
 from modelrunner.types import NO_LIMITS, RequestLimits
 from tests.gateway.fakes import SSE, Call, chunk, event
 from tests.gateway.harness import CHAT, proxy, request
 
-CHATS = "/v1/chat/completions"
+
+def limited(shape: ApiShape, body: bytes) -> bytes:
+    """What the engine gets of a request that may generate ten tokens."""
+    request = EngineRequest("/", body)
+    limit_tokens(request, shape, 10)
+    return request.encoded()
 
 
 @pytest.mark.parametrize(
@@ -37,24 +44,24 @@ CHATS = "/v1/chat/completions"
     ],
 )
 def test_all_answers_together_have_at_most_the_limit(given: dict[str, Any], limits: dict[str, int]) -> None:
-    made = json.loads(with_most_tokens("/v1/completions", json.dumps({"model": "m", **given}).encode(), 10))
+    made = json.loads(limited(ApiShape.COMPLETION, json.dumps({"model": "m", **given}).encode()))
     assert made == {"model": "m", **given, **limits}
 
 
 def test_the_last_of_two_counts_and_an_escaped_name_is_the_name() -> None:
     body = b'{"model": "m", "max_tokens": 3, "max_tokens": 900, "n\\u005fpredict": 900}'
-    assert json.loads(with_most_tokens(CHATS, body, 10)) == {"model": "m", "max_tokens": 10, "n_predict": 10}
+    assert json.loads(limited(ApiShape.CHAT, body)) == {"model": "m", "max_tokens": 10, "n_predict": 10}
 
 
 @pytest.mark.parametrize("given", [{"n": 11}, {"n": 2.0}, {"n": "2"}, {"prompt": ["a"] * 11}])
 def test_more_answers_than_tokens_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
-        with_most_tokens("/v1/completions", json.dumps({"model": "m", **given}).encode(), 10)
+        limited(ApiShape.COMPLETION, json.dumps({"model": "m", **given}).encode())
 
 
 def test_what_generates_nothing_is_left_alone() -> None:
     body = b'{"model": "m", "input": "a"}'
-    assert with_most_tokens("/v1/embeddings", body, 10) is body
+    assert limited(ApiShape.EMBEDDINGS, body) is body
 
 
 def test_the_smaller_limit_of_each_holds() -> None:

@@ -20,7 +20,7 @@ def asked(name: str) -> bytes:
 
 
 def kept(served: Proxy, memory: int) -> ResumableStreams:
-    made = ResumableStreams(served.pipeline, memory, 1e6)
+    made = ResumableStreams(served.pipeline.exchanges, memory, 1e6)
     served.pipeline.use_interceptors(streams=made)
     return made
 
@@ -102,7 +102,7 @@ async def test_a_client_that_took_no_more_does_not_hold_the_engine(folder: Path,
         await client.send(asked("r"))
         await client.head()
         stream = made.find("r", "")
-        await until(lambda: any(stream._relays.values()))  # it reads nothing, and its connection is full
+        await until(lambda: any(stream._requests.values()))  # it reads nothing, and its connection is full
         async with aclosing(stream.read(stream.end)) as pieces:
             async for _ in pieces:
                 pass

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelrunner.gateway.calls import Translation
 from modelrunner.gateway.dialects.anthropic_translation import MessageEvents, WholeMessage
-from modelrunner.gateway.dialects.dialect import Translation
 from modelrunner.gateway.dialects.ollama_answer import AnswerClock, OllamaLines, OllamaText
 from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse
 from modelrunner.gateway.dialects.responses_request import PreparedFields

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelrunner.engineapi import ApiShape
 from modelrunner.errors import BadRequest
+from modelrunner.gateway.engine_request import MEMBERS
 from modelrunner.gateway.headers import own_headers
 from modelrunner.gateway.request.unknown_fields import unread
 from tests.gateway.fakes import FAKE_API, OK, Call, Received
@@ -153,10 +155,10 @@ NAMES = st.text(max_size=8) | st.sampled_from(["n", "stop", "output_config", "us
 
 @given(st.dictionaries(NAMES, JSON, max_size=6), st.sets(NAMES))
 def test_every_body_is_judged_and_every_name_is_safe_in_a_header(body: dict[str, Any], read: set[str]) -> None:
-    data = msgspec.json.encode(body)
-    assert unread(data, CHAT, body.keys()) == ()
+    members = MEMBERS.decode(msgspec.json.encode(body))
+    assert unread(members, ApiShape.CHAT, body.keys()) == ()
     try:
-        found = unread(data, CHAT, read)
+        found = unread(members, ApiShape.CHAT, read)
     except BadRequest as refused:
         unknown = refused.param
     else:

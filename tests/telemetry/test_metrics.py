@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from modelrunner.concurrency.feed import Feed
 from modelrunner.errors import RequestNotFound
-from modelrunner.gateway.calls import asked
+from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.scheduler.state import Phase
@@ -93,7 +93,7 @@ class Requests:
     def end(self, id: str, status: int = 200, model: str = "m", model_name: str = "full/m") -> None:
         self.telemetry.finished(
             RequestRecord(
-                id, asked("openai", "/v1/completions"), status, "", model, Served(model_name), tokens=Tokens(1, 2)
+                id, labels("openai", "/v1/completions"), status, "", model, Served(model_name), tokens=Tokens(1, 2)
             )
         )
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-from modelrunner.gateway.calls import asked
+from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import NONE, Tokens
 from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
@@ -27,7 +27,7 @@ class Wall:
 
 def request(caller: str, model: str, tokens: Tokens = NONE) -> RequestRecord:
     """One request, alone."""
-    shared = asked("openai", "/v1/chat/completions", caller)
+    shared = labels("openai", "/v1/chat/completions", caller)
     return RequestRecord("id", shared, 200, "", model, Served(model), duration=2.0, queued=0.5, tokens=tokens)
 
 

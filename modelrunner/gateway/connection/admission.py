@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.calls import Terms
+from modelrunner.gateway.calls import InferenceHead
 from modelrunner.gateway.headers import harmless_id, new_request_id
 from modelrunner.gateway.request.pipeline import HEADERS, Pipeline
 from modelrunner.gateway.routes import match
@@ -19,13 +19,13 @@ _NAMES = names_of(HEADERS)
 
 @dataclass(frozen=True, slots=True)
 class AdmittedHead:
-    """The head of an admitted request, and the API key that it was admitted with. `terms` is None for a request that is
-    not inference, which aiohttp answers. `length` is the Content-Length in bytes, -1 for none; a cached head may stand
-    for other lengths. `origin` is the origin of an allowed web page, None without one, and `cors` has the answer's
-    fields for it. `request_id` is the client's own. `generation` is that of the access rules."""
+    """The head of an admitted request, and the API key that it was admitted with. `inference` is None for a request
+    that is not inference, which aiohttp answers. `length` is the Content-Length in bytes, -1 for none; a cached head
+    may stand for other lengths. `origin` is the origin of an allowed web page, None without one, and `cors` has the
+    answer's fields for it. `request_id` is the client's own. `generation` is that of the access rules."""
 
     line: RequestLine
-    terms: Terms | None
+    inference: InferenceHead | None
     origin: str | None
     cors: tuple[Header, ...]
     request_id: str | None
@@ -49,16 +49,16 @@ class Admission:
 
     def _read(self, before: bytes, after: bytes, generation: int) -> AdmittedHead:
         head = self._parse(with_length(before, after))
-        line, terms = head.line, None
+        line, inference = head.line, None
         origin = self._pipeline.admit(head.get, line.authority, local=self._local)
         preflight = line.method == "OPTIONS" and origin is not None  # a browser sends no key with it
         key = None if preflight else self._pipeline.key(head.get, line.path, local=self._local)
         route = match(line.path) if line.method == "POST" else None
         if route is not None:
-            terms = self._pipeline.terms(route, head.get, origin, key)
+            inference = self._pipeline.inference_head(route, head.get, line.target, origin, key)
         return AdmittedHead(
             line,
-            terms,
+            inference,
             origin,
             cors(origin),
             harmless_id(head.get("x-request-id")),

@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache, partial
+from http import HTTPStatus
+from typing import Protocol
 
 from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError
-from modelrunner.gateway.calls import Terms
+from modelrunner.gateway.calls import Fields, InferenceHead
 from modelrunner.gateway.connection.admission import Admission, AdmittedHead
-from modelrunner.gateway.connection.answering import Answers
 from modelrunner.gateway.connection.decode import LARGE, Decoding
 from modelrunner.gateway.connection.handover import HandoverTransport
-from modelrunner.gateway.dialects.dialect import Fields
 from modelrunner.gateway.headers import id_line, new_request_id
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.request.waiting import fault
-from modelrunner.http.answers import cors
-from modelrunner.http.listener import Listener, hung_up, peer_of, sever
+from modelrunner.gateway.uploads import RequestUpload
+from modelrunner.http.answers import Header, cors
+from modelrunner.http.listener import Listener, hung_up, peer_of, sever, unsent
 from modelrunner.http.requests import (
     HTTP2_PREFACE,
     RequestBody,
@@ -28,10 +30,22 @@ from modelrunner.keys.ring import Scope
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it can read the reason
 _NEVER = float("inf")
-_INFERENCE = Scope.INFERENCE  # to look it up in its class costs every request
+_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
 
-class ClientConnection(Answers):
+class Work(Protocol):
+    """The work on one request: an exchange with an engine, a request in aiohttp, or the decoding of a large body."""
+
+    def pause(self) -> None:
+        """Called when the client reads no more for now. Safe to call again."""
+
+    def resume(self) -> None: ...
+
+    def cancel(self) -> None:
+        """Called when the client is gone."""
+
+
+class ClientConnection(asyncio.Protocol):
     """One client. The connection reads a head, then a body, then answers, one request after the other; after a refusal
     it lingers. Early requests wait in `_data`, and begin only when the client has accepted the answers before them: so
     one client's share of memory is bounded."""
@@ -39,7 +53,10 @@ class ClientConnection(Answers):
     def __init__(
         self, pipeline: Pipeline, listener: Listener, admission: Admission, fallback: Callable[[], asyncio.Protocol]
     ) -> None:
-        super().__init__(listener)
+        self._listener = listener
+        self._limits = listener.limits
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made, before all else
         self._pipeline, self._admission = pipeline, admission
         self._fallback = fallback
         self.peer = ""
@@ -49,7 +66,15 @@ class ClientConnection(Answers):
         self._body: RequestBody | None = None  # an incomplete one
         self._head = b""  # of the last body that came in pieces
         self._pieces: list[bytes] = []  # of an inference request's body
+        self._upload: RequestUpload | None = None  # in their place, for a body that passes
         self._deadline = _NEVER
+        self._work: Work | None = None
+        self.keep_alive = True  # the connection takes another request
+        self.takes_chunks = True  # the client knows HTTP/1.1
+        self._cors = cors(None)
+        self._full = False  # the client reads no more for now
+        self._unsent = 0  # bytes, at the last count
+        self._taken_at = 0.0
         self._reading = True
         self._held = False  # aiohttp has paused the body
         self._half_closed = self._lingering = False
@@ -89,13 +114,17 @@ class ClientConnection(Answers):
         self._leave()
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self._full = True
+        if self._work is not None:
+            self._work.pause()
         self._listener.full(self, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
+        self._full = False
         self._listener.flowing(self)
-        super().resume_writing()
-        if self._work is None and self._data:
+        if self._work is not None:
+            self._work.resume()
+        elif self._data:
             self._loop.call_soon(self._advance)
 
     # the listener's side
@@ -109,6 +138,18 @@ class ClientConnection(Answers):
                 self.abort()
         elif now > self._deadline and not self._held:
             self.abort()
+
+    def _waits_for_client(self) -> bool:
+        """True while bytes wait that the client's machine has not accepted."""
+        return self._transport.get_write_buffer_size() > 0
+
+    def _is_deaf(self, now: float) -> bool:
+        """Called repeatedly for a client with waiting bytes. Returns True once the client has accepted none of them for
+        `write_stall` seconds. A slow reader may take as long as it likes."""
+        waiting = unsent(self._transport)
+        if waiting != self._unsent:
+            self._unsent, self._taken_at = waiting, now
+        return now > self._taken_at + self._limits.write_stall
 
     def abort(self) -> None:
         self._leave()
@@ -128,8 +169,11 @@ class ClientConnection(Answers):
             work.cancel()
 
     def _drop_body(self) -> None:
-        self._pipeline.unbuffer(sum(map(len, self._pieces)))
-        self._body, self._pieces, self._held = None, [], False
+        in_flight, upload = self._pipeline.in_flight, self._upload
+        in_flight.unbuffer(sum(map(len, self._pieces)))
+        if upload is not None:
+            in_flight.drop(upload)
+        self._body, self._upload, self._pieces, self._held = None, None, [], False
 
     # reading
 
@@ -192,11 +236,13 @@ class ClientConnection(Answers):
             admitted = self._admitted
             if length < 0 or admitted is None or admitted.generation != self._pipeline.access.generation:
                 admitted, length = self._admit(data[:end])
-            body = data[end : end + length] if 0 < length <= len(data) - end else b""  # whole, as usual
-            if admitted.terms is not None:
+            body, inference = b"", admitted.inference
+            if 0 < length <= len(data) - end and inference is not None and not inference.route.uploads:
+                body = data[end : end + length]  # whole, as usual
+            if inference is not None:
                 if admitted.key is not None and not admitted.key.may_always_ask:
-                    admitted.key.check(_INFERENCE)
-                self._pipeline.buffer(len(body), 0 if admitted.chunked else length)
+                    admitted.key.check(Scope.INFERENCE)
+                self._pipeline.in_flight.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
             ask_id, origin = self._admission.identify(data[:end])
             self._cors = cors(origin)
@@ -205,10 +251,10 @@ class ClientConnection(Answers):
         self._cors = admitted.cors
         self.keep_alive = admitted.keep_alive and not self._listener.draining
         self.takes_chunks = not admitted.line.http_1_0
-        if admitted.terms is not None and body:
+        if inference is not None and body:
             self._listener.busy(self)
             self._data = data[end + length :]
-            self._ask(admitted.terms, body)
+            self._ask(inference, body)
         else:
             self._begin_body(admitted, None if admitted.chunked else max(length, 0), data[:end], data[end:])
 
@@ -222,9 +268,11 @@ class ClientConnection(Answers):
     def _begin_body(self, admitted: AdmittedHead, length: int | None, head: bytes, data: bytes) -> None:
         self._data, self._head = b"", head
         self._body = body = RequestBody(length)
+        if admitted.inference is not None and admitted.inference.route.uploads:
+            self._upload = RequestUpload(self._pipeline.spool, self.hold)
         if admitted.expects and self.takes_chunks and not body.done and not data:  # RFC 9110, 10.1.1: not for HTTP/1.0
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if admitted.terms is None:
+        if admitted.inference is None:
             self._hand_over(admitted, head)
         self._read_body(body, data)
 
@@ -233,9 +281,12 @@ class ClientConnection(Answers):
         assert admitted is not None
         try:
             piece, rest = body.take(data)
-            if admitted.terms is not None:
-                self._pipeline.buffer(len(piece), body.size if body.length is None else body.length)
-                self._pieces.append(piece)
+            if admitted.inference is not None:
+                self._pipeline.in_flight.buffer(len(piece), body.size if body.length is None else body.length)
+                if self._upload is not None:
+                    self._upload.add(piece)
+                else:
+                    self._pieces.append(piece)
                 if body.done and admitted.generation != self._pipeline.access.generation:
                     admitted, _ = self._admit(self._head)  # its key may have been revoked while the body came
         except ModelRunnerError as error:
@@ -250,9 +301,9 @@ class ClientConnection(Answers):
             self._listener.idle(self)
         if isinstance(work, HandoverTransport):
             work.feed_body(piece, last=body.done)
-        elif body.done and admitted.terms is not None:
-            pieces, self._pieces = self._pieces, []
-            self._ask(admitted.terms, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        elif body.done and admitted.inference is not None:
+            pieces, upload, self._pieces, self._upload = self._pieces, self._upload, [], None
+            self._ask(admitted.inference, upload if upload is not None else b"".join(pieces))
 
     def _refuse_body(self, error: ModelRunnerError, admitted: AdmittedHead) -> None:
         if isinstance(self._work, HandoverTransport):
@@ -265,28 +316,33 @@ class ClientConnection(Answers):
 
     # the work
 
-    def _ask(self, terms: Terms, body: bytes, found: Fields | Exception | None = None) -> None:
-        """`found` has the fields of a large body that was decoded, or the error of its decoding."""
-        if len(body) > LARGE and found is None:
-            unbuffer = self._pipeline.unbuffer
-            self._work = Decoding(terms.route.dialect, body, lambda found: self._ask(terms, body, found), unbuffer)
+    def _ask(self, head: InferenceHead, body: bytes | RequestUpload, fields: Fields | Exception | None = None) -> None:
+        """`fields` are those of a large body that was read, or the error of its reading."""
+        pipeline = self._pipeline
+        if fields is None and (isinstance(body, RequestUpload) or len(body) > LARGE):
+            self._work = Decoding(
+                body,
+                partial(pipeline.read, head, body),
+                lambda fields: self._ask(head, body, fields),
+                lambda: pipeline.in_flight.drop(body),
+            )
             return
-        ask_id = terms.request_id or new_request_id()
+        ask_id = head.request_id or new_request_id()
         try:
-            if isinstance(found, Exception):
-                raise found
-            self._work = exchange = self._pipeline.exchange(terms, body, ask_id, self, found, peer=self.peer)
+            if isinstance(fields, Exception):
+                raise fields
+            self._work = exchange = pipeline.exchange(head, body, ask_id, self, fields, peer=self.peer)
         except Exception as raised:
             error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
-            self._pipeline.unbuffer(len(body))
-            self._say_no(error, ask_id, terms)
+            pipeline.in_flight.drop(body)
+            self._say_no(error, ask_id, head)
         else:
             exchange.start()
 
-    def _say_no(self, error: ModelRunnerError, ask_id: str, terms: Terms) -> None:
+    def _say_no(self, error: ModelRunnerError, ask_id: str, head: InferenceHead) -> None:
         """Refuses one request. The connection stays open."""
         self._work = None  # the work is over: a client that leaves during this write got its answer
-        headers, answer = self._pipeline.refusal(error, ask_id, terms.route.pattern, terms, self.peer)
+        headers, answer = self._pipeline.refusal(error, ask_id, head.route.pattern, head, self.peer)
         self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
         self.finish()
 
@@ -294,6 +350,31 @@ class ClientConnection(Answers):
         self.keep_alive = self.keep_alive and not admitted.line.http_1_0  # its answers may have no length
         self._work = work = HandoverTransport(self, admitted, self._fallback(), local=self._listener.local)
         work.start(head_to_hand_over(head, admitted.line))
+
+    # the answer
+
+    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
+        """Writes a head and `data`. `headers` are fields that many answers share, `own` the lines of this answer alone.
+        `length` is the size of the body in bytes; None means chunks, or for HTTP/1.0 a body that ends with the
+        connection."""
+        if length is not None:
+            own += b"Content-Length: %d\r\n" % length
+        elif self.takes_chunks:
+            own += b"Transfer-Encoding: chunked\r\n"
+        else:
+            self.keep_alive = False
+        start = _start(status, headers, self._cors, not self.takes_chunks, self.keep_alive)
+        self.write(b"".join((start, self._listener.date, own, b"\r\n", data)))
+
+    def write(self, data: bytes) -> None:
+        # uvloop raises on a broken connection that it has not reported yet.
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+            if self._full and self._work is not None:  # the client may have begun to read after `pause_writing`
+                self._work.pause()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     # the end of an answer
 
@@ -337,3 +418,16 @@ class ClientConnection(Answers):
         if not self._transport.is_closing():
             self._transport.write_eof()
             self._regulate()
+
+
+@lru_cache(maxsize=256)
+def _start(
+    status: int, headers: tuple[Header, ...], more: tuple[Header, ...], http_1_0: bool, keep_alive: bool
+) -> bytes:
+    lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]
+    lines += [b"%b: %b\r\n" % header for header in headers + more]
+    if not keep_alive:
+        lines.append(b"Connection: close\r\n")
+    elif http_1_0:
+        lines.append(b"Connection: keep-alive\r\n")
+    return b"".join(lines)

@@ -1,47 +1,60 @@
-"""Decodes large bodies in a thread, so that no other request waits."""
+"""Reads large bodies in a thread, so that no other request waits."""
 
 import asyncio
 from collections.abc import Callable
 
 from modelrunner.concurrency.threads import BODIES
-from modelrunner.gateway.dialects.dialect import Dialect, Fields
+from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.calls import Fields
+from modelrunner.gateway.uploads import RequestUpload
 
 LARGE = 512 << 10
-"""Bytes of a body above which a thread decodes it: about the size that takes a millisecond."""
+"""Bytes of JSON above which a thread decodes it: about the size that takes a millisecond."""
 
 
 class Decoding:
-    """The decoding of a large body, which is the `Work` of its connection. At its end it calls `done` with the fields
-    or the error; `cancel` calls `given_up` with the size of the body in bytes instead."""
+    """The reading of a large `body` or an upload, which is the `Work` of its connection. `read` returns the fields. At
+    the end `done` gets them, or the error; `cancel` calls `given_up` instead."""
 
     def __init__(
         self,
-        dialect: Dialect,
-        body: bytes,
+        body: bytes | RequestUpload,
+        read: Callable[[], Fields],
         done: Callable[[Fields | Exception], None],
-        given_up: Callable[[int], None],
+        given_up: Callable[[], None],
     ) -> None:
-        self._size = len(body)
+        self._read = read
         self._done = done
         self._given_up = given_up
-        self._found = asyncio.get_running_loop().run_in_executor(BODIES, _decoded, dialect, body)
-        self._found.add_done_callback(self._tell)
+        self._over = False
+        if isinstance(body, RequestUpload):
+            body.end(self._begin)
+        else:
+            self._begin(None)
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
     def cancel(self) -> None:
-        self._found.remove_done_callback(self._tell)
-        self._found.cancel()
-        self._given_up(self._size)
+        self._over = True
+        self._given_up()
 
-    def _tell(self, found: "asyncio.Future[Fields | Exception]") -> None:
-        self._done(found.result())
+    def _begin(self, error: ModelRunnerError | None) -> None:
+        loop = asyncio.get_running_loop()
+        if error is not None:
+            loop.call_soon(self._tell, error)
+            return
+        reading = loop.run_in_executor(BODIES, _attempt, self._read)
+        reading.add_done_callback(lambda ended: self._tell(ended.result()))
+
+    def _tell(self, result: Fields | Exception) -> None:
+        if not self._over:
+            self._done(result)
 
 
-def _decoded(dialect: Dialect, body: bytes) -> Fields | Exception:
+def _attempt(read: Callable[[], Fields]) -> Fields | Exception:
     try:
-        return dialect.read(body)
+        return read()
     except Exception as error:
         return error

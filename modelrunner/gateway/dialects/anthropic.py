@@ -5,26 +5,25 @@ https://docs.claude.com/en/docs/build-with-claude/streaming.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.calls import JSON, Call, Inference, Translation
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
 from modelrunner.gateway.dialects.anthropic_request import MessageRequest, has_other_content
 from modelrunner.gateway.dialects.anthropic_translation import CountedTokens, MessageEvents, WholeMessage
 from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.chunks import engine_request
-from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Translation, refusal_headers, streamed
+from modelrunner.gateway.dialects.dialect import WITH_ENGINE, refusal_headers, streamed
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
-
-if TYPE_CHECKING:
-    from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.calls import Inference
 
 _MESSAGES = "/v1/messages"
 _COUNT = "/v1/messages/count_tokens"
@@ -69,18 +68,18 @@ class Anthropic(JsonDialect):
     def owns(self, path: str) -> bool:
         return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
         return self.translated(ask, runner) if has_other_content(ask.body) else super().request(ask, runner)
 
-    def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+    def translated(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         """Counts tokens with an answer of one token, since every engine reports the tokens of its prompt."""
         asked = MessageRequest.of(ask.body)
         chat, model, headers = asked.chat(), ask.fields.model, own_headers("", asked.ignored())
         make = MessageEvents if ask.fields.stream else WholeMessage
-        if ask.terms.route.path == _COUNT:
+        if ask.head.route.path == _COUNT:
             chat["max_tokens"] = 1
             make = CountedTokens
-        return _CHAT, engine_request(runner, _CHAT, model, chat), make(model, asked.stop_sequences or [], headers)
+        return engine_request(runner, _CHAT, model, chat), make(model, asked.stop_sequences or [], headers)
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         return (JSON, *refusal_headers(error)), _encoded(error, request_id)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from modelrunner.errors import EngineProtocolError
+from modelrunner.gateway.calls import EVENT_STREAM, JSON
 from modelrunner.gateway.dialects.chunks import ChunkTranslation, GrowingToolCall
-from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON
 from modelrunner.http.answers import Header
 
 _encode = msgspec.json.encode

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from modelrunner.errors import EngineProtocolError
-from modelrunner.gateway.dialects.dialect import JSON
-from modelrunner.gateway.headers import EngineRefusal, EngineRefused
+from modelrunner.gateway.calls import JSON
+from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.http.answers import Header
 
 LIMIT = 32 << 20

@@ -4,23 +4,20 @@ refused."""
 
 import codecs
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest
+from modelrunner.gateway.calls import Dialect, Fields, Inference, Translation
 from modelrunner.gateway.dialects.assembly import Assembly
-from modelrunner.gateway.dialects.dialect import Dialect, Fields, Translation
 from modelrunner.gateway.dialects.nesting import SURELY_SHALLOW, decode_with_room
 from modelrunner.gateway.dialects.normalize import lenient, normalized
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.schema import wrong_field
 
-if TYPE_CHECKING:
-    from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.calls import Inference
-
-MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SLICE = 1 << 20  # bytes that one search covers: a search blocks every other thread
 _MODEL = b'"model"'
 _OURS = b'"modelrunner_'
@@ -90,7 +87,7 @@ class JsonBodies(Dialect):
         if any(_OURS in piece for piece in _slices(body, len(_OURS))):
             _check_ours(body, self.decoder.type.__struct_fields__)
 
-    def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
+    def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
         return type(ask.fields).__struct_fields__
 
 
@@ -104,19 +101,19 @@ class JsonDialect(JsonBodies):
     translates_for: ClassVar[str] = ""
     refuses_unread: ClassVar[bool] = True
 
-    def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
-        return runner.api.reads(path) if path == ask.terms.route.path else self.translates
+    def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
+        return runner.api.reads(path) if path == ask.head.route.path else self.translates
 
-    def translated(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+    def translated(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         """As `request`, for an engine that has the call's endpoint `instead` only."""
         raise NotImplementedError
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
         """Returns the client's body, byte for byte but for what `normalized` changes. Members are replaced only if the
         client wrote an alias, the engine refuses the model's name, or the engine is asked for a stream and the client
         did not ask for one."""
-        names, path = runner.names, ask.terms.route.path
-        if ask.terms.route.instead is not None and (
+        names, path = runner.names, ask.head.route.path
+        if ask.head.route.instead is not None and (
             path not in runner.api.endpoints
             or (
                 self.translates_for not in (runner.api.reads(path) or self.translates)
@@ -124,7 +121,7 @@ class JsonDialect(JsonBodies):
             )
         ):
             return self.translated(ask, runner)
-        replaced: dict[str, Any] = {}
+        request, replaced = EngineRequest(path, normalized(ask.body)), dict[str, Any]()
         assembly: Assembly | None = None
         if ask.chosen:
             replaced["model"] = ask.chosen
@@ -133,25 +130,8 @@ class JsonDialect(JsonBodies):
         if not ask.fields.stream and (as_stream := runner.api.as_stream(path)):
             replaced |= as_stream
             assembly = self.assembly()
-        body = normalized(ask.body)
-        if not replaced:
-            return path, body, None
-        return path, with_members(MEMBERS.decode(body), replaced), assembly
-
-
-def with_members(members: Mapping[str, msgspec.Raw], replaced: Mapping[str, Any]) -> bytes:
-    """Returns the JSON object of these members, with some added or replaced."""
-    made = {**members, **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in replaced.items()}}
-    size = sum(memoryview(raw).nbytes for raw in made.values())
-    return msgspec.json.encode(made) if size <= _SLICE else _joined(made)
-
-
-def _joined(members: Mapping[str, msgspec.Raw]) -> bytes:
-    """Encodes the object as msgspec does, but copies a large member once and not several times."""
-    pieces: list[Any] = []
-    for name, raw in members.items():
-        pieces += (b",", msgspec.json.encode(name), b":", raw)
-    return b"".join((b"{", *pieces[1:], b"}"))
+        request.set(replaced)
+        return request, assembly
 
 
 def _repeats(body: bytes) -> bool:

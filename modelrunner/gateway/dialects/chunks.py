@@ -5,19 +5,18 @@ llama.cpp and vLLM add the text of the reasoning.
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.dialects.assembly import LIMIT, TOO_LARGE, EventLines, refusal_of
 from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.dialects.nesting import decode_with_room
-from modelrunner.gateway.headers import EngineRefusal, EngineRefused
+from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.http.answers import Header
-
-if TYPE_CHECKING:
-    from modelrunner.engine.runner import Runner
 
 
 class FunctionPart(msgspec.Struct, gc=False):
@@ -216,7 +215,7 @@ class ChunkTranslation(ABC):
         """Returns the client's bytes at the end of a complete answer."""
 
 
-def engine_request(runner: "Runner", path: str, model: str, fields: dict[str, Any]) -> bytes:
-    """Returns the body that asks the engine for a stream."""
+def engine_request(runner: Runner, path: str, model: str, fields: dict[str, Any]) -> EngineRequest:
+    """Returns the request that asks the engine for a stream."""
     stream = {"stream": True, "stream_options": {"include_usage": True}, **runner.api.as_stream(path)}
-    return msgspec.json.encode({"model": engine_model(runner, model), **fields, **stream})
+    return EngineRequest.of(path, {"model": engine_model(runner, model), **fields, **stream})

@@ -4,23 +4,22 @@ Source of the shapes: https://docs.cohere.com/reference/rerank
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
 from modelrunner.gateway.dialects.answershapes import CohereError, CohereRankings
 from modelrunner.gateway.dialects.assembly import WholeBody
 from modelrunner.gateway.dialects.bodies import JsonBodies
-from modelrunner.gateway.dialects.dialect import JSON, Call, Fields, Translation, engine_model, refusal_headers
+from modelrunner.gateway.dialects.dialect import engine_model, refusal_headers
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
-
-if TYPE_CHECKING:
-    from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.calls import Inference
 
 _RERANK = "/v1/rerank"
 
@@ -55,12 +54,12 @@ class Cohere(JsonBodies):
     error_shape = CohereError
     decoder = msgspec.json.Decoder(CohereFields)
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         fields = ask.fields
         assert isinstance(fields, CohereFields)
         top = {} if fields.top_n is None else {"top_n": fields.top_n}
         body = {"model": engine_model(runner, fields.model), "query": fields.query, "documents": fields.texts(), **top}
-        return _RERANK, msgspec.json.encode(body), _CohereRanking(ask.request_id, fields)
+        return EngineRequest.of(_RERANK, body), _CohereRanking(ask.request_id, fields)
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         told = {"id": request_id, "message": error.message}

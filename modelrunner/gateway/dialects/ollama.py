@@ -6,23 +6,17 @@ api/ollama_routes.py.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Preparing, Translation
 from modelrunner.gateway.dialects import answershapes
 from modelrunner.gateway.dialects.bodies import JsonBodies
 from modelrunner.gateway.dialects.chunks import engine_request
-from modelrunner.gateway.dialects.dialect import (
-    JSON,
-    Call,
-    Fields,
-    Translation,
-    engine_model,
-    refusal_headers,
-    streamed,
-)
+from modelrunner.gateway.dialects.dialect import engine_model, refusal_headers, streamed
 from modelrunner.gateway.dialects.ollama_answer import (
     NDJSON,
     AnswerClock,
@@ -32,15 +26,11 @@ from modelrunner.gateway.dialects.ollama_answer import (
     now,
 )
 from modelrunner.gateway.dialects.ollama_request import ChatFields, EmbedFields, GenerateFields
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
-
-if TYPE_CHECKING:
-    from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.calls import Inference
-    from modelrunner.gateway.request.pipeline import Pipeline
 
 _CHAT, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _LINES = "application/x-ndjson"
@@ -62,16 +52,16 @@ class Ollama(JsonBodies):
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         return msgspec.json.encode({"error": error.message}) + b"\n"
 
-    async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> bytes:
+    async def prepare(self, preparing: Preparing, ask: Inference) -> bytes:
         """Unloads the model, and returns the answer."""
-        await pipeline.unload(ask)
+        await preparing.unload(ask)
         return self.empty(ask, "unload")
 
-    def loaded(self, ask: "Inference") -> bytes:
+    def loaded(self, ask: Inference) -> bytes:
         return self.empty(ask, "load")
 
     @abstractmethod
-    def empty(self, ask: "Inference", reason: str) -> bytes:
+    def empty(self, ask: Inference, reason: str) -> bytes:
         """Returns the answer to a request without work. `reason` is load or unload."""
 
     def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
@@ -97,15 +87,15 @@ class OllamaChat(Ollama):
         fields.chat()  # raises for an untranslatable request before its model is loaded
         return fields
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         fields = ask.fields
         assert isinstance(fields, ChatFields)
         ignored = fields.ignored(runner.api.reads(_CHAT))
         make = OllamaLines if fields.stream else OllamaText
         translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=True)
-        return _CHAT, engine_request(runner, _CHAT, fields.model, fields.chat()), translation
+        return engine_request(runner, _CHAT, fields.model, fields.chat()), translation
 
-    def empty(self, ask: "Inference", reason: str) -> bytes:
+    def empty(self, ask: Inference, reason: str) -> bytes:
         return _empty(ask, {"message": {"role": "assistant", "content": ""}}, reason)
 
 
@@ -131,7 +121,7 @@ class OllamaGenerate(Ollama):
             fields.chat()
         return fields
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         """Translates to a chat; a model without a chat template gets the prompt unchanged."""
         fields = ask.fields
         assert isinstance(fields, GenerateFields)
@@ -141,9 +131,9 @@ class OllamaGenerate(Ollama):
         ignored = fields.ignored(runner.api.reads(path)) + (["logprobs"] if plain and fields.logprobs else [])
         make = OllamaLines if fields.stream else OllamaText
         translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=False)
-        return path, engine_request(runner, path, fields.model, asked), translation
+        return engine_request(runner, path, fields.model, asked), translation
 
-    def empty(self, ask: "Inference", reason: str) -> bytes:
+    def empty(self, ask: Inference, reason: str) -> bytes:
         return _empty(ask, {"response": ""}, reason)
 
 
@@ -166,27 +156,24 @@ class OllamaEmbed(Ollama):
     }
     decoder = msgspec.json.Decoder(EmbedFields)
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation]:
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         fields = ask.fields
         assert isinstance(fields, EmbedFields)
-        body = msgspec.json.encode({"model": engine_model(runner, fields.model), **fields.embedding()})
+        members = {"model": engine_model(runner, fields.model), **fields.embedding()}
         headers = own_headers("", tuple(fields.ignored()))
-        return (
-            _EMBEDDINGS,
-            body,
-            OllamaEmbeddings(fields.model, AnswerClock(ask.arrived), headers, single=_is_single(ask)),
-        )
+        translation = OllamaEmbeddings(fields.model, AnswerClock(ask.arrived), headers, single=_is_single(ask))
+        return EngineRequest.of(_EMBEDDINGS, members), translation
 
-    def empty(self, ask: "Inference", reason: str) -> bytes:
+    def empty(self, ask: Inference, reason: str) -> bytes:
         if _is_single(ask):
             return b'{"embedding":[]}'
         return msgspec.json.encode({"model": ask.fields.model, "embeddings": []})
 
 
-def _is_single(ask: "Inference") -> bool:
-    return ask.terms.route.pattern == "/api/embeddings"
+def _is_single(ask: Inference) -> bool:
+    return ask.head.route.pattern == "/api/embeddings"
 
 
-def _empty(ask: "Inference", said: Mapping[str, Any], reason: str) -> bytes:
+def _empty(ask: Inference, said: Mapping[str, Any], reason: str) -> bytes:
     told = {"model": ask.fields.model, "created_at": now(), **said, "done": True, "done_reason": reason}
     return msgspec.json.encode(told)

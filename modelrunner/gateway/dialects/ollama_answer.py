@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.gateway.calls import JSON
 from modelrunner.gateway.dialects.assembly import WholeBody
 from modelrunner.gateway.dialects.chunks import ChunkTranslation, Timings, TokenUsage
-from modelrunner.gateway.dialects.dialect import JSON
 from modelrunner.http.answers import Header
 
 NDJSON: tuple[Header, ...] = (

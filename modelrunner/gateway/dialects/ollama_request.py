@@ -10,7 +10,7 @@ import msgspec
 
 from modelrunner.defaults import SamplingOptions
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.calls import Fields
 from modelrunner.types import KeepAlive
 
 _ABSENT = msgspec.Raw()

@@ -6,9 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from modelrunner.errors import ModelRunnerError
+from modelrunner.gateway.calls import JSON, Call, Fields
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.bodies import JsonDialect
-from modelrunner.gateway.dialects.dialect import JSON, WITH_ENGINE, Call, Fields, refusal_headers, streamed
+from modelrunner.gateway.dialects.dialect import WITH_ENGINE, refusal_headers, streamed
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress

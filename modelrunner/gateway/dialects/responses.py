@@ -1,27 +1,25 @@
-"""OpenAI's Responses API, translated to chat completions. `Pipeline.responses` keeps the stored responses; the routes
-that read them are in api/response_routes.py."""
+"""OpenAI's Responses API, translated to chat completions. The routes that read stored responses are in
+api/response_routes.py."""
 
 import time
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError, NotFound
+from modelrunner.gateway.calls import Call, Fields, Inference, Preparing, Translation
 from modelrunner.gateway.dialects.answershapes import ResponseAnswer
 from modelrunner.gateway.dialects.chunks import engine_request
-from modelrunner.gateway.dialects.dialect import Call, Fields, Translation, streamed
+from modelrunner.gateway.dialects.dialect import streamed
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse, keep, response_of
 from modelrunner.gateway.dialects.responses_request import PreparedFields, ResponseFields, new_id, resolved
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
 from modelrunner.types import Mode
-
-if TYPE_CHECKING:
-    from modelrunner.engine.runner import Runner
-    from modelrunner.gateway.calls import Inference
-    from modelrunner.gateway.request.pipeline import Pipeline
 
 _CHAT = "/v1/chat/completions"
 
@@ -45,42 +43,42 @@ class Responses(OpenAI):
         fields.check()
         return fields
 
-    def reads(self, ask: "Inference", path: str, runner: "Runner") -> Collection[str] | None:
+    def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
         return ResponseFields.__struct_fields__
 
-    async def prepare(self, pipeline: "Pipeline", ask: "Inference") -> "Inference | bytes":
+    async def prepare(self, preparing: Preparing, ask: Inference) -> Inference | bytes:
         """Returns the request with its conversation. A response in the background goes on alone, and the client gets
         its ID. Raises `NotFound`, `Conflict`, `PayloadTooLarge`."""
         fields = ask.fields
         assert isinstance(fields, ResponseFields)
         history: list[dict[str, Any]] = []
         if fields.previous_response_id:
-            if pipeline.responses is None:
+            if preparing.responses is None:
                 raise NotFound("no response is stored here", param="previous_response_id")
-            history = await pipeline.responses.before(
-                fields.previous_response_id, ask.terms.owner, pipeline.limits.body
+            history = await preparing.responses.before(
+                fields.previous_response_id, ask.head.owner, preparing.limits.body
             )
-        items = await resolved(fields.items(), pipeline.responses, ask.terms.owner, pipeline.limits.body)
+        items = await resolved(fields.items(), preparing.responses, ask.head.owner, preparing.limits.body)
         prepared = PreparedFields(
             **(msgspec.structs.asdict(fields) | {"input": items}),
             id=new_id("resp"),
             created=time.time(),
             history=history,
-            kept=pipeline.responses if fields.store is not False else None,
-            owner=ask.terms.owner,
+            kept=preparing.responses if fields.store is not False else None,
+            owner=ask.head.owner,
             size=len(ask.body),
         )
         asked = msgspec.structs.replace(ask, fields=prepared)
         if not fields.background:
             return asked
-        return _in_background(pipeline, asked, prepared)
+        return _in_background(preparing, asked, prepared)
 
-    def request(self, ask: "Inference", runner: "Runner") -> tuple[str, bytes, Translation | None]:
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
         fields = ask.fields
         assert isinstance(fields, PreparedFields)
         headers = own_headers("", tuple(fields.ignored()))
         make = ResponseEvents if fields.stream else WholeResponse
-        return _CHAT, engine_request(runner, _CHAT, fields.model, fields.chat(fields.history)), make(fields, headers)
+        return engine_request(runner, _CHAT, fields.model, fields.chat(fields.history)), make(fields, headers)
 
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         told = {"type": "error", "sequence_number": 0, "code": error.code, "message": error.message}
@@ -89,19 +87,16 @@ class Responses(OpenAI):
         )
 
 
-def _in_background(pipeline: "Pipeline", ask: "Inference", fields: PreparedFields) -> bytes:
+def _in_background(preparing: Preparing, ask: Inference, fields: PreparedFields) -> bytes:
     """Begins the work on a response, and returns its first state. Raises `NotFound`."""
     store = fields.responses
     if store is None:
         raise NotFound("no response is stored here, so none can be made in the background", param="background")
-    pipeline.buffer(len(ask.body), len(ask.body))
-    exchange = pipeline.exchange(
-        ask.terms, ask.body, ask.request_id, _BackgroundSink(fields), fields, peer=ask.peer, goes_on=ask
-    )
-    store.running[fields.id] = exchange.cancel
+    work = preparing.go_on(ask, _BackgroundSink(fields))
+    store.running[fields.id] = work.cancel
     queued = response_of(fields, "queued", [])
     keep(fields, queued)
-    exchange.start()
+    work.start()
     return msgspec.json.encode(queued)
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from modelrunner.gateway.calls import EVENT_STREAM, JSON, decoded
 from modelrunner.gateway.dialects.chunks import ChunkTranslation, GrowingToolCall
-from modelrunner.gateway.dialects.dialect import EVENT_STREAM, JSON, decoded
 from modelrunner.gateway.dialects.responses_request import PreparedFields, item_id, new_id
 from modelrunner.gateway.response_store import StoredResponse
 from modelrunner.http.answers import Header

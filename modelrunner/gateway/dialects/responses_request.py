@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from modelrunner.errors import BadRequest, NotFound, PayloadTooLarge
-from modelrunner.gateway.dialects.dialect import Fields, decoded
+from modelrunner.gateway.calls import Fields, decoded
 from modelrunner.gateway.dialects.normalize import readable_arguments
 from modelrunner.gateway.dialects.responses_tools import OfferedTools, arguments_with, function_name
 from modelrunner.gateway.response_store import ResponseStore

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,13 +17,10 @@ from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.headers import new_request_id
-from modelrunner.gateway.interceptors.forwarded import Relay
-from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest
+from modelrunner.gateway.request.exchange import Exchange, Exchanges
 from modelrunner.gateway.request.tokens import NONE, Tokens, with_prompt
 from modelrunner.http.answers import Header
-
-if TYPE_CHECKING:
-    from modelrunner.gateway.request.pipeline import Pipeline
 
 _EMBEDDINGS = "/v1/embeddings"
 _LONGEST = 64 << 10
@@ -51,44 +48,44 @@ class EmbeddingBatcher:
     of the first go together, at most `most` of them. Only requests of one caller that differ in nothing but their text
     are gathered, and only for a model that is resolved already."""
 
-    def __init__(self, pipeline: "Pipeline", window: float, most: int) -> None:
-        self._pipeline = pipeline
+    def __init__(self, exchanges: Exchanges, window: float, most: int) -> None:
+        self._exchanges = exchanges
         self._window, self._most = window, most
-        self._open: dict[_Shape, _Gathering] = {}
+        self._open: dict[_Shape, _EmbeddingBatch] = {}
 
-    def take(self, ask: Inference, sink: Sink) -> Relay | None:
-        terms = ask.terms
-        route = terms.route
+    def take(self, ask: Inference, sink: Sink) -> ForwardedRequest | None:
+        head = ask.head
+        route = head.route
         if route.path != _EMBEDDINGS or route.dialect.name != "openai" or ask.only_loads or len(ask.body) > _LONGEST:
             return None
-        target = self._pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
+        target = self._exchanges.leases.known(ask)
         if target is None:
             return None
         try:
             members = _members.decode(ask.body)
             text = _one_text(members.pop("input"))
-            if terms.key is not None and terms.key.limits.seconds is not None:
+            if head.key is not None and head.key.limits.seconds is not None:
                 return None  # its key limits its own time
-            terms.check_model(target.spec.bundle)
+            head.check_model(target.spec.bundle)
         except (KeyError, msgspec.MsgspecError, ModelRunnerError):
             return None
         if text is None:
             return None
         shape = (
-            *(route, terms.caller, terms.owner, terms.batch, ask.keep_alive, isinstance(text, str)),
+            *(route, head.caller, head.owner, head.batch, ask.keep_alive, isinstance(text, str)),
             *sorted((name, bytes(value)) for name, value in members.items()),
         )
         gathering = self._open.get(shape)
         if gathering is None:
-            gathering = self._open[shape] = _Gathering(self._pipeline, members)
+            gathering = self._open[shape] = _EmbeddingBatch(self._exchanges, members)
             gathering.timer = asyncio.get_running_loop().call_later(self._window, self._close, shape)
-        relay = Relay(self._pipeline, ask, sink, gathering)
-        gathering.texts[relay] = text
+        request = ForwardedRequest(self._exchanges, ask, sink, gathering)
+        gathering.texts[request] = text
         if len(gathering.texts) == self._most:
             gathering.timer.cancel()
             del self._open[shape]
-            asyncio.get_running_loop().call_soon(gathering.ask)  # the last relay is yet to begin
-        return relay
+            asyncio.get_running_loop().call_soon(gathering.ask)  # the last request is yet to begin
+        return request
 
     def _close(self, shape: _Shape) -> None:
         """Sends the gathered requests to the engine; the next request begins another gathering."""
@@ -96,25 +93,17 @@ class EmbeddingBatcher:
             gathering.ask()
 
 
-class _Together(Exchange):
-    """The exchange of gathered requests, which are recorded in its place."""
-
-    def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
-        super().__init__(pipeline, ask, sink)
-        self.is_told = False
-
-
-class _Gathering:
-    """Requests that go together: the `AnswerSource` of their relays, and the `Sink` of the exchange."""
+class _EmbeddingBatch:
+    """Requests that go together: the `AnswerSource` of their requests, and the `Sink` of the exchange."""
 
     takes_chunks = False
 
-    def __init__(self, pipeline: "Pipeline", members: Mapping[str, msgspec.Raw]) -> None:
-        self._pipeline = pipeline
+    def __init__(self, exchanges: Exchanges, members: Mapping[str, msgspec.Raw]) -> None:
+        self._exchanges = exchanges
         self._members = members
-        self.texts: dict[Relay, str | list[int]] = {}
+        self.texts: dict[ForwardedRequest, str | list[int]] = {}
         self.timer: asyncio.TimerHandle
-        self._asked: list[Relay | None] = []  # None in place of a relay whose client has left
+        self._asked: list[ForwardedRequest | None] = []  # None in place of a request whose client has left
         self._exchange: Exchange | None = None
         self._work: asyncio.Task[Any] | None = None
         self._status = 0
@@ -130,12 +119,12 @@ class _Gathering:
         ask = next(iter(self.texts)).ask
         body = msgspec.json.encode({**self._members, "input": list(self.texts.values())})
         # The API key has counted each of the requests, and may ask the model.
-        terms = msgspec.structs.replace(ask.terms, key=None)
+        head = msgspec.structs.replace(ask.head, key=None)
         together = msgspec.structs.replace(
-            ask, terms=terms, counted=(), body=body, request_id=new_request_id(), arrived=perf_counter()
+            ask, head=head, counted=(), body=body, request_id=new_request_id(), arrived=perf_counter()
         )
-        self._pipeline.buffered += len(body)
-        self._exchange = _Together(self._pipeline, together, self)
+        self._exchanges.in_flight.buffered += len(body)
+        self._exchange = self._exchanges.make(together, self, is_told=False)  # each request is recorded in its place
         self._exchange.start()
         if self._exchange.lease is not None:
             counting = _counted(self._exchange.lease.runner, ask, list(self.texts.values()))
@@ -143,20 +132,20 @@ class _Gathering:
 
     # AnswerSource
 
-    def begin(self, relay: Relay) -> None: ...
+    def begin(self, request: ForwardedRequest) -> None: ...
 
-    def pause(self, relay: Relay) -> None: ...
+    def pause(self, request: ForwardedRequest) -> None: ...
 
-    def resume(self, relay: Relay) -> None: ...
+    def resume(self, request: ForwardedRequest) -> None: ...
 
-    def leave(self, relay: Relay) -> None:
+    def leave(self, request: ForwardedRequest) -> None:
         """The other requests go on; without any, the exchange ends. The client pays for the prompt that the engine was
         given."""
         if self._exchange is not None and (lease := self._exchange.lease) is not None:
-            relay.lease = lease
-            relay.tokens = with_prompt(NONE, len(relay.ask.body), lease.runner.spec.context_size)
-        self.texts.pop(relay, None)
-        self._asked = [None if one is relay else one for one in self._asked]
+            request.lease = lease
+            request.tokens = with_prompt(NONE, len(request.ask.body), lease.runner.spec.context_size)
+        self.texts.pop(request, None)
+        self._asked = [None if one is request else one for one in self._asked]
         if self._exchange is not None and not self.texts:
             self._exchange.cancel()
             if self._work is not None:
@@ -179,8 +168,8 @@ class _Gathering:
 
     def _each_alone(self) -> None:
         """Sends each request alone: a fault of one request must not fail the others."""
-        for relay in list(self.texts):
-            relay.go_alone()
+        for request in list(self.texts):
+            request.go_alone()
 
     async def _answer(self, counting: "asyncio.Task[list[int]] | None") -> None:
         weights = await counting if counting is not None else [1] * len(self._asked)  # equal parts
@@ -191,12 +180,12 @@ class _Gathering:
         if answers is None:
             self._each_alone()
             return
-        for relay, (body, tokens) in zip(self._asked, answers, strict=True):
-            if relay is not None:
+        for request, (body, tokens) in zip(self._asked, answers, strict=True):
+            if request is not None:
                 assert self._exchange is not None
-                relay.lease, relay.tokens = self._exchange.lease, Tokens(prompt=tokens)
-                relay.respond(200, self._headers, len(body), body)
-                relay.finish()
+                request.lease, request.tokens = self._exchange.lease, Tokens(prompt=tokens)
+                request.respond(200, self._headers, len(body), body)
+                request.finish()
 
     def _taken_apart(self, counts: Sequence[int]) -> list[tuple[bytes, int]]:
         """Returns the answer and the tokens of each request, in their order. Raises `EngineProtocolError`."""

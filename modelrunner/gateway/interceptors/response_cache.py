@@ -4,22 +4,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from modelrunner.aliases import Alias
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
-from modelrunner.gateway.interceptors.forwarded import Relay, served_by
-from modelrunner.gateway.interceptors.shared_response import Recording
-from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest, served_by
+from modelrunner.gateway.interceptors.shared_response import SharedResponse
+from modelrunner.gateway.request.exchange import Exchange, Exchanges
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Target
 from modelrunner.types import RunnerKey, Served
-
-if TYPE_CHECKING:
-    from modelrunner.gateway.request.pipeline import Pipeline
 
 _HEADER = b"X-Modelrunner-Cache"
 _SHARE = 8  # the largest answer has one part in so many of the memory
@@ -47,7 +44,7 @@ _ollama_decoder = msgspec.json.Decoder(_OllamaSampling)
 
 
 class _CachedAnswer(NamedTuple):
-    """An answer of the runner `key` to the model name `model`; `served` is as a `Relay`'s."""
+    """An answer of the runner `key` to the model name `model`; `served` is as a `ForwardedRequest`'s."""
 
     headers: tuple[Header, ...]
     length: int | None
@@ -68,32 +65,34 @@ class ResponseCache:
     configuration of the same model would answer. `clock` is in seconds."""
 
     def __init__(
-        self, pipeline: "Pipeline", memory: int, age: float, clock: Callable[[], float] = time.monotonic
+        self, exchanges: Exchanges, memory: int, age: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._pipeline = pipeline
+        self._exchanges = exchanges
         self._memory, self._age, self._clock = memory, age, clock
         self._kept: OrderedDict[RequestDigest, _CachedAnswer] = OrderedDict()
         self._size = 0  # bytes
-        self._running: dict[RequestDigest, Recording] = {}
+        self._running: dict[RequestDigest, SharedResponse] = {}
 
-    def take(self, ask: Inference, sink: Sink) -> Relay | None:
+    def take(self, ask: Inference, sink: Sink) -> ForwardedRequest | None:
         if ask.only_loads or ask.fields.prepares or not _is_determined(ask):
             return None
-        terms = ask.terms
+        head = ask.head
         digest = (
-            *(terms.route.pattern, terms.route.backend, terms.route.runner, terms.caller, terms.owner),
-            *(terms.progress, ask.alias),
+            *(head.route.pattern, head.route.backend, head.route.runner, head.caller, head.owner),
+            *(head.progress, ask.alias),
             blake2b(ask.body, digest_size=32).digest(),
         )
         if (kept := self._find(digest, ask)) is not None:
             age = b"%d" % (self._clock() - kept.made)
-            return Relay(self._pipeline, ask, sink, _RememberedAnswer(kept), headers=((_HEADER, b"hit"), (b"Age", age)))
+            return ForwardedRequest(
+                self._exchanges, ask, sink, _RememberedAnswer(kept), headers=((_HEADER, b"hit"), (b"Age", age))
+            )
         running = self._running.get(digest)
         if running is not None and not running.start and self._may_ask(ask):
-            return Relay(self._pipeline, ask, sink, running, headers=((_HEADER, b"shared"),))
+            return ForwardedRequest(self._exchanges, ask, sink, running, headers=((_HEADER, b"shared"),))
         return self._ask(digest, ask, sink)
 
-    def _ask(self, digest: RequestDigest, ask: Inference, sink: Sink) -> Relay:
+    def _ask(self, digest: RequestDigest, ask: Inference, sink: Sink) -> ForwardedRequest:
         def ended() -> None:
             if self._running.get(digest) is recording:
                 del self._running[digest]
@@ -103,12 +102,14 @@ class ResponseCache:
             exchange.cancel()
             ended()
 
-        recording = Recording(self._memory // _SHARE, unheard=unheard, ended=ended)
-        recording.work = exchange = self._pipeline.plain(ask, recording)
+        recording = SharedResponse(self._memory // _SHARE, unheard=unheard, ended=ended)
+        recording.work = exchange = self._exchanges.make(ask, recording)
         self._running[digest] = recording
-        return Relay(self._pipeline, ask, sink, recording, headers=((_HEADER, b"miss"),), counted_by=exchange)
+        return ForwardedRequest(
+            self._exchanges, ask, sink, recording, headers=((_HEADER, b"miss"),), counted_by=exchange
+        )
 
-    def _keep(self, digest: RequestDigest, recording: Recording, exchange: Exchange) -> None:
+    def _keep(self, digest: RequestDigest, recording: SharedResponse, exchange: Exchange) -> None:
         head, lease = recording.head, exchange.lease
         if not recording.complete or recording.start or head is None or head[0] != 200 or lease is None:
             return
@@ -141,17 +142,17 @@ class ResponseCache:
             self._size -= kept.size
 
     def _target(self, ask: Inference, model: str) -> Target | None:
-        return self._pipeline.resolve.known.get((ask.terms.route.backend, model, ask.terms.route.mode))
+        return self._exchanges.leases.resolve.known.get((ask.head.route.backend, model, ask.head.route.mode))
 
     def _may_ask(self, ask: Inference, target: Target | None = None) -> bool:
         """True if the request's API key may still ask the model."""
-        if ask.terms.key is None:
+        if ask.head.key is None:
             return True
         target = target or self._target(ask, ask.fields.model)
         if target is None:
             return False
         try:
-            ask.terms.check_model(target.spec.bundle)
+            ask.head.check_model(target.spec.bundle)
         except ModelRunnerError:
             return False
         return True
@@ -163,16 +164,16 @@ class _RememberedAnswer:
     def __init__(self, kept: _CachedAnswer) -> None:
         self._kept = kept
 
-    def begin(self, relay: Relay) -> None:
-        relay.served = self._kept.served
-        relay.respond(200, self._kept.headers, self._kept.length, self._kept.body)
-        relay.finish()
+    def begin(self, request: ForwardedRequest) -> None:
+        request.served = self._kept.served
+        request.respond(200, self._kept.headers, self._kept.length, self._kept.body)
+        request.finish()
 
-    def pause(self, relay: Relay) -> None: ...
+    def pause(self, request: ForwardedRequest) -> None: ...
 
-    def resume(self, relay: Relay) -> None: ...
+    def resume(self, request: ForwardedRequest) -> None: ...
 
-    def leave(self, relay: Relay) -> None: ...
+    def leave(self, request: ForwardedRequest) -> None: ...
 
 
 def _is_determined(ask: Inference) -> bool:
@@ -181,7 +182,7 @@ def _is_determined(ask: Inference) -> bool:
     if b'"temperature"' not in body and b'"seed"' not in body:
         return False
     try:
-        if ask.terms.route.dialect.name == "ollama":
+        if ask.head.route.dialect.name == "ollama":
             found = _ollama_decoder.decode(body).options
         else:
             found = _decoder.decode(body)

@@ -2,22 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING
 
 from modelrunner.errors import BadRequest, NotFound
 from modelrunner.gateway.calls import Inference, Sink
-from modelrunner.gateway.interceptors.forwarded import Relay
-from modelrunner.gateway.interceptors.shared_response import Recording
-
-if TYPE_CHECKING:
-    from modelrunner.gateway.request.pipeline import Pipeline
+from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest
+from modelrunner.gateway.interceptors.shared_response import SharedResponse
+from modelrunner.gateway.request.exchange import Exchanges
 
 LIMIT = 1 << 20
 """The most bytes that are kept of one stream."""
 _PIECE = 1 << 16
 
 
-class ResumableStream(Recording):
+class ResumableStream(SharedResponse):
     """A recording that pauses its engine rather than drop bytes that no client has read. One client reads at a time,
     the newest; `heard` is called when it begins. `owner` is an `ApiKey.owner`, "" for the daemon's owner."""
 
@@ -43,18 +40,18 @@ class ResumableStream(Recording):
         """The size of the stream so far, in bytes."""
         return self.start + len(self.data)
 
-    def pause(self, relay: Relay) -> None:
-        self._relays[relay] = self._held = True
+    def pause(self, request: ForwardedRequest) -> None:
+        self._requests[request] = self._held = True
         self.work.pause()
 
-    def resume(self, relay: Relay) -> None:
-        self._relays[relay] = False
+    def resume(self, request: ForwardedRequest) -> None:
+        self._requests[request] = False
         self._bound()
 
-    def leave(self, relay: Relay) -> None:
-        self._relays.pop(relay, None)
+    def leave(self, request: ForwardedRequest) -> None:
+        self._requests.pop(request, None)
         self._bound()
-        if not self._relays:
+        if not self._requests:
             self._unheard()
 
     def keep(self, data: bytes) -> None:
@@ -70,9 +67,9 @@ class ResumableStream(Recording):
         if place < self.start:
             raise NotFound(f"the stream is kept from byte {self.start} on", param="from")
         reader = self._reader = object()
-        relays, self._relays = self._relays, {}
-        for relay in relays:  # its connection is dead, which was not noticed yet
-            relay.cut()
+        requests, self._requests = self._requests, {}
+        for request in requests:  # its connection is dead, which was not noticed yet
+            request.cut()
         self._heard()
         try:
             while self._reader is reader:  # until another client comes
@@ -96,12 +93,12 @@ class ResumableStream(Recording):
     def _bound(self) -> None:
         """Drops bytes above the limit that were read, and pauses the engine while too many are left or the client is
         slow."""
-        taken = self.end if self._relays else self._taken if self._reader is not None else self.start
+        taken = self.end if self._requests else self._taken if self._reader is not None else self.start
         extra = len(self.data) - self._limit
         dropped = max(0, min(extra, taken - self.start))
         del self.data[:dropped]
         self.start += dropped
-        if (extra > dropped or any(self._relays.values())) is self._held or self.over:
+        if (extra > dropped or any(self._requests.values())) is self._held or self.over:
             return
         self._held = not self._held
         self.work.pause() if self._held else self.work.resume()
@@ -116,31 +113,31 @@ class ResumableStreams:
     after its client left; all streams together have at most `memory` bytes. While streams under way use all of it,
     further requests are answered without being resumable."""
 
-    def __init__(self, pipeline: "Pipeline", memory: int, age: float) -> None:
-        self._pipeline = pipeline
+    def __init__(self, exchanges: Exchanges, memory: int, age: float) -> None:
+        self._exchanges = exchanges
         self._memory, self._age = memory, age
         self._streams: dict[str, ResumableStream] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def take(self, ask: Inference, sink: Sink) -> Relay | None:
+    def take(self, ask: Inference, sink: Sink) -> ForwardedRequest | None:
         id = ask.request_id
-        if not ask.terms.resumable or not ask.fields.stream or ask.only_loads or id in self._streams:
+        if not ask.head.resumable or not ask.fields.stream or ask.only_loads or id in self._streams:
             return None
         limit = min(LIMIT, self._memory)
         if not self._make_room(limit):
             return None
         stream = ResumableStream(
             limit,
-            ask.terms.owner,
+            ask.head.owner,
             heard=lambda: self._keep(id),
             unheard=lambda: self._forget_later(id),
             ended=lambda: self._forget_later(id),
         )
-        stream.work = self._pipeline.plain(ask, stream)
+        stream.work = self._exchanges.make(ask, stream)
         self._streams[id] = stream
         place = f"/v1/streams/{id}".encode()
         headers = ((b"X-Modelrunner-Stream", place),)
-        return Relay(self._pipeline, ask, sink, stream, headers=headers, counted_by=stream.work)
+        return ForwardedRequest(self._exchanges, ask, sink, stream, headers=headers, counted_by=stream.work)
 
     def find(self, id: str, owner: str) -> ResumableStream:
         """Returns the stream of the request `id`. Its owner and the daemon's owner ("") may see it. Raises

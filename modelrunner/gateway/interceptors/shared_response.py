@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from modelrunner.gateway.interceptors.forwarded import Relay, served_by
+from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest, served_by
 from modelrunner.gateway.request.exchange import Exchange
 from modelrunner.http.answers import Header
 
 
-class Recording:
-    """The `Sink` of the exchange `work`, which is set later, and the `AnswerSource` of relays. The request of the first
-    relay made the exchange: only this relay gets an error of the exchange; the others then go on alone.
+class SharedResponse:
+    """The `Sink` of the exchange `work`, which is set later, and the `AnswerSource` of requests. The request of the
+    first request made the exchange: only this request gets an error of the exchange; the others then go on alone.
 
     At most `limit` bytes of the body are kept: `data`, from the byte `start` on. `unheard` is called when the last
-    relay leaves an incomplete answer, `ended` after the last byte."""
+    request leaves an incomplete answer, `ended` after the last byte."""
 
     takes_chunks = False
 
@@ -24,33 +24,33 @@ class Recording:
         self.over = self.complete = False
         self._limit = limit
         self._unheard, self._ended = unheard, ended
-        self._relays: dict[Relay, bool] = {}  # True while the client of the relay reads no more
-        self._first: Relay | None = None
+        self._requests: dict[ForwardedRequest, bool] = {}  # True while the client of the request reads no more
+        self._first: ForwardedRequest | None = None
 
     # AnswerSource
 
-    def begin(self, relay: Relay) -> None:
-        self._relays[relay] = False
+    def begin(self, request: ForwardedRequest) -> None:
+        self._requests[request] = False
         if self._first is None:
-            self._first = relay
+            self._first = request
             self.work.start()
         elif self.head is not None:
-            relay.respond(*self.head, bytes(self.data))
+            request.respond(*self.head, bytes(self.data))
 
-    def pause(self, relay: Relay) -> None:
-        self._relays[relay] = True
+    def pause(self, request: ForwardedRequest) -> None:
+        self._requests[request] = True
         self.work.pause()
 
-    def resume(self, relay: Relay) -> None:
-        self._relays[relay] = False
-        if not any(self._relays.values()):
+    def resume(self, request: ForwardedRequest) -> None:
+        self._requests[request] = False
+        if not any(self._requests.values()):
             self.work.resume()
 
-    def leave(self, relay: Relay) -> None:
-        paused = self._relays.pop(relay, False)
-        if not self._relays:
+    def leave(self, request: ForwardedRequest) -> None:
+        paused = self._requests.pop(request, False)
+        if not self._requests:
             self._unheard()
-        elif paused and not any(self._relays.values()):
+        elif paused and not any(self._requests.values()):
             self.work.resume()
 
     # Sink
@@ -58,26 +58,26 @@ class Recording:
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
         self.head = (status, headers, length)
         self.keep(data)
-        for relay in list(self._relays):
-            if relay is self._first:
-                relay.respond(status, headers, length, data, own)
+        for request in list(self._requests):
+            if request is self._first:
+                request.respond(status, headers, length, data, own)
             elif status == 200:
-                relay.respond(status, headers, length, data)
+                request.respond(status, headers, length, data)
             else:
-                del self._relays[relay]
-                relay.go_alone()
+                del self._requests[request]
+                request.go_alone()
 
     def write(self, data: bytes) -> None:
         self.keep(data)
-        for relay in list(self._relays):
-            relay.write(data)
+        for request in list(self._requests):
+            request.write(data)
 
     def finish(self) -> None:
         self.complete = True
-        self._end([relay.finish for relay in self._relays])
+        self._end([request.finish for request in self._requests])
 
     def cut(self) -> None:
-        self._end([relay.cut for relay in self._relays])
+        self._end([request.cut for request in self._requests])
 
     def keep(self, data: bytes) -> None:
         self.data += data
@@ -89,9 +89,9 @@ class Recording:
     def _end(self, tell: list[Callable[[], None]]) -> None:
         self.over = True
         if self.work.lease is not None:
-            for relay in self._relays:
-                relay.served = served_by(self.work.lease.runner)
-        self._relays = {}
+            for request in self._requests:
+                request.served = served_by(self.work.lease.runner)
+        self._requests = {}
         self._ended()
         for end in tell:
             end()

@@ -6,29 +6,23 @@ task exists only while the request waits: for a runner, or for the reason of an 
 
 from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelrunner.engine.connections import UpstreamConnection, build_request
+from modelrunner.engineapi import ApiShape
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.gateway.calls import Inference, Sink
-from modelrunner.gateway.dialects.dialect import JSON, Translation
-from modelrunner.gateway.headers import (
-    ID_LINE,
-    WARM_TIMINGS,
-    EngineRefusal,
-    EngineRefused,
-    chunk,
-    engine_headers,
-    one_line_each,
-    own_headers,
-    server_timing,
-)
-from modelrunner.gateway.request.model_defaults import filled
+from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation
+from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
+from modelrunner.gateway.engine_request import MEMBERS, EngineRequest
+from modelrunner.gateway.headers import chunk, engine_headers, id_line, one_line_each, own_headers, server_timing
+from modelrunner.gateway.request.in_flight import InFlight
+from modelrunner.gateway.request.leases import Leases
+from modelrunner.gateway.request.model_defaults import apply_defaults
 from modelrunner.gateway.request.observers import RequestRecord, record_of
 from modelrunner.gateway.request.response_writer import ResponseWriter
-from modelrunner.gateway.request.token_limit import with_most_tokens
+from modelrunner.gateway.request.token_limit import limit_tokens
 from modelrunner.gateway.request.tokens import NONE, tokens_of, with_prompt
-from modelrunner.gateway.request.tool_choice import chosen
+from modelrunner.gateway.request.tool_choice import choose_tools
 from modelrunner.gateway.request.trace_context import begun
 from modelrunner.gateway.request.unknown_fields import unread
 from modelrunner.gateway.request.waiting import SideWork, SignsOfLife, fault
@@ -39,72 +33,62 @@ from modelrunner.keys.allowances import hold_place
 from modelrunner.scheduler import Lease
 from modelrunner.types import NO_LIMITS
 
-if TYPE_CHECKING:
-    from modelrunner.gateway.request.pipeline import Pipeline
-
 
 class Exchange:
-    """Made by `Pipeline.exchange` and `plain`. `is_told` is True if allowances or observers hear of its end. `lease` is
-    None while the request waits for a runner."""
+    """Made by `Exchanges.make`."""
 
     __slots__ = (
-        *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_opening", "_over", "_passage"),
-        *("_passed", "_pipeline", "_received", "_refusal", "_responded", "_retried", "_side", "_sink", "_status"),
-        *("_trace", "_translation", "_upstream", "ask", "is_told", "lease", "on_data"),
+        *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_leases"),
+        *("_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_retried", "_side"),
+        *("_sink", "_status", "_trace", "_translation", "_upstream", "_writer", "ask", "is_told", "lease", "on_data"),
     )
 
-    def __init__(self, pipeline: "Pipeline", ask: Inference, sink: Sink) -> None:
-        self._pipeline = pipeline
+    def __init__(
+        self, leases: Leases, in_flight: InFlight, preparing: Preparing | None, ask: Inference, sink: Sink
+    ) -> None:
+        self._leases, self._in_flight, self._preparing = leases, in_flight, preparing
         self.ask = ask
         self._sink = sink
-        self._dialect = ask.terms.route.dialect
-        self._id_line = ID_LINE % ask.request_id.encode()
-        self.lease: Lease | None = None
+        self._dialect = ask.head.route.dialect
+        self._id_line = id_line(ask.request_id)
+        self.lease: Lease | None = None  # while the request waits for a runner
         self._upstream: UpstreamConnection | None = None
         self._side: SideWork | None = None
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
         self._translation: Translation | None = None
-        self._passage: ResponseWriter | None = None  # None while the answer goes to the sink unchanged
+        self._writer: ResponseWriter | None = None  # None while the answer goes to the sink unchanged
         self._error: ModelRunnerError | None = None
         self._ignored: tuple[str, ...] = ()  # fields of the request that the engine ignores
         self._responded = False  # the client has its head
         self._passed = False  # the engine's answer began to go to the client
         self._retried = self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
-        self.is_told = bool(ask.counted) or pipeline.observers.active
-        self._trace = begun(ask.terms.traceparent) if pipeline.tracing else None
+        self.is_told = bool(ask.counted) or in_flight.observers.active  # allowances or observers hear of its end
+        self._trace = begun(ask.head.traceparent) if in_flight.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
         self._opening = b""  # the first bytes of a stream whose family counts there
         self.on_data: Callable[[bytes], object]  # set with the head of the answer
 
     def start(self) -> None:
         """Asks the engine of a warm request at once; any other request waits in a task. Raises nothing."""
-        pipeline, ask = self._pipeline, self.ask
+        ask = self.ask
         if ask.fields.prepares or ask.alias is not None:
             self._do(self._prepare())
             return
-        terms = ask.terms
-        route, lease = terms.route, None
         try:
-            target = pipeline.resolve.known.get((route.backend, ask.fields.model, route.mode))
-            if terms.key is not None and terms.key.key.models and target is not None:
-                terms.check_model(target.spec.bundle)
-            if route.runner is not None:
-                lease = pipeline.lease_runner(ask, route.runner, target)
-            elif target is not None:
-                lease = pipeline.scheduler.warm(target, ask.keep_alive, terms.batch, terms.owner)
+            lease = self._leases.warm(ask)
             if lease is not None:
                 self._begin(lease)
+                return
         except ModelRunnerError as error:
             self._refuse(error)
             return
         except Exception:
             self._refuse(fault(ask.request_id))
             return
-        if lease is None:
-            self._do(self._wait())
-            if ask.fields.stream and not ask.only_loads:
-                self._beside().signs = SignsOfLife(pipeline, ask, self._say)
+        self._do(self._wait())
+        if ask.fields.stream and not ask.only_loads:
+            self._beside().signs = SignsOfLife(self._leases, self._in_flight.limits, ask, self._say)
 
     def pause(self) -> None:
         if self._upstream is not None:
@@ -153,7 +137,7 @@ class Exchange:
         return self._side
 
     async def _wait(self) -> None:
-        lease = await self._pipeline.lease(self.ask)
+        lease = await self._leases.lease(self.ask)
         if self._over:
             lease.release()
         else:
@@ -162,8 +146,11 @@ class Exchange:
     async def _prepare(self) -> None:
         ask = self.ask
         if ask.alias is not None:
-            self.ask = ask = await self._pipeline.choose(ask, ask.alias)
-        prepared = await self._dialect.prepare(self._pipeline, ask) if ask.fields.prepares else ask
+            self.ask = ask = await self._leases.choose(ask, ask.alias)
+        prepared: Inference | bytes = ask
+        if ask.fields.prepares:
+            assert self._preparing is not None
+            prepared = await self._dialect.prepare(self._preparing, ask)
         if self._over:
             return
         if isinstance(prepared, bytes):
@@ -174,7 +161,7 @@ class Exchange:
 
     # asking the engine
 
-    def _begin(self, lease: Lease, *, fresh: bool = False, checked: bool = False) -> None:
+    def _begin(self, lease: Lease, *, fresh: bool = False) -> None:
         if self._side is not None:
             self._side.leased()
         self.lease = lease
@@ -183,44 +170,67 @@ class Exchange:
         if ask.only_loads:
             self._answer_without_engine(self._dialect.loaded(ask))
             return
-        dialect = self._dialect
-        path, body, self._translation = dialect.request(ask, runner)
-        if not checked:
-            read = dialect.reads(ask, path, runner)
-            self._ignored = () if read is None else unread(ask.body, path if dialect.refuses_unread else "", read)
-        if (defaults := runner.spec.bundle.defaults) is not None:
-            body = filled(path, body, defaults)
-        key = ask.terms.key
-        if (key is not None and key.limits is not NO_LIMITS) or lease.limits is not NO_LIMITS:
-            body = self._limited(lease, path, body)
-        if path not in runner.api.endpoints:
-            check_endpoint(path, runner.api.endpoints, runner.key.backend)
-        if not checked and (ask.fields.tools or ask.fields.dimensions or ask.fields.return_documents):
-            self._do(self._check(lease, path, fresh=fresh))
+        request, self._translation = self._dialect.request(ask, runner)
+        endpoint = runner.api.endpoints.get(request.path)
+        if endpoint is None:
+            check_endpoint(request.path, runner.api.endpoints, runner.key.backend)
             return
-        if checked and ask.fields.tool_choice:
-            body = chosen(path, body, by_word=runner.api.endpoints[path].chooses_by_word)
-        if self._pipeline.quarantine.alert:
-            self._pipeline.quarantine.check(runner.key, ask)
+        self._note_unread(lease, request, endpoint.shape)
+        if request.is_json and (defaults := runner.spec.bundle.defaults) is not None:
+            apply_defaults(request, endpoint.shape, defaults)
+        self._limit(lease, request, endpoint.shape)
+        fields = ask.fields
+        if fields.tools or fields.dimensions or fields.return_documents:
+            self._do(self._check(lease, request, endpoint.shape, fresh=fresh))
+        else:
+            self._send(lease, request, fresh=fresh)
+
+    def _note_unread(self, lease: Lease, request: EngineRequest, shape: ApiShape) -> None:
+        """Notes the fields of the client's body that nothing reads. Raises `BadRequest`."""
+        ask, dialect = self.ask, self._dialect
+        read = dialect.reads(ask, request.path, lease.runner)
+        self._ignored = ()
+        if read is not None:
+            members = request.members if request.passes else MEMBERS.decode(ask.body)
+            self._ignored = unread(members, shape if dialect.refuses_unread else None, read)
+
+    def _limit(self, lease: Lease, request: EngineRequest, shape: ApiShape) -> None:
+        """Puts the request within the limits of the model and of the API key, and begins their time limit. Raises
+        `BadRequest`."""
+        key = self.ask.head.key
+        limits = lease.limits if key is None else lease.limits.least(key.limits)
+        if limits is NO_LIMITS:
+            return
+        if limits.seconds is not None:
+            self._beside().limit(limits.seconds)
+        if limits.tokens is not None and request.is_json:
+            limit_tokens(request, shape, limits.tokens)
+
+    async def _check(self, lease: Lease, request: EngineRequest, shape: ApiShape, *, fresh: bool) -> None:
+        """Checks a request with fields that its engine may ignore, and asks the engine."""
+        runner, fields = lease.runner, self.ask.fields
+        self._ignored += await runner.check_request(request.path, fields.watched())
+        if self._over:
+            return
+        if fields.tool_choice:
+            choose_tools(request, shape, by_word=runner.api.endpoints[request.path].chooses_by_word)
+        self._send(lease, request, fresh=fresh)
+
+    def _send(self, lease: Lease, request: EngineRequest, *, fresh: bool) -> None:
+        quarantine, runner = self._in_flight.quarantine, lease.runner
+        if quarantine.alert:
+            quarantine.check(runner.key, self.ask)
         if self._side is not None:
             self._side.asked()
         headers = self._id_line if self._trace is None else self._id_line + self._trace.line
-        self._upstream = runner.upstream.send(build_request("POST", path, body, headers), self, fresh=fresh)
-
-    def _limited(self, lease: Lease, path: str, body: bytes) -> bytes:
-        """Returns the engine's body within the limits of the model and of the API key, and begins their time limit.
-        Raises `BadRequest`."""
-        key = self.ask.terms.key
-        limits = lease.limits if key is None else lease.limits.least(key.limits)
-        if limits.seconds is not None:
-            self._beside().limit(limits.seconds)
-        return body if limits.tokens is None else with_most_tokens(path, body, limits.tokens)
-
-    async def _check(self, lease: Lease, path: str, *, fresh: bool) -> None:
-        """Checks a request with fields that its engine may ignore, and asks the engine."""
-        self._ignored += await lease.runner.check_request(path, self.ask.fields.watched())
-        if not self._over:
-            self._begin(lease, fresh=fresh, checked=True)
+        if request.is_json:
+            body, rest = request.encoded(), None
+            size = len(body)
+        else:
+            body = b""
+            size, rest = request.pieces()
+        data = build_request("POST", request.path, body, headers, content_type=request.content_type, size=size)
+        self._upstream = runner.upstream.send(data, self, fresh=fresh, rest=rest)
 
     # modelrunner.engine.receivers.Receiver
 
@@ -268,8 +278,8 @@ class Exchange:
                 headers, length = self._translated_headers(translation), None
             framing = framing and length is None
             self._respond(200, headers, length, b"")
-        self._passage = ResponseWriter(self._sink, translation, framing=framing)
-        self.on_data = self._passage.write
+        self._writer = ResponseWriter(self._sink, translation, framing=framing)
+        self.on_data = self._writer.write
         self.on_data(data)
 
     def _own_headers(self) -> tuple[Header, ...]:
@@ -285,13 +295,13 @@ class Exchange:
         assert lease is not None
         if self.is_told and not self._received[0]:
             self._received = upstream.received
-        if self._pipeline.quarantine.alert:
-            self._pipeline.quarantine.answered(lease.runner.key, self.ask)
+        if self._in_flight.quarantine.alert:
+            self._in_flight.quarantine.answered(lease.runner.key, self.ask)
         try:
             if self._refusal is not None:
                 raise EngineRefused(self._refusal)
-            if self._passage is not None:
-                self._passage.end()
+            if self._writer is not None:
+                self._writer.end()
             elif self._translation is not None:
                 data = self._translation.end()
                 self._respond(200, self._translated_headers(self._translation), len(data), data)
@@ -319,9 +329,9 @@ class Exchange:
     async def _recover(self, error: OSError | EngineProtocolError, lease: Lease, *, untouched: bool) -> None:
         """Handles a failure before the client got any byte. If the engine died before its first byte, the request is
         retried once with a new runner."""
-        again = untouched and not self._retried and self.ask.terms.route.runner is None
+        again = untouched and not self._retried and self.ask.head.route.runner is None
         self._retried = True
-        self._beside().end_turn = await self._pipeline.quarantine.second_try(lease, self.ask, error, allowed=again)
+        self._beside().end_turn = await self._in_flight.quarantine.second_try(lease, self.ask, error, allowed=again)
         self.lease = self._refusal = None
         await self._wait()
 
@@ -330,7 +340,7 @@ class Exchange:
 
     async def _break_off(self, error: OSError | EngineProtocolError, lease: Lease) -> None:
         """Ends an answer in its middle."""
-        self._refuse(await self._pipeline.quarantine.blame(lease, self.ask, error))
+        self._refuse(await self._in_flight.quarantine.blame(lease, self.ask, error))
 
     # answers of our own
 
@@ -380,10 +390,7 @@ class Exchange:
             timing = server_timing(perf_counter() - arrived, 0.0, 0.0)
         else:
             ours = self._asked_at - arrived - lease.waited
-            if lease.waited or ours >= 1e-3:
-                timing = server_timing(lease.waited - lease.loaded, lease.loaded, ours)
-            else:
-                timing = WARM_TIMINGS[int(ours * 1e6)]
+            timing = server_timing(lease.waited - lease.loaded, lease.loaded, ours)
         self._sink.respond(status, headers, self._id_line + timing, length, data)
 
     def _close(self) -> None:
@@ -396,8 +403,22 @@ class Exchange:
                 self.lease.abandon(self._upstream, hold_place(self.ask.counted))
             else:
                 self.lease.release()
-        pipeline = self._pipeline
-        pipeline.running.discard(self)
-        pipeline.buffered -= len(self.ask.body)
-        if self.is_told:
-            pipeline.ended(self)
+        self._in_flight.end(self, is_told=self.is_told)
+
+
+class Exchanges:
+    """Makes exchanges. `preparing` is for the dialects."""
+
+    def __init__(self, leases: Leases, in_flight: InFlight, preparing: Preparing | None = None) -> None:
+        self.leases, self.in_flight = leases, in_flight
+        self.preparing = preparing
+
+    def make(self, ask: Inference, sink: Sink, *, is_told: bool = True) -> Exchange:
+        """Makes an exchange, which the caller starts. Without `is_told` it counts nowhere: other requests do in its
+        place."""
+        exchange = Exchange(self.leases, self.in_flight, self.preparing, ask, sink)
+        if is_told:
+            self.in_flight.running.add(exchange)
+        else:
+            exchange.is_told = False
+        return exchange

@@ -2,17 +2,15 @@
 
 import logging
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from modelrunner.gateway.calls import Asked, Inference
+from modelrunner.gateway.calls import Inference, Labels
 from modelrunner.gateway.request.tokens import NONE, Tokens
 from modelrunner.gateway.request.trace_context import Trace
+from modelrunner.scheduler import Lease
 from modelrunner.types import Served
-
-if TYPE_CHECKING:
-    from modelrunner.scheduler import Lease
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     "" on the Unix socket. What clients write is `shortened`: records are kept, and written to logs."""
 
     request_id: str
-    asked: Asked
+    labels: Labels
     status: int
     error: str = ""
     model: str = ""
@@ -52,11 +50,11 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     trace: Trace | None = None
 
     def flat(self) -> dict[str, Any]:
-        """Returns the fields by their names, with those of `asked` and `served` in their place."""
+        """Returns the fields by their names, with those of `labels` and `served` in their place."""
         fields = msgspec.structs.asdict(self)
-        del fields["asked"], fields["served"]
+        del fields["labels"], fields["served"]
         served = {"model_name": self.served.model, "backend": self.served.backend, "runner": self.served.runner}
-        return {**fields, **msgspec.structs.asdict(self.asked), **served}
+        return {**fields, **msgspec.structs.asdict(self.labels), **served}
 
 
 class Observer(Protocol):
@@ -102,7 +100,7 @@ def shortened(text: str) -> str:
 
 def record_of(
     ask: Inference,
-    lease: "Lease | None",
+    lease: Lease | None,
     status: int,
     error: str,
     first_byte: float,
@@ -112,18 +110,18 @@ def record_of(
 ) -> RequestRecord:
     """Makes the record of an exchange. `lease` is the last lease of the exchange; `first_byte` is in seconds of
     `perf_counter`, 0 without one."""
-    terms, model, queued, loading = ask.terms, ask.fields.model, 0.0, 0.0
+    head, model, queued, loading = ask.head, ask.fields.model, 0.0, 0.0
     if lease is not None:
         served = lease.runner.served
         if lease.waited:  # else it shares its zeros with all others: a float for each is one more to free when cold
             queued, loading = lease.waited - lease.loaded, lease.loaded
     else:
-        model, backend = shortened(model), terms.route.backend
+        model, backend = shortened(model), head.route.backend
         served = Served("", backend) if backend else _NOBODY
     arrived = ask.arrived
     return RequestRecord(
         ask.request_id,
-        terms.asked,
+        head.labels,
         status,
         error,
         model,
@@ -132,7 +130,7 @@ def record_of(
         loading,
         first_byte - arrived if first_byte else None,
         perf_counter() - arrived,
-        len(ask.body),
+        ask.size,
         bytes_out,
         tokens,
         time(),

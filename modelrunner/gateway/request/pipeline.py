@@ -4,29 +4,28 @@ rules hold for both."""
 import re
 from collections.abc import Callable
 from hashlib import sha256
+from pathlib import Path
 from time import perf_counter, time
 
 import msgspec
 
 from modelrunner.errors import (
     ExpectationFailed,
-    LengthRequired,
     ModelRunnerError,
-    PayloadTooLarge,
     Unauthorized,
-    Unavailable,
     UnsupportedMediaType,
 )
-from modelrunner.gateway.calls import Asked, Inference, Interceptor, Recorder, Sink, Terms, UnderWay, asked
-from modelrunner.gateway.connection.access import Access
-from modelrunner.gateway.dialects.dialect import Fields
+from modelrunner.gateway.access import Access
+from modelrunner.gateway.calls import Fields, Inference, InferenceHead, Labels, Route, Sink, labels
 from modelrunner.gateway.headers import harmless_id
-from modelrunner.gateway.request.exchange import Exchange
-from modelrunner.gateway.request.leasing import AliasChooser, Leasing, Resolve
-from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord, shortened
-from modelrunner.gateway.request.quarantine import Quarantine
+from modelrunner.gateway.request.exchange import Exchanges
+from modelrunner.gateway.request.in_flight import InFlight
+from modelrunner.gateway.request.leases import AliasChooser, Leases, Resolve
+from modelrunner.gateway.request.observers import CONTROL, RequestRecord, shortened
+from modelrunner.gateway.request.work import Interceptor, Recorder, UnderWay
 from modelrunner.gateway.response_store import ResponseStore
-from modelrunner.gateway.routes import Route, dialect_of, match
+from modelrunner.gateway.routes import dialect_of, match
+from modelrunner.gateway.uploads import RequestUpload
 from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
 from modelrunner.keys.allowances import AddressAllowances, Allowance, begin_all
@@ -45,17 +44,13 @@ HEADERS = frozenset(
 GetHeader = Callable[[str], str | None]
 """Returns one of these by its name in lower case, None if the request lacks it."""
 _LONGEST_CALLER = 64
-_INFERENCE = Scope.INFERENCE  # to look it up in its class costs every request
 IS_OPEN = re.compile(r"/|/health|/ready|/openapi\.json|/(docs|ui(/[a-z0-9][a-z0-9.-]*)?)").fullmatch
 """Matches a path that needs no API key: monitors have none, and the document and the files of the page hold no data. It
 matches no path with `..` or an escape, which the router could resolve to another route."""
 
 
-class Pipeline(Leasing):
-    """Requests on their way. `keys` are the API keys; without them, everybody owns the daemon. `responses` keeps the
-    responses of OpenAI's API, `recorder` keeps bodies; with `tracing`, each request gets a trace. `running` are the
-    requests under way, `buffered` the bytes of their bodies; both change when an exchange or a `Relay` begins and ends.
-    `observers` are told of every request, `addresses` limits those of each client's address."""
+class Pipeline:
+    """Requests on their way. It is the `Preparing` of the dialects."""
 
     def __init__(
         self,
@@ -68,20 +63,23 @@ class Pipeline(Leasing):
         responses: ResponseStore | None = None,
         recorder: Recorder | None = None,
         tracing: bool = False,
+        spool: Path | None = None,
     ) -> None:
-        self.resolve = resolve
-        self.scheduler = scheduler
+        """`keys` are the API keys; without them, everybody owns the daemon. `responses` keeps the responses of OpenAI's
+        API, `recorder` keeps bodies; with `tracing`, each request gets a trace. Large uploads go through files in the
+        folder `spool`."""
         self.access = access
         self.limits = limits
-        self.aliases: AliasChooser | None = None
-        self.responses = responses
         self.keys = keys
+        self.responses = responses
+        self.leases = Leases(resolve, scheduler)
+        self.in_flight = InFlight(limits, tracing=tracing)
+        self.exchanges = Exchanges(self.leases, self.in_flight, self)
+        self.observers = self.in_flight.observers
+        self.running = self.in_flight.running
         self.addresses = AddressAllowances()
-        self.observers = Observers()
-        self.tracing = tracing
-        self.quarantine = Quarantine()
-        self.running: set[UnderWay] = set()
-        self.buffered = 0
+        """The limits of the requests of each client's address."""
+        self.spool = spool
         self._interceptors: tuple[Interceptor, ...] = ()
         self._streams: tuple[Interceptor, ...] = ()
         self._recorder = recorder
@@ -94,7 +92,7 @@ class Pipeline(Leasing):
 
     def use_aliases(self, aliases: AliasChooser | None) -> None:
         """Sets the names that stand for models. With None, no request looks for one."""
-        self.aliases = aliases
+        self.leases.aliases = aliases
 
     # admission, in this order
 
@@ -125,12 +123,15 @@ class Pipeline(Leasing):
             raise Unauthorized("send an API key: `Authorization: Bearer KEY` or `X-API-Key: KEY`")
         return self.keys.find(text)
 
-    def terms(self, route: Route, header: GetHeader, origin: str | None, key: KeyHolder | None = None) -> Terms:
-        """Returns the terms of an admitted inference request from its head. Raises `UnsupportedMediaType`."""
+    def inference_head(
+        self, route: Route, header: GetHeader, target: str, origin: str | None, key: KeyHolder | None = None
+    ) -> InferenceHead:
+        """Returns what an admitted inference request's head says. `target` is its path with the query. Raises
+        `UnsupportedMediaType`."""
         # A page can send other types without a preflight; programs (curl -d) often send a wrong type.
-        if origin is not None and not _is_json(header("content-type")):
+        if origin is not None and not route.uploads and not _is_json(header("content-type")):
             raise UnsupportedMediaType("send the body as application/json")
-        return Terms(
+        return InferenceHead(
             route,
             origin,
             harmless_id(header("x-request-id")),
@@ -142,119 +143,105 @@ class Pipeline(Leasing):
             (header("x-resumable") or "").lower() == "true",
             header("traceparent"),
             key.key.owner if key is not None else "",
+            header("content-type") or "",
+            target.partition("?")[2],
         )
 
-    def buffer(self, size: int, whole: int) -> None:
-        """Counts `size` more bytes of a body with at least `whole` bytes. Raises `LengthRequired` for a negative
-        length, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
-        if whole < 0:
-            raise LengthRequired("the request has no body: send JSON with a Content-Length")
-        if whole > self.limits.body:
-            raise PayloadTooLarge(f"the body has {whole} bytes; body_limit allows {self.limits.body}")
-        if self.buffered + size > self.limits.total_body:
-            raise Unavailable("the requests under way have too many bytes together; try again later")
-        self.buffered += size
-
-    def unbuffer(self, size: int) -> None:
-        """Subtracts the bytes of a body that gets no exchange."""
-        self.buffered -= size
+    def read(self, head: InferenceHead, body: bytes | RequestUpload) -> Fields:
+        """Returns the fields of a body. Raises `BadRequest`."""
+        if isinstance(body, RequestUpload):
+            return head.route.dialect.read_upload(body, head.content_type, head.query)
+        return head.route.dialect.read(body)
 
     def exchange(
         self,
-        terms: Terms,
-        body: bytes,
+        head: InferenceHead,
+        body: bytes | RequestUpload,
         request_id: str,
         sink: Sink,
         fields: Fields | None = None,
         *,
         peer: str = "",
-        goes_on: Inference | None = None,
         interceptors: tuple[Interceptor, ...] = (),
     ) -> UnderWay:
         """Makes an exchange, or the work of an interceptor, which the caller starts. `fields` are those of a body that
-        is decoded already. The body counts as buffered until the work ends. `peer` is the client's address. `goes_on`
-        is the request that this one continues, and was counted with. `interceptors` are asked before those of the
-        pipeline. Raises `BadRequest`, `RateLimited`; `Unauthorized` and `Forbidden` for the API key."""
+        is decoded already. The body counts as buffered until the work ends. `peer` is the client's address.
+        `interceptors` are asked before those of the pipeline. Raises `BadRequest`, `RateLimited`; `Unauthorized` and
+        `Forbidden` for the API key."""
         arrived = perf_counter()
-        fields = fields or terms.route.dialect.read(body)
-        if fields.stream and not terms.route.streams:
+        fields = fields or self.read(head, body)
+        if fields.stream and not head.route.streams:
             fields = msgspec.structs.replace(fields, stream=None)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
-        only_loads = terms.preload or fields.only_loads
-        alias = self.aliases.find(terms.route.dialect.name, fields.model) if self.aliases is not None else None
-        counted: tuple[Allowance, ...] = ()
-        if goes_on is not None:
-            counted = goes_on.counted
-            for allowance in counted:
-                allowance.begin(len(body), arrived)
-        else:
-            if (key := terms.key) is not None and not key.may_always_ask:
-                key.check(_INFERENCE)
-            counted = self._counted(key, peer)
-            begin_all(counted, len(body), arrived)
-        ask = Inference(terms, fields, keep, body, request_id, arrived, only_loads, counted, alias, "", peer)
+        aliases = self.leases.aliases
+        alias = aliases.find(head.route.dialect.name, fields.model) if aliases is not None else None
+        json, upload = (b"", body) if isinstance(body, RequestUpload) else (body, None)
+        counted = self._counted(head.key, peer, len(json), arrived)
+        only_loads = head.preload or fields.only_loads
+        ask = Inference(
+            head, fields, keep, json, request_id, arrived, only_loads, counted, alias, peer=peer, upload=upload
+        )
+        return self._work(ask, sink, (*interceptors, *self._interceptors_of(ask)))
+
+    def go_on(self, ask: Inference, sink: Sink) -> UnderWay:
+        """Makes the work on a request that goes on without its client. It counts with the same allowances. Raises
+        `Unavailable` if all bodies together are too large."""
+        self.in_flight.buffer(len(ask.body), len(ask.body))
+        arrived = perf_counter()
+        for allowance in ask.counted:
+            allowance.begin(len(ask.body), arrived)
+        return self._work(msgspec.structs.replace(ask, arrived=arrived), sink, ())
+
+    async def unload(self, ask: Inference) -> None:
+        """Ends the runners of the request's model once they are free. Raises as `Leases.lease`."""
+        await self.leases.unload(ask)
+
+    def _work(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay:
         if self._recorder is not None:
-            target = self.resolve.known.get((terms.route.backend, fields.model, terms.route.mode))
+            target = self.leases.known(ask)
             if target is None or target.recording:
                 tap = self._recorder.tap(ask, sink)
-                tap.work = self._work(ask, tap, interceptors=goes_on is None)
+                tap.work = self._unrecorded(ask, tap, interceptors)
                 return tap
+        return self._unrecorded(ask, sink, interceptors)
+
+    def _unrecorded(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay:
         for interceptor in interceptors:
             if (work := interceptor.take(ask, sink)) is not None:
                 return work
-        if goes_on is None and (terms.resumable or self._interceptors):
-            return self._work(ask, sink, interceptors=True)
-        exchange = Exchange(self, ask, sink)  # as `plain`, whose call would cost every request
-        self.running.add(exchange)
-        return exchange
-
-    def plain(self, ask: Inference, sink: Sink) -> Exchange:
-        """Makes the exchange of a request that takes no interceptor, or that a interceptor asks for it."""
-        exchange = Exchange(self, ask, sink)
-        self.running.add(exchange)
-        return exchange
-
-    def _work(self, ask: Inference, sink: Sink, *, interceptors: bool) -> UnderWay:
-        for interceptor in self._interceptors_of(ask) if interceptors else ():
-            if (work := interceptor.take(ask, sink)) is not None:
-                return work
-        return self.plain(ask, sink)
-
-    def _counted(self, key: KeyHolder | None, peer: str) -> tuple[Allowance, ...]:
-        """Returns the allowances that count a request."""
-        address = self.addresses.of(peer)  # None on the Unix socket
-        return (*(() if address is None else (address,)), *(() if key is None else (key.allowance,)))
+        return self.exchanges.make(ask, sink)
 
     def _interceptors_of(self, ask: Inference) -> tuple[Interceptor, ...]:
-        return (*self._streams, *self._interceptors) if ask.terms.resumable else self._interceptors
+        return (*self._streams, *self._interceptors) if ask.head.resumable else self._interceptors
+
+    def _counted(self, key: KeyHolder | None, peer: str, size: int, now: float) -> tuple[Allowance, ...]:
+        """Counts a request, and returns the allowances that count it. Raises `RateLimited`, `Unauthorized` and
+        `Forbidden`."""
+        if key is not None and not key.may_always_ask:
+            key.check(Scope.INFERENCE)
+        address = self.addresses.of(peer)  # None on the Unix socket
+        counted = (*(() if address is None else (address,)), *(() if key is None else (key.allowance,)))
+        begin_all(counted, size, now)
+        return counted
 
     def refusal(
-        self, error: ModelRunnerError, request_id: str, path: str, terms: Terms | None = None, peer: str = ""
+        self, error: ModelRunnerError, request_id: str, path: str, head: InferenceHead | None = None, peer: str = ""
     ) -> tuple[tuple[Header, ...], bytes]:
         """Returns headers and body of the answer to a request that gets no exchange, in the shape of the path's
-        family. `terms` are those of its head, if that was admitted; `peer` is the client's address."""
+        family. `head` are those of its head, if that was admitted; `peer` is the client's address."""
         dialect = dialect_of(path)
-        family = dialect.name if terms is not None or match(path) is not None else CONTROL
-        self._tell(asked(family, shortened(path), *_who(terms)), request_id, error.status, error.code, peer)
+        family = dialect.name if head is not None or match(path) is not None else CONTROL
+        self._tell(labels(family, shortened(path), *_who(head)), request_id, error.status, error.code, peer)
         return dialect.error(error, request_id)
 
-    def ended(self, work: UnderWay) -> None:
-        """Tells the allowances that count a request, and the observers, that it is over."""
-        record, ask = work.record(), work.ask
-        for allowance in ask.counted:
-            tokens = record.tokens
-            allowance.end(tokens.prompt + tokens.answer, len(ask.body), ask.arrived + record.duration)
-        if self.observers.active:
-            self.observers.tell(record)
-
-    def _tell(self, of: Asked, request_id: str, status: int, error: str, peer: str) -> None:
+    def _tell(self, of: Labels, request_id: str, status: int, error: str, peer: str) -> None:
         if self.observers.active:
             self.observers.tell(RequestRecord(request_id, of, status, error, peer=peer, time=time()))
 
 
-def _who(terms: Terms | None) -> tuple[str, str]:
+def _who(head: InferenceHead | None) -> tuple[str, str]:
     """Returns the caller and the name of the API key, as far as they are known."""
-    return (terms.caller, terms.key_name) if terms is not None else ("", "")
+    return (head.caller, head.key_name) if head is not None else ("", "")
 
 
 def _key_text(header: GetHeader) -> str:

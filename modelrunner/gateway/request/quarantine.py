@@ -4,7 +4,6 @@ is refused. So a request that crashes the engine each time costs the others one 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from hashlib import sha256
 
 from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
 from modelrunner.gateway.calls import Inference
@@ -90,4 +89,4 @@ class Quarantine:
 
 
 def _suspect(key: RunnerKey, ask: Inference) -> Suspect:
-    return key, ask.terms.route.path, sha256(ask.body).digest()
+    return key, ask.head.route.path, ask.digest()

@@ -1,8 +1,7 @@
 """Passes on answers that are translated, or get new chunks, on their way to the client."""
 
 from modelrunner.errors import EngineProtocolError
-from modelrunner.gateway.calls import Sink
-from modelrunner.gateway.dialects.dialect import Translation
+from modelrunner.gateway.calls import Sink, Translation
 from modelrunner.gateway.headers import chunk
 
 

@@ -6,40 +6,40 @@ from typing import Any
 
 import msgspec
 
+from modelrunner.engineapi import ApiShape
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.dialects.bodies import MEMBERS, with_members
+from modelrunner.gateway.engine_request import EngineRequest
 
-_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
+_GENERATING = (ApiShape.CHAT, ApiShape.COMPLETION, ApiShape.MESSAGES)
 # llama.cpp's names (tools/server/README.md) and vLLM's; each engine knows some of them, and reads the last one.
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _COPIES = ("n", "n_cmpl", "best_of")
 
 
-def with_most_tokens(path: str, body: bytes, most: int) -> bytes:
-    """Returns `body`, which is for the engine's endpoint `path`, with limits by which all its answers together have at
-    most `most` tokens. Lower limits of the client stay. Raises `BadRequest` if it asks for more answers than tokens."""
-    if path not in _GENERATING:
-        return body
+def limit_tokens(request: EngineRequest, shape: ApiShape, most: int) -> None:
+    """Sets limits by which all the answers of a request together have at most `most` tokens, for an endpoint of this
+    shape. Lower limits of the client stay. Raises `BadRequest` if it asks for more answers than tokens."""
+    if shape not in _GENERATING:
+        return
     try:
-        members = MEMBERS.decode(body)
-        given = {name: msgspec.json.decode(members[name]) for name in (*_LIMITS, *_COPIES, "prompt") if name in members}
+        given = {name: request.get(name) for name in (*_LIMITS, *_COPIES, "prompt")}
     except msgspec.MsgspecError:
-        return body  # the engine refuses it
+        return  # the engine refuses it
     answers = _answers(given)
     if answers > most:
         raise BadRequest(f"the request asks for {answers} answers, and may generate {most} tokens", param="n")
     each = most // answers
-    wanted = {name: given[name] for name in _LIMITS if given.get(name) is not None}
+    wanted = {name: given[name] for name in _LIMITS if given[name] is not None}
     limits = {
         name: value if type(value) in (int, float) and 0 <= value <= each else each for name, value in wanted.items()
     }
-    return with_members(members, {"max_tokens": min(limits.values(), default=each), **limits})
+    request.set({"max_tokens": min(limits.values(), default=each), **limits})
 
 
 def _answers(given: Mapping[str, Any]) -> int:
-    prompt = given.get("prompt")
+    prompt = given["prompt"]
     prompts = len(prompt) if isinstance(prompt, list) and not all(map(_is_count, prompt)) else 1
-    copies: list[Any] = [given[name] for name in _COPIES if given.get(name) is not None]
+    copies: list[Any] = [given[name] for name in _COPIES if given[name] is not None]
     if not all(map(_is_count, copies)):
         raise BadRequest("the number of answers is a whole number", param="n")
     return prompts * max([1, *map(int, copies)])

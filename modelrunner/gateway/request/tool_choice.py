@@ -9,39 +9,33 @@ https://docs.claude.com/en/api/messages
 from collections.abc import Collection
 from typing import Any
 
-import msgspec
-
+from modelrunner.engineapi import ApiShape
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.dialects.bodies import MEMBERS, with_members
+from modelrunner.gateway.engine_request import EngineRequest
 
-_MESSAGES = "/v1/messages"
 _LIST = "allowed_tools"
 
 
-def chosen(path: str, body: bytes, *, by_word: bool) -> bytes:
-    """Returns the body for the engine's endpoint `path`; it changes if the choice lists tools, or names a tool and the
-    endpoint takes words alone (`by_word`). Raises `BadRequest` for a choice without such a word, or whose tools are all
-    missing."""
-    if not by_word and _LIST.encode() not in body:
-        return body
-    members = MEMBERS.decode(body)
-    choice = msgspec.json.decode(members.get("tool_choice", b"null"))
+def choose_tools(request: EngineRequest, shape: ApiShape, *, by_word: bool) -> None:
+    """Changes a choice that lists tools, or names a tool to an endpoint that takes words alone (`by_word`). Raises
+    `BadRequest` for a choice without such a word, or whose tools are all missing."""
+    choice = request.get("tool_choice")
     if not isinstance(choice, dict) or (not by_word and choice.get("type") != _LIST):
-        return body
-    if path.startswith(_MESSAGES):
+        return
+    if shape in (ApiShape.MESSAGES, ApiShape.MESSAGE_COUNT):
         if choice.get("type") != "tool":
-            return body
+            return
         word: Any = {**choice, "type": "any"}
         word.pop("name", None)
         names: Collection[Any] = (choice.get("name"),)
     else:
         word, names = _of_a_chat(choice)
-    tools = msgspec.json.decode(members.get("tools", b"null"))
+    tools = request.get("tools")
     offered = [tool for tool in tools if name_of(tool) in names] if isinstance(tools, list) else []
     if not offered:
-        told = ", ".join(repr(name) for name in names)
-        raise BadRequest(f"`tool_choice` names {told}, which is none of the tools", param="tool_choice")
-    return with_members(members, {"tools": offered, "tool_choice": word})
+        listed = ", ".join(repr(name) for name in names)
+        raise BadRequest(f"`tool_choice` names {listed}, which is none of the tools", param="tool_choice")
+    request.set({"tools": offered, "tool_choice": word})
 
 
 def name_of(tool: Any) -> str | None:

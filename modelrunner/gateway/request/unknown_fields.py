@@ -8,9 +8,11 @@ vLLM and llama.cpp, which clients send to each other's servers.
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
+
+from modelrunner.engineapi import ApiShape
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.dialects.bodies import MEMBERS
-from modelrunner.gateway.dialects.dialect import decoded
+from modelrunner.gateway.calls import decoded
 
 _OURS = frozenset({"model", "stream", "keep_alive", "cache_control"})  # engines cache prompts without the last
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -37,28 +39,27 @@ _OF_TEXT = frozenset(
 )
 _OF_VECTORS = frozenset({"dimensions", "encoding_format"})
 _OF_ALL = frozenset({"adapter", "lora"})
-_MEANT: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/messages"), _OF_TEXT | _OF_ALL),
-    "/v1/embeddings": _OF_VECTORS | _OF_ALL,
-    **dict.fromkeys(("/v1/rerank", "/score"), _OF_ALL | {"top_n"}),
-    "": frozenset(),
+_MEANT: Mapping[ApiShape | None, frozenset[str]] = {
+    **dict.fromkeys((ApiShape.CHAT, ApiShape.COMPLETION, ApiShape.MESSAGES), _OF_TEXT | _OF_ALL),
+    ApiShape.EMBEDDINGS: _OF_VECTORS | _OF_ALL,
+    **dict.fromkeys((ApiShape.RERANK, ApiShape.SCORE), _OF_ALL | {"top_n"}),
+    None: frozenset(),
 }
-"""The fields of each endpoint of an engine without which the answer would mean something else: it has another shape or
-length, breaks a rule, or lacks a part of the question."""
+"""The fields of each shape without which the answer would mean something else: it has another form or length, breaks a
+rule, or lacks a part of the question."""
 
 
-def unread(body: bytes, path: str, read: Collection[str]) -> tuple[str, ...]:
-    """Returns the names of the body's fields that are not in `read` and not at a default. `body` is a valid JSON object
-    for the engine's endpoint `path`, "" for a family with names of its own. Raises `BadRequest` for a field that must
-    not be ignored."""
-    members = MEMBERS.decode(body)
+def unread(members: Mapping[str, Any], shape: ApiShape | None, read: Collection[str]) -> tuple[str, ...]:
+    """Returns the names of the client's `members` that are not in `read` and not at a default. `shape` is that of the
+    endpoint, None for a family with names of its own. Raises `BadRequest` for a field that must not be ignored."""
     strange = members.keys() - _OURS
     strange.difference_update(read)
     if not strange:
         return ()
-    found, meant = [], _MEANT.get(path, _OF_ALL)
+    found, meant = [], _MEANT.get(shape, _OF_ALL)
     for name in members:
-        if name in strange and _asks(name, decoded(members[name], name)):
+        raw = members[name]
+        if name in strange and isinstance(raw, msgspec.Raw) and _asks(name, decoded(raw, name)):
             if name in meant:
                 raise BadRequest(
                     f"the engine of this model does not know `{name}`, and the answer would mean something else "

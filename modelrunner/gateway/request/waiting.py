@@ -4,14 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelrunner.errors import ModelRunnerError, RequestTooLong
 from modelrunner.gateway.calls import Inference
-
-if TYPE_CHECKING:
-    from modelrunner.gateway.request.pipeline import Pipeline
-
+from modelrunner.gateway.request.leases import Leases
+from modelrunner.http.limits import Limits
 
 log = logging.getLogger(__name__)
 _TURN = 5.0  # seconds that a suspect is retried alone, at most
@@ -49,19 +47,19 @@ class SignsOfLife:
     """Writes the comments or the progress of the dialect of `ask` with `say` while the request waits, until `stop`: the
     first after `progress_after` seconds, or at once for a client that asked for progress."""
 
-    def __init__(self, pipeline: "Pipeline", ask: Inference, say: Callable[[bytes], None]) -> None:
-        self._pipeline, self._ask, self._say = pipeline, ask, say
+    def __init__(self, leases: Leases, limits: Limits, ask: Inference, say: Callable[[bytes], None]) -> None:
+        self._leases, self._limits, self._ask, self._say = leases, limits, ask, say
         self._loop = asyncio.get_running_loop()
-        self._next = self._loop.call_later(0.0 if ask.terms.progress else pipeline.limits.progress_after, self._give)
+        self._next = self._loop.call_later(0.0 if ask.head.progress else limits.progress_after, self._give)
 
     def stop(self) -> None:
         self._next.cancel()
 
     def _give(self) -> None:
         ask = self._ask
-        progress = self._pipeline.progress(ask) if ask.terms.progress else None
-        self._say(ask.terms.route.dialect.waiting(progress, perf_counter() - ask.arrived))
-        every = 1.0 if progress is not None else self._pipeline.limits.comment_every
+        progress = self._leases.progress(ask) if ask.head.progress else None
+        self._say(ask.head.route.dialect.waiting(progress, perf_counter() - ask.arrived))
+        every = 1.0 if progress is not None else self._limits.comment_every
         self._next = self._loop.call_later(every, self._give)
 
 

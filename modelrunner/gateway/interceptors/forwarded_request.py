@@ -1,7 +1,7 @@
 """A client's request whose answer comes by a interceptor."""
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -9,15 +9,12 @@ from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.headers import chunk, id_line, server_timing
-from modelrunner.gateway.request.exchange import Exchange
+from modelrunner.gateway.request.exchange import Exchange, Exchanges
 from modelrunner.gateway.request.observers import RequestRecord, record_of
 from modelrunner.gateway.request.tokens import NONE, Tokens
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
 from modelrunner.types import Served
-
-if TYPE_CHECKING:
-    from modelrunner.gateway.request.pipeline import Pipeline
 
 
 def served_by(runner: Runner) -> Served:
@@ -26,27 +23,27 @@ def served_by(runner: Runner) -> Served:
 
 
 class AnswerSource(Protocol):
-    """Gives relays their answers. A relay that was left or has ended gets nothing more."""
+    """Gives requests their answers. A request that was left or has ended gets nothing more."""
 
-    def begin(self, relay: "Relay") -> None: ...
+    def begin(self, request: "ForwardedRequest") -> None: ...
 
-    def pause(self, relay: "Relay") -> None:
+    def pause(self, request: "ForwardedRequest") -> None:
         """Called when the client reads no more for now. Safe to call again."""
 
-    def resume(self, relay: "Relay") -> None: ...
+    def resume(self, request: "ForwardedRequest") -> None: ...
 
-    def leave(self, relay: "Relay") -> None:
+    def leave(self, request: "ForwardedRequest") -> None:
         """Called when the client is gone."""
 
 
-class Relay:
-    """Works like an `Exchange`, with an answer from `source`. `headers` are added to the answer's. The relay counts and
-    records the request, unless the exchange `counted_by`, which the source makes for it, does. `lease` and `tokens` go
-    into the record; `served` names the model and the backend of a relay without a lease."""
+class ForwardedRequest:
+    """Works like an `Exchange`, with an answer from `source`. `headers` are added to the answer's. The request counts
+    and records the request, unless the exchange `counted_by`, which the source makes for it, does. `lease` and `tokens`
+    go into the record; `served` names the model and the backend of a request without a lease."""
 
     def __init__(
         self,
-        pipeline: "Pipeline",
+        exchanges: Exchanges,
         ask: Inference,
         sink: Sink,
         source: AnswerSource,
@@ -54,7 +51,7 @@ class Relay:
         headers: tuple[Header, ...] = (),
         counted_by: Exchange | None = None,
     ) -> None:
-        self._pipeline = pipeline
+        self._exchanges = exchanges
         self.ask = ask
         self._sink = sink
         self._source = source
@@ -71,7 +68,7 @@ class Relay:
     def start(self) -> None:
         """Begins the work. Called once."""
         if self._counted_by is None:
-            self._pipeline.running.add(self)
+            self._exchanges.in_flight.running.add(self)
         self._source.begin(self)
 
     def pause(self) -> None:
@@ -116,8 +113,8 @@ class Relay:
 
     def go_alone(self) -> None:
         """Called when the source has no answer: the request gets an exchange of its own."""
-        self._pipeline.running.discard(self)
-        self._alone = self._pipeline.plain(self.ask, self._sink)
+        self._exchanges.in_flight.running.discard(self)
+        self._alone = self._exchanges.make(self.ask, self._sink)
         self._alone.start()
 
     # for the source
@@ -147,7 +144,7 @@ class Relay:
 
     def refuse(self, error: ModelRunnerError) -> None:
         """Ends with an error: as its status or, if the head of a stream is out, as an event."""
-        dialect, request_id = self.ask.terms.route.dialect, self.ask.request_id
+        dialect, request_id = self.ask.head.route.dialect, self.ask.request_id
         self._error = error
         if self._status:
             if self.ask.fields.stream:
@@ -163,8 +160,5 @@ class Relay:
 
     def _close(self) -> None:
         self._over = True
-        if self._counted_by is not None:
-            return
-        self._pipeline.running.discard(self)
-        self._pipeline.unbuffer(len(self.ask.body))
-        self._pipeline.ended(self)
+        if self._counted_by is None:
+            self._exchanges.in_flight.end(self, is_told=True)

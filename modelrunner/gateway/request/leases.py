@@ -1,4 +1,4 @@
-"""The half of the pipeline that exchanges use: it resolves the model of a request, and leases a runner."""
+"""Leases for requests: the model of a request is resolved, and a runner leased."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -43,38 +43,57 @@ class AliasChooser(Protocol):
         """Returns the name of the model that answers now. Raises `ModelRunnerError`."""
 
 
-class Leasing:
-    """The half of the pipeline that comes after admission."""
+class Leases:
+    """Leases runners of `scheduler` to requests, whose models `resolve` finds."""
 
-    resolve: Resolve
-    scheduler: Scheduler
-    aliases: AliasChooser | None
+    def __init__(self, resolve: Resolve, scheduler: Scheduler) -> None:
+        self.resolve = resolve
+        self.scheduler = scheduler
+        self.aliases: AliasChooser | None = None
+        """The names that stand for models; with None, no request looks for one."""
+
+    def known(self, ask: Inference) -> Target | None:
+        """Returns the target of a request whose model is resolved already, else None."""
+        route = ask.head.route
+        return self.resolve.known.get((route.backend, ask.fields.model, route.mode))
+
+    def warm(self, ask: Inference) -> Lease | None:
+        """Leases a runner that is ready and free now; None for a request that must wait. Raises `ModelRunnerError` as
+        `lease`."""
+        head, target = ask.head, self.known(ask)
+        if target is not None:
+            head.check_model(target.spec.bundle)
+        if head.route.runner is not None:
+            return self.lease_runner(ask, head.route.runner, target)
+        if target is None:
+            return None
+        return self.scheduler.warm(target, ask.keep_alive, head.batch, head.owner)
 
     async def lease(self, ask: Inference) -> Lease:
         """Resolves the model and acquires a lease. Raises the errors of both."""
-        route, target = ask.terms.route, await self._target(ask)
+        route, target = ask.head.route, await self._target(ask)
         if route.runner is not None:
             lease = self.lease_runner(ask, route.runner, target)
             assert lease is not None
             return lease
         check_endpoint(route.path, target.api.endpoints, target.key.backend, route.instead)
-        terms = ask.terms
-        return await self.scheduler.acquire(target, ask.keep_alive, terms.caller, terms.batch, terms.owner)
+        head = ask.head
+        return await self.scheduler.acquire(target, ask.keep_alive, head.caller, head.batch, head.owner)
 
     async def _target(self, ask: Inference) -> Target:
         """Resolves the model, once the API key may use it: nobody else learns whether it is here, and what it offers.
         Raises as `Resolve`, and `Forbidden`."""
-        route, terms, model = ask.terms.route, ask.terms, ask.fields.model
-        if terms.key is not None and terms.key.key.models:
-            terms.key.check_model(*self.resolve.names(model))
+        route, head, model = ask.head.route, ask.head, ask.fields.model
+        if head.key is not None and head.key.key.models:
+            head.key.check_model(*self.resolve.names(model))
         await self.resolve.prepare(route.backend, model, route.mode)
         target = self.resolve(route.backend, model, route.mode)
-        terms.check_model(target.spec.bundle)  # the names may have changed meanwhile
+        head.check_model(target.spec.bundle)  # the names may have changed meanwhile
         return target
 
     async def choose(self, ask: Inference, alias: Alias) -> Inference:
         """Returns the request with a model in place of the client's alias. Raises as `AliasChooser.choose`."""
-        route = ask.terms.route
+        route = ask.head.route
         assert self.aliases is not None
         name = await self.aliases.choose(alias, route.backend, route.mode)
         fields = msgspec.structs.replace(ask.fields, model=name)
@@ -87,12 +106,12 @@ class Leasing:
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
         """Leases the named runner if it serves the model. Returns None while the model is not resolved."""
-        lease = self.scheduler.lease_runner(runner_id, ask.terms.owner)
+        lease = self.scheduler.lease_runner(runner_id, ask.head.owner)
         try:
-            ask.terms.check_model(lease.runner.spec.bundle)
+            ask.head.check_model(lease.runner.spec.bundle)
             key = lease.runner.key
-            if key.mode is not ask.terms.route.mode:
-                raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.terms.route.mode}")
+            if key.mode is not ask.head.route.mode:
+                raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.head.route.mode}")
             if target is not None:
                 lease.runner.check_model(target.key.model_id)
                 return lease
@@ -104,5 +123,5 @@ class Leasing:
 
     def progress(self, ask: Inference) -> LoadProgress:
         """Returns the progress of the load, or of the other work, that a request waits for."""
-        target = self.resolve.known.get((ask.terms.route.backend, ask.fields.model, ask.terms.route.mode))
+        target = self.known(ask)
         return LoadProgress(self.resolve.stage) if target is None else self.scheduler.diagnostics.progress(target)
