@@ -11,6 +11,8 @@ from modelrunner.errors import ModelNotFound
 from modelrunner.store import Store
 from tests.waiting import HUNG
 
+some_or_all = pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.nightly)])
+"""Strikes at every tenth call, and under `scripts/test --all` at each."""
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 _CALLS = {
     "pwritev": "pwritev,pwritev2",
@@ -29,6 +31,11 @@ def strike(trace: Path, kind: str, when: int, fault: str, module: str, *argument
     subprocess.run([*command, sys.executable, "-m", module, *arguments], check=True, timeout=HUNG)
     log = trace.read_text()
     assert "INJECTED" in log or "killed by SIGKILL" in log
+
+
+def numbers(calls: int, step: int = 1) -> list[int]:
+    """Returns which calls of a sweep are struck: every `step`th, and the last."""
+    return sorted({*range(1, calls + 1, step), calls})
 
 
 def exists(store: Store, name: str) -> bool:

@@ -17,6 +17,7 @@ from tests.models.prepare import GEMMA3, MINILM, PREPARED, SMOLLM2
 
 __all__ = ["GEMMA3", "MINILM", "PREPARED", "SMOLLM2"]
 BUILDS = {"wheel": [], "native": ["--build"]}
+ENGINES = ["wheel", pytest.param("native", marks=pytest.mark.nightly)]
 
 _NOT_MODELS = shutil.ignore_patterns("daemon.lock", "logs", "state")
 
@@ -36,7 +37,7 @@ def prepared() -> Path:
     return prepare.prepared()
 
 
-@pytest.fixture(scope="module", params=list(BUILDS))
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """Every engine that is there: from its wheel, and compiled."""
     kind: str = request.param

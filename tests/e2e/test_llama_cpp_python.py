@@ -13,6 +13,7 @@ from tests.llamacpp.conftest import llama_cpp_python
 from tests.models.projector import IMAGE_TOKENS
 from tests.models.prompts import PARIS
 
+pytestmark = pytest.mark.nightly
 CHAT = "/v1/chat/completions"
 
 

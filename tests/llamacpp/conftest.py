@@ -72,7 +72,10 @@ _HOW: dict[str, Callable[[BackendContext], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(_HOW))
+_ENGINES = [kind if kind == "wheel" else pytest.param(kind, marks=pytest.mark.nightly) for kind in _HOW]
+
+
+@pytest.fixture(scope="module", params=_ENGINES)
 def real_backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppBackend]:
     """Every engine that is there, in turn. One on PATH is hidden from the others, which it would come before."""
     folder = tmp_path_factory.mktemp("data")

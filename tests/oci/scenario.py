@@ -59,8 +59,8 @@ async def change(what: str, folder: Path, name: str) -> None:
 def main(what: str, call: str, when: int, root: Path, name: str) -> None:
     asyncio.run(new_client("http://127.0.0.1").aclose())  # the certificates, once for all children
     Pool.submit = inline  # type: ignore[method-assign, assignment]
-    for n in range(1, when + 1):
-        folder = root / str(n)
+    for folder in sorted(root.iterdir(), key=lambda folder: int(folder.name)):
+        n = int(folder.name)
         child = os.fork()
         if not child:
             said = "killed"

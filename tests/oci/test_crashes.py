@@ -13,7 +13,7 @@ from tests.oci.artifacts import published
 from tests.oci.conftest import Machine
 from tests.oci.registry import Registry, publish
 from tests.store.samples import add_model
-from tests.strace import exists, needs_strace, strike
+from tests.strace import exists, needs_strace, numbers, some_or_all, strike
 
 pytestmark = needs_strace
 # System calls of a kind, and a few more than a pull or push makes of them.
@@ -35,13 +35,13 @@ def ignore(line: WorkProgress) -> None:
 MODEL, FILES = published()["docker v0.1, GGUF"]
 
 
-def sweep(tmp_path: Path, what: str, call: str, fault: str, name: str) -> list[tuple[Path, str]]:
+def sweep(tmp_path: Path, what: str, call: str, fault: str, name: str, step: int = 1) -> list[tuple[Path, str]]:
     """The folders of all children and how each ended; child N was struck at its Nth call."""
     children = KINDS[call]
     template = Store(tmp_path / "template")
     add_model(template, "kept", seed=0)
     add_model(template, "new", seed=1)
-    folders = [tmp_path / "runs" / str(n) for n in range(1, children + 1)]
+    folders = [tmp_path / "runs" / str(n) for n in numbers(children, step)]
     for folder in folders:
         shutil.copytree(tmp_path / "template", folder / "data", symlinks=True)
     strike(
@@ -78,13 +78,15 @@ async def check_pull(folder: Path, end: str, name: str) -> None:
     assert [path for path in machine.store.partial.rglob("*") if path.is_file()] == []
 
 
+@some_or_all
 @pytest.mark.parametrize("call", [call for call in KINDS if call != "sendto"])
-async def test_a_pull_that_is_killed_at_any_call(registry: Registry, tmp_path: Path, call: str) -> None:
+async def test_a_pull_that_is_killed_at_any_call(registry: Registry, tmp_path: Path, call: str, step: int) -> None:
     name = publish(registry, "team/tiny", "v1", MODEL)
-    for folder, end in sweep(tmp_path, "pull", call, "signal=KILL", name):
+    for folder, end in sweep(tmp_path, "pull", call, "signal=KILL", name, step):
         await check_pull(folder, end, name)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("call", "fault", "code"),
     [
@@ -106,18 +108,27 @@ async def test_a_pull_that_fails_at_any_call(
         await check_pull(folder, end, name)
 
 
-@pytest.mark.parametrize("fault", ["signal=KILL", "error=ECONNRESET"])
-async def test_a_push_that_is_killed_or_fails_at_any_call(registry: Registry, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        ("signal=KILL", 10),
+        pytest.param("signal=KILL", 1, marks=pytest.mark.nightly),
+        pytest.param("error=ECONNRESET", 1, marks=pytest.mark.nightly),
+    ],
+)
+async def test_a_push_that_is_killed_or_fails_at_any_call(
+    registry: Registry, tmp_path: Path, fault: str, step: int
+) -> None:
     """The tag at the registry means the old model or the new one, whole."""
-    children = KINDS["sendto"]
-    for number in range(1, children + 1):
+    for number in numbers(KINDS["sendto"], step):
         publish(registry, f"push-{fault[:5]}/{number}", "v1", MODEL)
     name = f"{registry.host}/push-{fault[:5]}/NUMBER:v1"
-    for number, (folder, end) in enumerate(sweep(tmp_path, "push", "sendto", fault, name), 1):
-        machine, target = Machine(folder), name.replace("NUMBER", str(number))
+    for folder, end in sweep(tmp_path, "push", "sendto", fault, name, step):
+        number = folder.name
+        machine, target = Machine(folder), name.replace("NUMBER", number)
         new = machine.store.get("new").id
-        there = await Machine(tmp_path / "elsewhere" / str(number)).puller.pull(target, ignore)
+        there = await Machine(tmp_path / "elsewhere" / number).puller.pull(target, ignore)
         assert there.id in ({new} if end == "done" else {new, MODEL.id})
         await Pusher(machine.store, machine.registries, machine.credentials).push("new", target, ignore)
-        again = await Machine(tmp_path / "elsewhere" / str(number)).puller.pull(target, ignore)
+        again = await Machine(tmp_path / "elsewhere" / number).puller.pull(target, ignore)
         assert again.id == new

@@ -46,12 +46,13 @@ async def take_all(folder: Path) -> None:
 
 def main(call: str, when: int, root: Path) -> None:
     Pool.submit = inline  # type: ignore[method-assign, assignment]
-    for n in range(1, when + 1):
+    for folder in sorted(root.iterdir(), key=lambda folder: int(folder.name)):
+        n = int(folder.name)
         child = os.fork()
         if not child:
             try:
-                spend(call, when - n, root / str(n))
-                asyncio.run(take_all(root / str(n)))
+                spend(call, when - n, folder)
+                asyncio.run(take_all(folder))
             finally:
                 os._exit(0)
         os.waitpid(child, 0)

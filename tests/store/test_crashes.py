@@ -14,7 +14,7 @@ from modelrunner.store.layout import archive_of
 from modelrunner.store.leftovers import LeftoverKind
 from tests.store.folders import add_folder, model_files
 from tests.store.samples import add_model, write_gguf
-from tests.strace import exists, needs_strace, strike
+from tests.strace import exists, needs_strace, numbers, some_or_all, strike
 
 pytestmark = needs_strace
 # System calls of a kind, and a few more than the scenario makes of them.
@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-def sweep(tmp_path, call: str, fault: str):
+def sweep(tmp_path, call: str, fault: str, step: int = 1):
     """The folders of all children; child N was struck at its Nth call."""
     children = KINDS[call]
     template = tmp_path / "template"
@@ -36,7 +36,7 @@ def sweep(tmp_path, call: str, fault: str):
     folder = {name: data for name, data in model_files().items() if name != "tokenizer.json"}
     add_folder(store, "doomed", folder | {"1_Pooling/config.json": b"{}"})
     archive = archived(tmp_path / "elsewhere")
-    folders = [tmp_path / "runs" / str(n) for n in range(1, children + 1)]
+    folders = [tmp_path / "runs" / str(n) for n in numbers(children, step)]
     for folder in folders:
         shutil.copytree(template, folder / "data", symlinks=True)
         write_gguf(folder / "theirs.gguf", seed=3)
@@ -92,14 +92,16 @@ def check(folder: Path) -> str:
     return report
 
 
+@some_or_all
 @pytest.mark.parametrize("call", KINDS)
-def test_killed_at_any_call(tmp_path, call):
-    reports = [check(folder) for folder in sweep(tmp_path, call, "signal=KILL")]
+def test_killed_at_any_call(tmp_path, call, step):
+    reports = [check(folder) for folder in sweep(tmp_path, call, "signal=KILL", step)]
     assert "begin create" not in reports[0] or "done remove" not in reports[0]
     assert "done prune" in reports[-1]
     assert len(set(reports)) > 2  # the blows fell at different places
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("call", "fault", "code"),
     [

@@ -14,7 +14,7 @@ from tests.e2e.test_images_and_sound import FAMILIES, NO_IMAGE, PIXEL, TORN, cha
 from tests.e2e.test_images_and_sound import tokens as tokens_of
 from tests.models.prepare import SMOLLM2_SAFETENSORS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 SEES = "my/sees"
 MARKS = 3  # tokens around an image's
 IMAGE_TOKENS = 4

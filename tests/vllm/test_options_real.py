@@ -17,7 +17,7 @@ from tests.models.prepare import RERANKER_SAFETENSORS, SMOLLM2_SAFETENSORS
 from tests.models.prompts import PARIS
 from tests.vllm.counters import counter
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 QUANTIZED, ADAPTED = "test/int8", "test/adapted"
 
 

@@ -23,7 +23,7 @@ from tests.e2e.daemons import command_line
 from tests.ports import reserved_port
 from tests.waiting import HUNG
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 
 def own_address() -> str:

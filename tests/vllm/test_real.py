@@ -23,7 +23,7 @@ from tests.models.prompts import MESSAGES, PARIS, QUESTION, SYSTEM
 from tests.vllm.counters import counter, runner
 from tests.vllm.sharedmemory import shared_memory_of
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 LOAD = 300  # seconds
 
 

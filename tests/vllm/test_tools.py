@@ -12,7 +12,7 @@ from tests.e2e.daemons import Daemon
 from tests.models.prepare import SMOLLM2_SAFETENSORS
 from tests.models.prompts import TOOLS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 LOAD = 300  # seconds
 WEATHER = {
     "type": "object",
