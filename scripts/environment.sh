@@ -20,6 +20,14 @@ find_python() {
 # Whether a script in .venv was made for this place: a checkout that was moved has scripts of a Python that is not there.
 is_of_this_place() { grep -qF "$(pwd -P)/.venv/bin/" "$1" 2>/dev/null; }
 
+# Installs $2 and what follows for the Python $1: by the uv of .venv, twenty times as fast as pip; by pip where uv is not
+# there or does not reach pip's index. Neither compiles what may never be imported.
+install() {
+  local python=$1 && shift
+  .venv/bin/python -m uv pip install --quiet --python "$python" "$@" 2>/dev/null ||
+    "$python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
+}
+
 environment() {
   local lock=requirements.lock python wanted
   [ "$1" = dev ] && lock=requirements-dev.lock
@@ -29,8 +37,10 @@ environment() {
   say "Installing into $PWD/.venv (from $lock)"
   # An environment whose making was interrupted has a Python without a working pip.
   is_of_this_place .venv/bin/pip && .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install --disable-pip-version-check --require-hashes -r "$lock" >&2
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --only-binary :all: \
+    -r scripts/uv.lock 2>/dev/null || true
+  install .venv/bin/python --require-hashes -r "$lock"
+  install .venv/bin/python --no-deps --editable .
   printf '%s\n' "$wanted" > ".venv/installed-$1"
   [ "$1" = dev ] && cat requirements.lock pyproject.toml | cksum > .venv/installed-run
   return 0

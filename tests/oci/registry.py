@@ -46,7 +46,7 @@ def serving(folder: Path, *, users: str = "", tls: tuple[Path, Path] | None = No
         if tls:
             config["http"]["tls"] = {"certificate": str(tls[0]), "key": str(tls[1])}
         (folder / "config.yml").write_text(json.dumps(config))
-        assert PROGRAM is not None, "scripts/setup-ci installs docker-registry"
+        assert PROGRAM is not None, "scripts/install-programs installs docker-registry"
         log = folder / "log"
         with open(log, "wb") as output:
             process = subprocess.Popen([PROGRAM, "serve", str(folder / "config.yml")], stdout=output, stderr=output)

@@ -120,8 +120,8 @@ async def test_a_push_that_is_killed_or_fails_at_any_call(
     registry: Registry, tmp_path: Path, fault: str, step: int
 ) -> None:
     """The tag at the registry means the old model or the new one, whole."""
-    for number in numbers(KINDS["sendto"], step):
-        publish(registry, f"push-{fault[:5]}/{number}", "v1", MODEL)
+    for count in numbers(KINDS["sendto"], step):
+        publish(registry, f"push-{fault[:5]}/{count}", "v1", MODEL)
     name = f"{registry.host}/push-{fault[:5]}/NUMBER:v1"
     for folder, end in sweep(tmp_path, "push", "sendto", fault, name, step):
         number = folder.name
