@@ -22,6 +22,9 @@ from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.store import Reference
 
 _LONGEST_COMMIT = 1 << 10  # bytes of a file with the name of a commit
+# What a file of another program may cause: no right to read it, a loop of links, a zero in a path, names that are no
+# text, JSON of another shape. It costs its own model alone.
+_ODD = (OSError, ValueError, RuntimeError, LookupError, TypeError, InvalidModel, InvalidReference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,11 @@ class ForeignStores:
         kinds: dict[int, LinkKind] = {}
         models = []
         for model in sorted({each.name: each for each in reversed(found)}.values(), key=lambda each: each.name):
-            device = os.stat(model.file).st_dev
-            if device not in kinds:
-                kinds[device] = link_kind(_some_file(model.file), store_folder)
-            models.append(replace(model, cost=kinds[device]))
+            with contextlib.suppress(*_ODD):  # it was removed meanwhile
+                device = os.stat(model.file).st_dev
+                if device not in kinds:
+                    kinds[device] = link_kind(_some_file(model.file), store_folder)
+                models.append(replace(model, cost=kinds[device]))
         return models
 
     def get(self, name: str, store_folder: Path) -> ForeignModel:
@@ -89,27 +93,33 @@ class ForeignStores:
 
     def _in_hub(self) -> Iterator[ForeignModel]:
         for repository in _folders(self._hub, "models--*"):
-            with contextlib.suppress(OSError, UnicodeDecodeError, InvalidModel):
-                commit = durable.read((repository / "refs/main").resolve(), _LONGEST_COMMIT).decode("ascii").strip()
-                if "/" in commit or commit.startswith("."):
-                    continue
-                name = "hf.co/" + repository.name.removeprefix("models--").replace("--", "/", 1)
-                snapshot = repository / "snapshots" / commit
-                if folder := folder_files(_names(snapshot), trust=False):
-                    size = sum(os.stat(snapshot / file).st_size for file in folder)
-                    yield from _named("Hugging Face", name, snapshot, size)
-                for place in (snapshot, *_folders(snapshot, "*")):
-                    yield from _ggufs("Hugging Face", name, place)
+            with contextlib.suppress(*_ODD):
+                yield from _in_repository(repository)
 
     def _in_lmstudio(self) -> Iterator[ForeignModel]:
         for root in self._lmstudio:
             for folder in _folders(root, "*/*"):
-                yield from _ggufs("LM Studio", f"hf.co/{folder.parent.name}/{folder.name}", folder)
+                with contextlib.suppress(*_ODD):
+                    yield from _ggufs("LM Studio", f"hf.co/{folder.parent.name}/{folder.name}", folder)
 
     def _in_ollama(self) -> Iterator[ForeignModel]:
         for model in (model for root in self._ollama for model in ollamastore.models_in(root)):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*_ODD):
                 yield from _named("Ollama", model.name, model.file, model.size, model.parts, model.recipe)
+
+
+def _in_repository(repository: Path) -> Iterator[ForeignModel]:
+    """Yields the models of a repository in the hub's cache."""
+    commit = durable.read((repository / "refs/main").resolve(), _LONGEST_COMMIT).decode("ascii").strip()
+    if "/" in commit or commit.startswith("."):
+        return
+    name = "hf.co/" + repository.name.removeprefix("models--").replace("--", "/", 1)
+    snapshot = repository / "snapshots" / commit
+    if folder := folder_files(_names(snapshot), trust=False):
+        size = sum(os.stat(snapshot / file).st_size for file in folder)
+        yield from _named("Hugging Face", name, snapshot, size)
+    for place in (snapshot, *_folders(snapshot, "*")):
+        yield from _ggufs("Hugging Face", name, place)
 
 
 def _ggufs(program: str, name: str, folder: Path) -> Iterator[ForeignModel]:
@@ -119,7 +129,7 @@ def _ggufs(program: str, name: str, folder: Path) -> Iterator[ForeignModel]:
     for file in files:
         if file in projectors or "imatrix" in file.lower():
             continue
-        with contextlib.suppress(OSError, InvalidModel):
+        with contextlib.suppress(*_ODD):
             shards = with_shards(files, file)
             if next(iter(shards.values())) == file:
                 size = sum(os.stat(folder / shard).st_size for shard in (*shards.values(), *projectors[:1]))
@@ -135,15 +145,16 @@ def _named(
     parts: list[tuple[str, str]] | None = None,
     recipe: Callable[[], Recipe] = Recipe,
 ) -> Iterator[ForeignModel]:
-    """Yields the model, or nothing if its name is not a reference."""
-    with contextlib.suppress(InvalidReference):
+    """Yields the model, or nothing if its name is not a reference, or its path is not text."""
+    with contextlib.suppress(InvalidReference, UnicodeEncodeError):
+        str(file).encode()
         yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, tuple(parts or ()), recipe)
 
 
 def _folders(root: Path, pattern: str) -> list[Path]:
     try:
         return sorted(path for path in root.glob(pattern) if path.is_dir())
-    except OSError:  # may not be read
+    except _ODD:
         return []
 
 
@@ -152,7 +163,7 @@ def _names(folder: Path) -> list[str]:
     try:
         places = [folder, *(path for path in folder.iterdir() if path.is_dir())]
         return [str(path.relative_to(folder)) for place in places for path in place.iterdir() if path.is_file()]
-    except OSError:
+    except _ODD:
         return []
 
 

@@ -20,7 +20,7 @@ _LARGEST = 1 << 20  # bytes of a manifest, or of a layer that is read
 _MANIFESTS = ("manifests", "manifest-v2")  # the second one of newer releases
 _TYPE = "application/vnd.ollama.image."
 _CARRIED = ("system", "params", "messages", "license")
-_ODD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of JSON of another shape
+_ODD = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)  # JSON of another shape, a loop of links
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,10 @@ class KeptModel:
 
 def models_in(root: Path) -> Iterator[KeptModel]:
     """Yields the models of a store; a manifest that is not a model is passed over."""
-    manifests = [path for name in _MANIFESTS for path in (root / name).glob("*/*/*/*")]
+    manifests: list[Path] = []
+    for name in _MANIFESTS:
+        with contextlib.suppress(*_ODD, OSError):
+            manifests += (root / name).glob("*/*/*/*")
     for path in sorted(manifests):
         with contextlib.suppress(*_ODD, OSError, InvalidReference):
             layers = _layers(path, root / "blobs")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from modelrunner.web.session import is_loopback
+from modelrunner.web.proxies import is_loopback
 
 HUB = "docker.io"
 _HUB_HOST = "registry-1.docker.io"

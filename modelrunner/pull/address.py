@@ -23,7 +23,8 @@ from modelrunner.store.references import Reference
 from modelrunner.web.attempt import refused
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
-from modelrunner.web.session import LOOK_UP_LIMIT, HubAnswer, ask, is_loopback, new_client, retry_after
+from modelrunner.web.proxies import is_loopback
+from modelrunner.web.session import LOOK_UP_LIMIT, HubAnswer, ask, new_client, retry_after
 
 if TYPE_CHECKING:
     import httpx

@@ -105,7 +105,7 @@ class Attempts:
         ):
             if response.status_code == 401 and await access.renewed(headers, response):
                 raise AttemptFailed("it refuses the credentials", pause=0.0)
-            _check_status(response, file)
+            _check_status(response, file, begun=self._partial.length > 0)
             whole = response.status_code == 200
             if not _continues(response, claim.start, file) and not (whole and not claim.start):
                 raise RangeIgnored("it sent another range than the one asked for", pause=0.0)
@@ -196,10 +196,14 @@ def _continues(response: "httpx.Response", offset: int, file: RemoteFile) -> boo
     return match is not None and int(match[1]) == offset
 
 
-def _check_status(response: "httpx.Response", file: RemoteFile) -> None:
+def _check_status(response: "httpx.Response", file: RemoteFile, *, begun: bool) -> None:
+    """Raises the error of a failed answer. A download that has `begun` may be refused by the storage to which the
+    source redirects; the source then gives a fresh address."""
     match response.status_code:
         case 200 | 206 | 416:
             return
+        case 401 | 403 if begun and response.history:  # the address to which the source has led expires
+            raise AttemptFailed(f"the source's storage answered {response.status_code}")
         case 401 | 403:
             raise refused(file.name, response.headers)
         case 404 | 410:

@@ -9,7 +9,6 @@ import re
 import socket
 import ssl
 import time
-import urllib.request
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelrunner.errors import SourceFailed
+from modelrunner.web import proxies
+from modelrunner.web.proxies import Address, literal
 
 if TYPE_CHECKING:
     import httpx
-
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 LOOK_UP_LIMIT = 60.0  # seconds for one answer of a hub or index, from the request to its last byte
 _LONGEST_PATIENCE = 86_400.0
@@ -43,28 +42,20 @@ def new_client(
     controls it, cannot make the daemon talk to this machine's services. `named` are hosts (with a port, or for any
     port) that the configuration names; if it is given, only they may be private or without TLS besides the origin. The
     address is checked after the name was resolved, before anything is sent; the connections of a proxy are the proxy's
-    to check. No proxy of the environment is asked for this machine itself: requests without TLS must not leave it. The
-    first client takes 50 ms (the certificates). Raises `SourceFailed` for a proxy that cannot be used."""
+    to check. `proxy` replaces those of the environment. The first client takes 50 ms (the certificates)."""
     import httpx
 
-    url = httpx.URL(origin)
-    guard = _Guard(url, named)
-    itself = f"all://[{url.host}]" if ":" in url.host else f"all://{url.host}"
+    guard = _Guard(httpx.URL(origin), named)
     certificates = context or _default_certificates()
-    try:
-        return httpx.AsyncClient(
-            verify=certificates,
-            proxy=proxy,
-            mounts={itself: None} if proxy is None and is_loopback(url.host) else None,
-            follow_redirects=True,
-            max_redirects=10,
-            timeout=httpx.Timeout(30.0, connect=10.0),
-            event_hooks={"request": [guard.check]},
-            transport=transport,
-        )
-    except (ImportError, ValueError) as error:  # a proxy by SOCKS, or one whose address is none
-        why = f"the proxy of this machine cannot be used ({error}): check HTTPS_PROXY and ALL_PROXY"
-        raise SourceFailed(why) from None
+    return httpx.AsyncClient(
+        verify=certificates,
+        trust_env=False,
+        follow_redirects=True,
+        max_redirects=10,
+        timeout=httpx.Timeout(30.0, connect=10.0),
+        event_hooks={"request": [guard.check]},
+        transport=transport or proxies.transport(certificates, proxy),
+    )
 
 
 @functools.cache
@@ -91,8 +82,8 @@ class _Guard:
     def __init__(self, origin: "httpx.URL", named: Collection[str] | None) -> None:
         self._origin = origin
         self._named = named
-        literal = _literal(origin.host)
-        self._inside = literal is not None and not literal.is_global
+        address = literal(origin.host)
+        self._inside = address is not None and not address.is_global
         self._connected = False
 
     async def check(self, request: "httpx.Request") -> None:
@@ -101,9 +92,9 @@ class _Guard:
         if not self._is_origin(url) and not self._is_named(url):
             if url.scheme != "https" and (self._origin.scheme == "https" or self._named is not None):
                 raise SourceFailed(f"the source redirects to {url.host} without TLS; this is not followed")
-            literal = _literal(url.host)
-            if literal is not None:
-                self._require_allowed(url.host, literal)
+            address = literal(url.host)
+            if address is not None:
+                self._require_allowed(url.host, address)
         request.extensions["trace"] = self._tracer(url)
 
     def _is_origin(self, url: "httpx.URL") -> bool:
@@ -140,33 +131,19 @@ class _Guard:
         else:
             self._connected, self._inside = True, not address.is_global
 
-    def _require_allowed(self, host: str, address: _Address) -> None:
+    def _require_allowed(self, host: str, address: Address) -> None:
         address = _meant(address)
         inside = self._inside and self._named is None
         if address.is_link_local or address.is_multicast or (not address.is_global and not inside):
             raise SourceFailed(f"the source redirects to {host}, which is not a public address; this is not followed")
 
 
-def _meant(address: _Address) -> _Address:
+def _meant(address: Address) -> Address:
     """Returns the IPv4 address that an IPv6 address embeds (RFC 4291, 3056, 6052), else the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     translated = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
     return address.ipv4_mapped or address.sixtofour or translated or address
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether `host` is a name or address of this machine itself, without asking a name server."""
-    literal = _literal(host)
-    return literal is not None and literal.is_loopback
-
-
-def _literal(host: str) -> _Address | None:
-    """Returns the address if `host` is one, None for a name; `localhost` counts as an address."""
-    try:
-        return ipaddress.ip_address("127.0.0.1" if host.rstrip(".").lower() == "localhost" else host.strip("[]"))
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +273,8 @@ def _via(url: str) -> str:
     """Returns the host, and the proxy through which it is asked."""
     import httpx
 
-    proxy = urllib.request.getproxies().get(httpx.URL(url).scheme)
-    if proxy is None or urllib.request.proxy_bypass(_host(url)):
-        return _host(url)
-    return f"the proxy {_host(proxy)} or, behind it, {_host(url)}"
+    proxy = proxies.named_for(httpx.URL(url))
+    return f"the proxy {_host(proxy)} or, behind it, {_host(url)}" if proxy else _host(url)
 
 
 def _host(url: str) -> str:

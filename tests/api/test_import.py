@@ -191,6 +191,30 @@ async def test_their_files_may_be_links_and_a_fifo_is_not_waited_for(
         assert (await take(daemon, "tiny:carries", name="kind"))["type"] == "success"
 
 
+async def test_odd_files_hide_no_model(start_daemon: StartDaemon, theirs: dict[str, Path], tmp_path: Path) -> None:
+    """A power cut, a restore from a backup and a careless `ln` leave such files."""
+    daemon = await start_daemon()
+    before = await listed(daemon)
+    assert len(before) > 2
+    [hub] = {path for path in tmp_path.rglob("hub") if path.is_dir()}
+    [manifests] = {path for path in tmp_path.rglob("library") if path.is_dir()}
+    for name, text in (("zeros", b"\0" * 40), ("long", b"a" * 900), ("latin", b"\xe9"), ("up", b"..")):
+        (refs := hub / f"models--odd--{name}/refs").mkdir(parents=True)
+        (refs / "main").write_bytes(text)
+    loop = hub / "models--odd--loop"
+    (loop / "refs").mkdir(parents=True)
+    (loop / "refs/main").symlink_to("main")
+    (loop / "snapshots").symlink_to("snapshots")
+    (manifests / "loop").mkdir()
+    (manifests / "loop/latest").symlink_to("latest")
+    strange = os.fsencode(hub) + b"/models--odd--\xff"
+    shutil.copytree(os.fsencode(hub / "models--Org--Some-GGUF"), strange, symlinks=True)
+    inside = os.fsencode(hub / "models--Org--Some-GGUF/snapshots" / ("ab" * 20))
+    os.symlink("../../blobs/weights", inside + b"/\xff-Q8_0.gguf")
+    os.symlink("x.gguf", inside + b"/x.gguf")
+    assert await listed(daemon) == before
+
+
 async def test_an_adapter_of_ollama_comes_along(
     start_daemon: StartDaemon, theirs: dict[str, Path], tmp_path: Path
 ) -> None:

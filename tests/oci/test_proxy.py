@@ -91,6 +91,7 @@ async def test_a_registry_is_asked_through_the_proxy_unless_it_is_excepted(
     machine = Machine(tmp_path / "m", {NAME: RegistryRules(plain_http=True)})
     async with Proxy(fake.host).running() as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")  # as programs export it, and nothing needs it
         assert (await machine.puller.pull(f"{NAME}/ai/tiny", ignore)).id == fake.models["ai/tiny"].id
         assert all(f" http://{NAME}/v2/ai/tiny/" in line for line in proxy.asked)
         proxy.asked.clear()

@@ -101,16 +101,18 @@ async def test_a_caller_who_leaves_a_slow_look_up_leaves_nothing(puller: Puller,
 
 
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "gopher://127.0.0.1:1"])
-async def test_a_proxy_that_cannot_be_used_is_named(
-    store: Store, hub: Hub, monkeypatch: pytest.MonkeyPatch, proxy: str
-) -> None:
-    hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(9000)})
-    puller = Puller(store, [HuggingFaceSource(hub.endpoint)])
-    id = (await puller.pull(NAME, ignore)).id
+async def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
-    with pytest.raises(SourceFailed, match="ALL_PROXY"):
-        await puller.preview(NAME)
-    assert (await puller.pull(NAME, ignore)).id == id  # the model in the store stays in use
+    async with new_client("https://hub.invalid") as client:
+        with pytest.raises(SourceFailed, match="ALL_PROXY"):
+            await ask(client, "https://hub.invalid/", {}, limit=1)
+
+
+async def test_a_proxy_that_is_not_needed_ends_nothing(store: Store, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories["Org/Tiny-GGUF"] = Repository({"tiny-Q4_K_M.gguf": gguf(9000)})
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "[::1],10.0.0.0/8,*.internal, ,//")
+    assert (await Puller(store, [HuggingFaceSource(hub.endpoint)]).pull(NAME, ignore)).name
 
 
 HUGE = "9" * 400

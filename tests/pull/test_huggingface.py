@@ -236,6 +236,14 @@ async def test_a_file_that_is_refused_is_not_asked_for_again(client: Client, sta
     assert len(client.hub.contents) == 1
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_an_address_that_expires_in_the_middle_is_asked_for_again(client: Client, status: int) -> None:
+    """The storage behind the hub signs its addresses for a time."""
+    client.hub.faults.extend([Fault(cut=1000), Fault(status=status)])
+    assert client.content(await client.pull()) == MODEL
+    assert len(client.hub.contents) == 3
+
+
 @pytest.mark.parametrize("status", [401, 429, 500])
 async def test_a_hub_that_answers_with_an_error(client: Client, status: int) -> None:
     client.hub.status = status
