@@ -134,8 +134,9 @@ class Library:
         return bool(changed) and not self._puller.is_local(order.source)
 
     async def pull(self, order: PullOrder, report: ProgressReport) -> PullResult:
-        """Downloads or packages a model; `report` is called from the event loop's thread. Raises what `Puller.pull`
-        raises."""
+        """Downloads or packages a model; `report` is called from the event loop's thread. A model that loses its last
+        name to it is removed, unless it is in use. Raises what `Puller.pull` raises."""
+        former = self._named(order.name or order.source)
         text = order.text()
         events = self._scheduler.events
         making = order.recipe.making(None) if order.recipe else None
@@ -170,7 +171,28 @@ class Library:
         events.emit("pull", model=pulled.name, reason=f"pulled from {origin}", downloaded=_span(received))
         if is_uploaded(text):
             await asyncio.to_thread(self._puller.uploads.drop, text)
+        if former is not None and former.id != pulled.id:
+            await self._remove_former(former.id)
         return pulled
+
+    def _named(self, text: str) -> StoredModel | None:
+        try:
+            return self._store.whole(text)[0]
+        except (ModelNotFound, InvalidReference):
+            return None
+
+    async def _remove_former(self, id: str) -> None:
+        if (model := self._named(id)) is not None and self.is_forgotten(model):
+            try:
+                await self.remove(id)
+            except ModelRunnerError as error:  # `prune` takes it later
+                log.info("the former model %s stays: %s", id, error)
+
+    def is_forgotten(self, model: StoredModel) -> bool:
+        """Returns whether the model has no name, and nobody has pulled it by its digest, pinned or preloads it."""
+        settings = self._configurations.settings.of(model.id)
+        by_digest = any("@" in origin.name for origin in self.origins(model))
+        return not (model.tags or by_digest or settings.pin or settings.preload)
 
     def origins(self, model: StoredModel) -> list[ModelOrigin]:
         """Returns the sources from which the model was pulled."""

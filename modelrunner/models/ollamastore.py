@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from modelrunner import durable
-from modelrunner.defaults import SamplingOptions
 from modelrunner.errors import InvalidModel, InvalidReference
 from modelrunner.models.recipes import Recipe
+from modelrunner.pull.ollamalayers import CARRIED, ODD, carried
 from modelrunner.store import Digest
+from modelrunner.store.mediatypes import OLLAMA_TYPE
 
 _LARGEST = 1 << 20  # bytes of a manifest, or of a layer that is read
 _MANIFESTS = ("manifests", "manifest-v2")  # the second one of newer releases
-_TYPE = "application/vnd.ollama.image."
-_CARRIED = ("system", "params", "messages", "license")
-_ODD = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)  # JSON of another shape, a loop of links
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +48,15 @@ class KeptModel:
         its weights takes its place. Parameters of a machine (`num_gpu`) are left out. Raises `InvalidModel`."""
         try:
             return self._recipe()
-        except (*_ODD, OSError) as error:
+        except (*ODD, OSError) as error:
             raise InvalidModel(f"what {self.name} carries for requests cannot be read ({error})") from None
 
     def _recipe(self) -> Recipe:
-        texts = {
-            kind: [durable.read(path.resolve(), _LARGEST).decode() for path in self._of(kind)] for kind in _CARRIED
-        }
-        parameters: dict[str, Any] = {}
-        for text in texts["params"]:
-            parameters |= json.loads(text)
-        known = (*SamplingOptions.__struct_fields__, "num_ctx")
-        messages = [message for text in texts["messages"] for message in json.loads(text)]
+        found = carried(
+            {kind: [durable.read(path.resolve(), _LARGEST).decode() for path in self._of(kind)] for kind in CARRIED}
+        )
         return Recipe(
-            system="\n".join(texts["system"]) or None,
-            parameters={name: value for name, value in parameters.items() if name in known},
-            messages=[(str(message["role"]), str(message["content"])) for message in messages],
-            licences=[text for text in texts["license"] if text],
+            system=found.system, parameters=found.parameters, messages=found.messages, licences=found.licences
         )
 
     def _of(self, kind: str) -> Sequence[Path]:
@@ -77,10 +67,10 @@ def models_in(root: Path) -> Iterator[KeptModel]:
     """Yields the models of a store; a manifest that is not a model is passed over."""
     manifests: list[Path] = []
     for name in _MANIFESTS:
-        with contextlib.suppress(*_ODD, OSError):
+        with contextlib.suppress(*ODD, OSError):
             manifests += (root / name).glob("*/*/*/*")
     for path in sorted(manifests):
-        with contextlib.suppress(*_ODD, OSError, InvalidReference):
+        with contextlib.suppress(*ODD, OSError, InvalidReference):
             layers = _layers(path, root / "blobs")
             host, owner, model, tag = path.parts[-4:]
             if len(layers["model"]) == 1:
@@ -93,5 +83,5 @@ def _layers(manifest: Path, blobs: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for layer in content["layers"]:
         digest = Digest.parse(layer["digest"])
-        found.setdefault(layer["mediaType"].removeprefix(_TYPE), []).append(blobs / f"sha256-{digest.hex}")
+        found.setdefault(layer["mediaType"].removeprefix(OLLAMA_TYPE), []).append(blobs / f"sha256-{digest.hex}")
     return found

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from modelrunner.errors import Conflict, ModelNotFound
@@ -16,7 +16,8 @@ from modelrunner.store import Store, StoredModel
 @dataclass(frozen=True, slots=True)
 class PruneRule:
     """Selects the models to remove: all models that were not used for `unused` seconds, and then the least recently
-    used models, until the others have at most `size` bytes. Without both, leftovers are removed instead of models."""
+    used models, until the others have at most `size` bytes. Without both, leftovers are removed, and models that have
+    lost their last name."""
 
     unused: float | None = None
     size: int | None = None
@@ -58,14 +59,23 @@ class Pruner:
     async def prune(self, rule: PruneRule, *, dry_run: bool = False) -> list[PrunedThing]:
         """Removes leftovers, or models, by the rule, and returns them; with `dry_run` only returns them. Pulls go on
         meanwhile. Raises `StorageFailed`."""
-        if not rule.is_for_models:
-            found = await (self._library.leftovers() if dry_run else self._library.prune())
-            return [PrunedThing(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found]
-        self._last_used.look()
-        chosen = await asyncio.to_thread(self._chosen, rule)
+        if rule.is_for_models:
+            self._last_used.look()
+            return await self._pruned(await asyncio.to_thread(self._chosen, rule), dry_run=dry_run)
+        models = await self._pruned(await asyncio.to_thread(self._forgotten), dry_run=dry_run)
+        found = await (self._library.leftovers() if dry_run else self._library.prune())
+        return [*models, *(PrunedThing(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found)]
+
+    async def _pruned(self, chosen: Iterable[tuple[StoredModel, int]], *, dry_run: bool) -> list[PrunedThing]:
         return [
             PrunedThing("model", model.name, size) for model, size in chosen if dry_run or await self._remove(model)
         ]
+
+    def _forgotten(self) -> list[tuple[StoredModel, int]]:
+        """Returns the models without a name that nobody wants, with the bytes that each removal frees."""
+        loaded = {runner.model_id for runner in self._scheduler.runners()}
+        found = [m for m in self._store.list() if m.id not in loaded and self._library.is_forgotten(m)]
+        return list(zip(found, self._store.freed([model.id for model in found]), strict=True))
 
     def _chosen(self, rule: PruneRule) -> list[tuple[StoredModel, int]]:
         """Returns the models to remove, with the bytes that each removal frees."""

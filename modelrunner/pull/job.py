@@ -37,6 +37,10 @@ _LOOK = 0.5  # seconds between two checks for a cancellation, while another pull
 log = logging.getLogger(__name__)
 
 
+class _SharedFileRemoved(SourceFailed):
+    """A file that the store had for another model is gone."""
+
+
 class PullJob:
     """The steps of one pull. Partial files lie in `folder`; `claim` holds its part of the quota."""
 
@@ -95,16 +99,26 @@ class PullJob:
                 await in_thread(lambda _: self._tidy(free))
 
     async def _run(self, report: ProgressReport) -> PullResult:
-        wanted = self._wanted
         if (unchanged := await self._unchanged(report)) is not None:
             report(WorkProgress("Using cached model", "cached"))
             self._clear_soon = True
             return unchanged
-        fetched = await self._source.fetch(wanted, _PullContext(self, report))
-        report(WorkProgress("Verifying and storing", "storing"))
-        id = await in_thread(lambda stop: self._store_files(fetched, _until(stop)), HASHING)
+        try:
+            id = await self._fetch_and_store(report)
+        except _SharedFileRemoved:  # with another model, which somebody has removed meanwhile: fetch it as well
+            id = await self._fetch_and_store(report)
         self._clear_soon = True
         return PullResult(id, self._name(id))
+
+    async def _fetch_and_store(self, report: ProgressReport) -> str:
+        fetched = await self._source.fetch(self._wanted, _PullContext(self, report))
+        report(WorkProgress("Verifying and storing", "storing"))
+        try:
+            return await in_thread(lambda stop: self._store_files(fetched, _until(stop)), HASHING)
+        except ModelRunnerError as error:
+            if any(self._store.have(f"sha256:{sha256}") is None for sha256 in fetched.stored.values()):
+                raise _SharedFileRemoved(f"files of {self._wanted.text} were removed: pull again") from error
+            raise
 
     def _name(self, id: str) -> str:
         """Returns the model's name from now on. The digest of an image index is not the digest of a model."""
@@ -200,10 +214,10 @@ class PullJob:
         blobs = {name: self._verified(path, fetched.digests.get(name), go_on) for name, path in fetched.files.items()}
         for name, sha256 in fetched.stored.items():
             if (blob := self._store.have(f"sha256:{sha256}")) is None:
-                raise SourceFailed(f"{name} of {wanted.text} was removed while the other files came; pull again")
+                raise _SharedFileRemoved(f"{name} of {wanted.text} was removed while the other files came; pull again")
             blobs[name] = blob
         reference = None if wanted.reference.digest else str(wanted.reference)
-        making = wanted.making or Making()
+        making = wanted.making or fetched.making or Making()
         if making.template is not None:
             blobs[TEMPLATE] = self._text(making.template)
         model = self._store.create(

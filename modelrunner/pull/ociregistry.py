@@ -1,19 +1,21 @@
 """`[HOST[:PORT]/]NAME[:TAG][@DIGEST]`: models in OCI registries, as docker/model-runner and ModelPack publish them.
 
-A model keeps the manifest that it was published with, byte for byte.
+A model keeps the manifest that it was published with, byte for byte. Ollama's models, and files that ORAS has pushed,
+have manifests of other kinds: they get one of ours.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from modelrunner import chattemplates
 from modelrunner.concurrency.threads import HASHING, in_thread
-from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound, SourceFailed, UntrustedModel
+from modelrunner.defaults import ModelDefaults, split_parameters
+from modelrunner.errors import BadRequest, InvalidModel, InvalidReference, ModelNotFound, SourceFailed, UntrustedModel
 from modelrunner.oci import imageindex, signatures
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.registries import Registries
@@ -21,12 +23,22 @@ from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, Remo
 from modelrunner.progress import WorkProgress
 from modelrunner.pull.archives import unpack_layers
 from modelrunner.pull.fetching import fetch_files
+from modelrunner.pull.ollamalayers import CARRIED, ODD, carried
 from modelrunner.pull.remoteheader import preview_gguf
-from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
+from modelrunner.pull.source import Context, FetchResult, Making, Preview, PullSpec, Source
 from modelrunner.store import Digest
 from modelrunner.store.details import LARGEST_LICENCE
-from modelrunner.store.manifests import LARGEST, Descriptor, Manifest, StoredFile, archives, decode_config, parse
-from modelrunner.store.mediatypes import LICENSE_TYPE, LayerKind, layer_of
+from modelrunner.store.manifests import (
+    LARGEST,
+    Descriptor,
+    Manifest,
+    StoredFile,
+    archives,
+    decode,
+    decode_config,
+    parse,
+)
+from modelrunner.store.mediatypes import FOREIGN_CONFIG_TYPES, LICENSE_TYPE, OLLAMA_TYPE, LayerKind
 from modelrunner.store.names import in_folder
 from modelrunner.store.references import NO_REGISTRIES, Reference
 from modelrunner.store.safetensors_model import require_no_code
@@ -35,6 +47,7 @@ from modelrunner.web.session import HubAnswer
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _MOST_LICENCES = 8
+_LICENCES = (LICENSE_TYPE, f"{OLLAMA_TYPE}license")
 _SMALL = 16 << 20  # bytes of a file that may say that the model carries code
 
 
@@ -127,6 +140,8 @@ class RegistrySource(Source):
     async def _fetch(
         self, repository: RemoteRepository, found: _Found, wanted: PullSpec, context: Context
     ) -> FetchResult:
+        if found.parsed.config.media_type in FOREIGN_CONFIG_TYPES:
+            return await _fetch_foreign(repository, found, context)
         stored = {file.digest: await context.stored(file.digest.hex) for file in found.files}
         wanting = {file.digest: repository.remote_file(file) for file in found.files if stored[file.digest] is None}
         paths = {digest: context.partial(file) for digest, file in wanting.items()}
@@ -159,6 +174,50 @@ class RegistrySource(Source):
         )
 
 
+async def _fetch_foreign(repository: RemoteRepository, found: _Found, context: Context) -> FetchResult:
+    """Fetches the files of a model whose manifest is of another kind: it gets one of ours. What a model of Ollama
+    carries for requests comes along."""
+    if archives(found.parsed):
+        raise InvalidModel("its files are packed in archives without a model's configuration: publish them one by one")
+    contents = decode(found.manifest.data, found.manifest.digest)
+    stored = {file.digest: await context.stored(file.digest.hex) for file in contents.files.values()}
+    wanting = {
+        file.digest: repository.remote_file(file) for file in contents.files.values() if stored[file.digest] is None
+    }
+    paths = {digest: context.partial(file) for digest, file in wanting.items()}
+
+    async def check() -> None:
+        """Nothing in these manifests says that a model carries code; the store looks at its files."""
+
+    for digest in await fetch_files(wanting, context, repository.downloader(), late=lambda _: False, check=check):
+        del paths[digest]
+    names = {name: file.digest for name, file in contents.files.items()}
+    return FetchResult(
+        files={name: paths[digest] for name, digest in names.items() if digest in paths},
+        digests={name: digest.hex for name, digest in names.items() if digest in paths},
+        stored={name: digest.hex for name, digest in names.items() if digest not in paths},
+        revision=str(found.revision),
+        version=str(found.revision),
+        making=await _making(repository, found.parsed.layers),
+    )
+
+
+async def _making(repository: RemoteRepository, layers: Sequence[Descriptor]) -> Making:
+    """Returns what Ollama's layers say. Raises `InvalidModel`."""
+    texts: dict[str, list[str]] = {}
+    for layer in layers:
+        if (kind := layer.media_type.removeprefix(OLLAMA_TYPE)) in CARRIED:
+            texts.setdefault(kind, []).append(await _text(repository, layer, LARGEST_LICENCE))
+    try:
+        told = carried(texts)
+        parameters, context = split_parameters(told.parameters)
+        messages = [{"role": role, "content": content} for role, content in told.messages]
+        given = {"system": told.system, "messages": messages, "parameters": parameters, "context_size": context}
+        return Making(ModelDefaults.parse(given), None, tuple(told.licences[:_MOST_LICENCES]))
+    except (*ODD, BadRequest, msgspec.ValidationError) as error:
+        raise InvalidModel(f"what it carries for requests cannot be read ({error})") from None
+
+
 async def _find(repository: RemoteRepository, reference: Reference) -> _Found:
     """Finds the manifest of the reference. Raises `InvalidModel` for a manifest of no model."""
     manifest = await repository.manifest(str(reference.digest or reference.tag))
@@ -176,7 +235,7 @@ async def _preview(repository: RemoteRepository, reference: Reference, folder: P
     """Reads the configuration, the licences, a template and, for a model in one GGUF file, its header."""
     found = await _find(repository, reference)
     layers = found.parsed.layers
-    kinds = [layer_of(layer.media_type, layer.path).kind for layer in layers]
+    kinds = [layer.use.kind for layer in layers]
     template = next((layer for layer, kind in zip(layers, kinds, strict=True) if kind is LayerKind.TEMPLATE), None)
     bundle = None
     if [kind for kind in kinds if kind not in (LayerKind.TEMPLATE, LayerKind.OTHER)] == [LayerKind.GGUF]:
@@ -186,11 +245,13 @@ async def _preview(repository: RemoteRepository, reference: Reference, folder: P
             return await repository.request("GET", file.url, {"Range": range}, limit=limit)
 
         bundle = await preview_gguf(file, part, reference.short, folder)
+    config: dict[str, Any] = {}
     try:
-        config = decode_config(await repository.blob(found.parsed.config.stored(), LARGEST))
+        if found.parsed.config.media_type not in FOREIGN_CONFIG_TYPES:
+            config = decode_config(await repository.blob(found.parsed.config.stored(), LARGEST))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise InvalidModel(f"its configuration cannot be parsed ({error})") from None
-    licences = [layer for layer in layers if layer.media_type == LICENSE_TYPE][:_MOST_LICENCES]
+    licences = [layer for layer in layers if layer.media_type in _LICENCES][:_MOST_LICENCES]
     return Preview(
         sum(file.size for file in found.files),
         bundle,

@@ -76,7 +76,8 @@ class FetchResult:
     that the source wrote or was given; `digests` holds the sha256 (64 hex digits) of those for which the source gives
     one. `stored` holds the sha256 of those that the store has already. `revision` is that of `Source.revision`, None
     for a source without revisions; `version` is a commit, a digest or a version for people. A model that was published
-    with a `manifest` keeps it; then the names have no meaning, and `unpacked` lists the files from its archives."""
+    with a `manifest` keeps it; then the names have no meaning, and `unpacked` lists the files from its archives. One
+    without may bring values of its own, the `making`."""
 
     files: Mapping[str, Path]
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class FetchResult:
     manifest: bytes | None = None
     unpacked: Mapping[str, FromArchive] = field(default_factory=dict)
     version: str = ""
+    making: Making | None = None
 
 
 @dataclass(frozen=True, slots=True)

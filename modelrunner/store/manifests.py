@@ -19,9 +19,13 @@ from modelrunner.store.mediatypes import (
     CONFIG_TYPE,
     CONFIG_TYPES,
     FILE_PATHS,
+    FOREIGN_CONFIG_TYPES,
     LICENSE_TYPE,
     MANIFEST_TYPE,
+    TITLE,
+    UNPACK,
     LayerKind,
+    LayerUse,
     kind_of_file,
     layer_of,
     media_type_of,
@@ -69,7 +73,19 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     @property
     def path(self) -> str:
         """Returns the name that its file was published with, "" for none."""
-        return next((self.annotations[key] for key in FILE_PATHS if key in self.annotations), "")
+        return next((self.annotations[key] for key in FILE_PATHS if key in self.annotations), self._title)
+
+    @property
+    def _title(self) -> str:
+        """Returns the name of a model's file that ORAS has published, "" for any other layer."""
+        title = self.annotations.get(TITLE, "")
+        return title if is_wanted(title) and self.annotations.get(UNPACK) != "true" else ""
+
+    @property
+    def use(self) -> LayerUse:
+        found = layer_of(self.media_type, self.path)
+        is_file = self._title and found.kind in (LayerKind.ARCHIVE, LayerKind.OTHER)  # ORAS calls every file a tar
+        return LayerUse(kind_of_file(self._title)) if is_file else found
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -144,7 +160,7 @@ def parse(data: bytes) -> Manifest:
             descriptor.stored()
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidReference, RecursionError) as error:
         raise InvalidModel(f"its manifest cannot be parsed ({error})") from None
-    if manifest.config.media_type not in CONFIG_TYPES:
+    if manifest.config.media_type not in CONFIG_TYPES | FOREIGN_CONFIG_TYPES:
         raise InvalidModel(f"its configuration has the unknown media type {manifest.config.media_type[:80]!r}")
     if len(manifest.layers) > MOST_LAYERS:
         raise InvalidModel(f"its manifest names {len(manifest.layers)} layers; the most allowed are {MOST_LAYERS}")
@@ -156,7 +172,7 @@ def archives(manifest: Manifest) -> dict[Digest, str]:
     `InvalidModel` for one that cannot be unpacked."""
     found = {}
     for layer in manifest.layers:
-        kind, packed = layer_of(layer.media_type, layer.path)
+        kind, packed = layer.use
         if packed == "zstd":
             raise InvalidModel(
                 f"its layer {layer.media_type} is compressed with zstd, which is not supported: publish it as tar or"
@@ -193,7 +209,7 @@ def decode(data: bytes, digest: Digest, unpacked: Sequence[UnpackedFile] | None 
 
 def _pieces(layers: Iterable[Descriptor], unpacked: Sequence[UnpackedFile]) -> Iterable[_Piece]:
     for layer in layers:
-        kind = layer_of(layer.media_type, layer.path).kind
+        kind = layer.use.kind
         if kind is not LayerKind.ARCHIVE:
             yield _Piece(kind, layer.path, layer.stored())
         for file in unpacked:

@@ -15,6 +15,14 @@ CONFIG_TYPES = frozenset(
     {CONFIG_TYPE, f"{_DOCKER}model.config.v0.1+json"}
     | {f"application/vnd.{group}.model.config.v1+json" for group in ("cncf", "cnai")}
 )
+FOREIGN_CONFIG_TYPES = frozenset(
+    {
+        "application/vnd.docker.container.image.v1+json",  # Ollama's
+        "application/vnd.oci.empty.v1+json",  # ORAS's, for files without a configuration
+        "application/vnd.unknown.config.v1+json",
+    }
+)
+"""Configurations that say nothing to us. A model with one gets a manifest of ours."""
 GGUF_TYPE = f"{_DOCKER}gguf.v3"
 LORA_TYPE = f"{GGUF_TYPE}.lora"
 PROJECTOR_TYPE = f"{_DOCKER}mmproj"
@@ -24,6 +32,11 @@ TEMPLATE_TYPE = f"{_DOCKER}chat.template.jinja"
 LICENSE_TYPE = f"{_DOCKER}license"
 FILE_PATHS = ("org.cncf.model.filepath", "org.cnai.model.filepath")
 """The annotations with the name of a layer's file, the one that we write first."""
+TITLE, UNPACK = "org.opencontainers.image.title", "io.deis.oras.content.unpack"
+"""ORAS's annotations: the name of a file, and whether the layer is the archive of a folder."""
+OLLAMA_TYPE = "application/vnd.ollama.image."
+"""The beginning of the types of Ollama's layers: model, projector, adapter, template, system, params, messages, license
+(https://github.com/ollama/ollama/blob/main/server/images.go)."""
 
 MODELPACK_DOC = "application/vnd.cncf.model.doc.v1"
 
@@ -62,6 +75,9 @@ _TYPES = {
     SAFETENSORS_TYPE: LayerUse(LayerKind.SAFETENSORS),
     FILE_TYPE: LayerUse(LayerKind.FILE),
     TEMPLATE_TYPE: LayerUse(LayerKind.TEMPLATE),
+    f"{OLLAMA_TYPE}model": LayerUse(LayerKind.GGUF),
+    f"{OLLAMA_TYPE}projector": LayerUse(LayerKind.PROJECTOR),
+    f"{OLLAMA_TYPE}adapter": LayerUse(LayerKind.ADAPTER),
     f"{_DOCKER}vllm.config.tar": LayerUse(LayerKind.ARCHIVE),
     f"{_DOCKER}dir.tar": LayerUse(LayerKind.ARCHIVE),
     "application/vnd.oci.image.layer.v1.tar": LayerUse(LayerKind.ARCHIVE),

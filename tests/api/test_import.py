@@ -207,8 +207,8 @@ async def test_odd_files_hide_no_model(start_daemon: StartDaemon, theirs: dict[s
     (loop / "snapshots").symlink_to("snapshots")
     (manifests / "loop").mkdir()
     (manifests / "loop/latest").symlink_to("latest")
-    strange = os.fsencode(hub) + b"/models--odd--\xff"
-    shutil.copytree(os.fsencode(hub / "models--Org--Some-GGUF"), strange, symlinks=True)
+    strange = os.fsdecode(os.fsencode(hub) + b"/models--odd--\xff")
+    shutil.copytree(hub / "models--Org--Some-GGUF", strange, symlinks=True)
     inside = os.fsencode(hub / "models--Org--Some-GGUF/snapshots" / ("ab" * 20))
     os.symlink("../../blobs/weights", inside + b"/\xff-Q8_0.gguf")
     os.symlink("x.gguf", inside + b"/x.gguf")

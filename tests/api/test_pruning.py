@@ -124,3 +124,23 @@ async def test_a_quota_says_what_to_remove(start_daemon: StartDaemon, tmp_path: 
     assert (await package())["type"] == "success"
     assert await names(daemon) == ["b", "big"]
     assert (await usage(daemon))["models_disk_usage"] <= 30_000
+
+
+async def test_a_model_that_is_made_again_leaves_none_behind(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 1})
+    for number in range(3):
+        made = {"model": "again", "from": "smol", "system": f"You are {number}.", "stream": False}
+        async with daemon.unix.post("/api/create", json=made) as answer:
+            assert answer.status == 200, await answer.text()
+    assert sorted(await names(daemon)) == ["again", "smol"]
+
+
+async def test_a_model_that_lost_its_name_is_pruned(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 1, "other": 2})
+    async with daemon.unix.post("/models/other/tag?repo=smol&tag=latest") as answer:
+        assert answer.status < 300, await answer.text()
+    [planned] = (await prune(daemon, "dry_run=true"))["removed"]
+    assert planned["kind"] == "model"
+    [done] = (await prune(daemon, ""))["removed"]
+    assert done == planned
+    assert sorted(await names(daemon)) == ["other"]

