@@ -4,7 +4,7 @@ estimate. `Account` adds the budget and the measurements of the scheduler's runn
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -188,6 +188,9 @@ class Account:
         if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
             return False
         name = slot.target.key.backend
+        if idle := _unused(slot.variant.memory, measured):
+            self._stays_off(slot, idle, measured)
+            return True
         try:
             memory = await self._ledger.record(self._registry.get(name), slot.variant.spec, measured, fresh=fresh)
         except Exception as error:  # a fault of the backend's
@@ -195,6 +198,21 @@ class Account:
             return False
         slot.count(memory, measured)
         return True
+
+    def _stays_off(self, slot: RunnerSlot, idle: Sequence[int], measured: RequiredMemory) -> None:
+        """Says that a runner does not use devices that it was started on. What it holds instead counts for it, but not
+        for the next run there, which may use them."""
+        label = f"computes elsewhere than on device {', '.join(map(str, idle))}"
+        if label not in slot.variant.label:
+            log.warning("%s %s; its log may say why: `modelrunner logs %s`", slot.target.name, label, slot.target.name)
+            slot.variant = replace(slot.variant, label=", ".join(filter(None, (slot.variant.label, label))))
+        slot.count(measured, measured)
+
+
+def _unused(planned: RequiredMemory, measured: RequiredMemory) -> list[int]:
+    """Returns the devices on which nothing was measured of what was planned; none where no driver tells."""
+    pairs = enumerate(zip(planned.vram, measured.vram, strict=False))
+    return [device for device, (wanted, held) in pairs if wanted and not held]
 
 
 def _is_valid(memory: object) -> bool:

@@ -94,7 +94,7 @@ class Engine:
     load_seconds: float = 1.0
     stop_seconds: float = 0.1
     fails: BaseException | None = None
-    measured: int | None = None
+    measured: int | RequiredMemory | None = None
     smaller: tuple[int, ...] = ()
     holds: int | None = None
     sleep_level: int = 0
@@ -200,7 +200,7 @@ class FakeRunner:
         if self.sleeps:
             return RequiredMemory(self._world.engines[self.key.model_id].asleep)
         measured = self._world.engines[self.key.model_id].measured
-        return None if measured is None else RequiredMemory(measured)
+        return RequiredMemory(measured) if isinstance(measured, int) else measured
 
     def die(self, message: str = "the engine was ended by signal 9") -> None:
         """By itself, as after a crash."""

@@ -340,6 +340,24 @@ async def test_what_was_measured_counts_from_then_on() -> None:
 
 
 @virtual
+async def test_an_engine_that_does_not_use_its_device_is_said_and_not_remembered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """CUDA could not begin, and the engine computes on the processor."""
+    world = World(20, {"a": Engine(2, vram=(6,), measured=RequiredMemory(8, (0,)))}, vram=(10,))
+    ledger = Ledger()
+    scheduler = world.scheduler(ledger=ledger)
+    lease = await scheduler.acquire(target("a"))
+    lease.release()
+    await settle()
+    assert (scheduler.memory().used.ram, scheduler.memory().used.vram) == (8, (0,))
+    assert [r.variant for r in scheduler.runners()] == ["computes elsewhere than on device 0"]
+    assert "a computes elsewhere than on device 0" in caplog.text
+    assert await ledger.required(world.backend, target("a").spec) == RequiredMemory(2, (6,))
+    await scheduler.close(0)
+
+
+@virtual
 async def test_what_is_measured_of_a_process_on_its_way_out_does_not_count() -> None:
     world = World(10, {"a": Engine(6, stop_seconds=5.0)})
     ledger = Ledger()
