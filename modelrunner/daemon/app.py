@@ -176,6 +176,7 @@ class Daemon:
             responses=self._responses,
             recorder=self._recordings if settings.recording_memory else None,
             tracing=self._traces is not None,
+            spool=settings.data_dir,
         )
         self._pipeline.addresses.set_rates(address_rates(dict(settings)))
         set_aliases(self._pipeline, parts.aliases, settings.aliases)

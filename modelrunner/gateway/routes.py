@@ -2,7 +2,7 @@
 allow-list: no other path of an engine can be reached."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from modelrunner.errors import NotImplementedHere
@@ -11,6 +11,7 @@ from modelrunner.gateway.dialects.anthropic import Anthropic
 from modelrunner.gateway.dialects.cohere import Cohere
 from modelrunner.gateway.dialects.ollama import OllamaChat, OllamaEmbed, OllamaGenerate
 from modelrunner.gateway.dialects.openai import OpenAI
+from modelrunner.gateway.dialects.passthrough import PassThrough
 from modelrunner.gateway.dialects.responses import Responses
 
 _NAMED = re.compile(r"/(engines|runners)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})(/[a-z0-9/_-]+)")
@@ -19,12 +20,13 @@ _routes: dict[str, Route] = {}
 
 
 def register(dialect: Dialect) -> None:
-    """Adds a family."""
+    """Adds a family. A path that there is already keeps its own."""
     _families.append(dialect)
     for prefix in dialect.prefixes:
         for tail, call in dialect.calls.items():
-            _routes[prefix + tail] = Route(
-                dialect, prefix + tail, call.mode, call.path, call.instead, call.streams, call.uploads
+            path = prefix + tail
+            _routes.setdefault(
+                path, Route(dialect, path, call.mode, call.path, call.instead, call.streams, call.uploads)
             )
 
 
@@ -35,6 +37,13 @@ register(Cohere())
 register(OllamaChat())
 register(OllamaGenerate())
 register(OllamaEmbed())
+
+
+def add_calls(calls: Mapping[str, Call]) -> None:
+    """Adds the calls of a backend, by the client's path. Those that are here already stay."""
+    new = {path: call for path, call in calls.items() if path not in _routes}
+    if new:
+        register(PassThrough(new))
 
 
 def all_routes() -> Iterator[tuple[str, Call, Route]]:

@@ -1,0 +1,56 @@
+"""Calls of engines whose bodies the gateway does not read: forms with a file, and whatever else an engine takes. Only
+the model's name is looked for."""
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+from urllib.parse import parse_qs
+
+from modelrunner.engine.runner import Runner
+from modelrunner.errors import BadRequest
+from modelrunner.gateway.calls import Call, Fields, Inference, Translation
+from modelrunner.gateway.dialects.dialect import WITH_ENGINE, engine_model
+from modelrunner.gateway.dialects.openai import OpenAI
+from modelrunner.gateway.engine_request import EngineRequest
+from modelrunner.gateway.multipart import model_part
+from modelrunner.gateway.uploads import RequestUpload
+
+_FORM = "multipart/form-data"
+
+
+class UploadFields(Fields, frozen=True, gc=False):
+    """The fields of a body that passes."""
+
+    span: tuple[int, int] | None = None
+    """Where a form has the model's name; None for another body."""
+
+
+class PassThrough(OpenAI):
+    """The calls that backends bring, with OpenAI's errors. The body of a call that `uploads` passes: a form names the
+    model in its part `model`, any other body in the query of its path (`?model=NAME`). Another call has a JSON body."""
+
+    prefixes: ClassVar[tuple[str, ...]] = WITH_ENGINE
+
+    def __init__(self, calls: Mapping[str, Call]) -> None:
+        self.calls = calls  # type: ignore[misc]  # those of other families are known when they are written
+
+    def read_upload(self, upload: RequestUpload, content_type: str, query: str) -> Fields:
+        if content_type.partition(";")[0].strip().lower() == _FORM:
+            part = model_part(content_type, upload.pieces())
+            return UploadFields(part.model, span=(part.start, part.end))
+        names = parse_qs(query, max_num_fields=100).get("model", [])
+        if len(names) != 1:
+            raise BadRequest("name the model once in the query: ?model=NAME", param="model")
+        return UploadFields(names[0])
+
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
+        fields, upload = ask.fields, ask.upload
+        if upload is None or not isinstance(fields, UploadFields):
+            return super().request(ask, runner)
+        request = EngineRequest(ask.head.route.path, upload, ask.head.content_type or "application/octet-stream")
+        name = engine_model(runner, fields.model)
+        if fields.span is not None and (ask.chosen or name != fields.model):
+            request.splice(*fields.span, name.encode())
+        return request, None
+
+    def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
+        return super().reads(ask, path, runner) if ask.upload is None else None

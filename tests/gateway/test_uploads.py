@@ -1,0 +1,167 @@
+"""Bodies that are no JSON pass to the engine as they came: forms with a file, and anything else."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engineapi import ApiShape, EndpointApi, EngineApi
+from modelrunner.errors import BadRequest
+from modelrunner.gateway import routes
+from modelrunner.gateway.calls import Call as EngineCall
+from modelrunner.gateway.multipart import ModelPart, model_part
+from modelrunner.types import Endpoint, Mode
+from tests.gateway.fakes import OK, until
+from tests.gateway.harness import Proxy, only, proxy
+
+FORM, BYTES = "/v1/test/form", "/v1/test/bytes"
+TYPE = "multipart/form-data; boundary=frontier"
+SOUND = bytes(range(256)) * 64
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a backend whose engine takes a form with a file, and bytes."""
+    monkeypatch.setattr(routes, "_families", [*routes._families])
+    monkeypatch.setattr(routes, "_routes", {**routes._routes})
+    routes.add_calls({path: EngineCall(Mode.COMPLETION, path, uploads=True) for path in (FORM, BYTES)})
+
+
+def part(name: str, data: bytes, file: str = "") -> bytes:
+    named = f'; filename="{file}"' if file else ""
+    head = f'--frontier\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'
+    return head.encode() + data + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--frontier--\r\n"
+
+
+def post(path: str, body: bytes, kind: str = TYPE) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+
+def serves_sounds(served: Proxy) -> None:
+    shapes = {FORM: EndpointApi(ApiShape.TRANSCRIPTION), BYTES: EndpointApi(ApiShape.OPAQUE)}
+    served.runner.api = EngineApi(endpoints=shapes)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_form_passes_with_its_model_before_or_after_its_file(folder: Path, kind: str, first: bool) -> None:
+    model, file = part("model", b"m"), part("file", SOUND, "a.wav")
+    body = form(model, file) if first else form(file, part("language", b"en"), model)
+    async with proxy(folder, kind) as served:
+        serves_sounds(served)
+        answer = await served.ask(post(FORM, body) + body)
+        assert answer.status == 200, answer.body
+        [received] = served.engine.received
+        assert (received.path, received.header("content-type"), received.body) == (FORM, TYPE, body)
+
+
+async def test_any_other_body_passes_with_its_model_in_the_query(folder: Path, kind: str) -> None:
+    async with proxy(folder, kind) as served:
+        serves_sounds(served)
+        answer = await served.ask(post(f"{BYTES}?model=m", SOUND, "audio/wav") + SOUND)
+        assert answer.status == 200, answer.body
+        [received] = served.engine.received
+        assert (received.path, received.header("content-type"), received.body) == (BYTES, "audio/wav", SOUND)
+        assert (await served.ask(post(BYTES, SOUND, "audio/wav") + SOUND)).status == 400
+
+
+async def test_the_engines_own_name_takes_the_place_of_the_clients(folder: Path) -> None:
+    body = form(part("file", SOUND, "a.wav"), part("model", b"m"), part("language", b"en"))
+    async with proxy(folder, "fast") as served:
+        serves_sounds(served)
+        served.runner.names = ("docker.io/ai/m:latest",)
+        assert (await served.ask(post(FORM, body) + body)).status == 200
+        expected = form(part("file", SOUND, "a.wav"), part("model", b"docker.io/ai/m:latest"), part("language", b"en"))
+        assert served.engine.received[0].body == expected
+
+
+async def test_a_large_body_is_never_whole_in_memory(folder: Path) -> None:
+    """Neither while it comes nor while it goes; and no file is left."""
+    size = 160 << 20
+    start, end = part("model", b"m") + part("file", b"")[:-2], b"\r\n--frontier--\r\n"
+    whole = len(start) + size + len(end)
+    taken = 0
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        await reader.readuntil(b"\r\n\r\n")
+        while taken < whole:
+            taken += len(await reader.read(1 << 16))
+        writer.write(OK)
+        await writer.drain()
+        writer.close()
+
+    engine = await asyncio.start_unix_server(take, str(folder / "slow.sock"))
+    async with engine, proxy(folder, "fast", limits=only(body=size * 2, total_body=size * 2)) as served:
+        serves_sounds(served)
+        served.pipeline.spool = folder
+        served.runner.upstream = UpstreamPool(Endpoint(path=folder / "slow.sock"))
+        client, piece = await served.connect(), os.urandom(1 << 20)
+        before = most = resident()
+        head = post(FORM, b"").replace(b"Content-Length: 0", b"Content-Length: %d" % whole)
+        await client.send(head + start)
+        for _ in range(size >> 20):
+            await client.send(piece)
+            most = max(most, resident())
+        await client.send(end)
+        answering = asyncio.create_task(client.answer())
+        while not answering.done():
+            most = max(most, resident())
+            await asyncio.sleep(0.001)
+        assert ((await answering).status, taken) == (200, whole)
+        assert most - before < 64 << 20
+        await until(lambda: served.pipeline.in_flight.buffered == 0)
+        served.runner.upstream.close()
+    assert not [file for file in folder.iterdir() if file.is_file()]
+
+
+def resident() -> int:
+    """The memory of this process, in bytes."""
+    return psutil.Process().memory_info().rss
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing(folder: Path) -> None:
+    start = part("model", b"m") + part("file", b"")[:-2]
+    head = post(FORM, b"").replace(b"Content-Length: 0", b"Content-Length: %d" % (30 << 20))
+    async with proxy(folder, "fast") as served:
+        serves_sounds(served)
+        served.pipeline.spool = folder
+        client = await served.connect()
+        await client.send(head + start + bytes(12 << 20))
+        await until(lambda: served.pipeline.in_flight.buffered > 12 << 20)
+        await client.leave()
+        await until(lambda: served.pipeline.in_flight.buffered == 0)
+        assert not served.engine.received
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        form(part("file", SOUND)),
+        form(part("model", b"m"), part("model", b"m")),
+        form(part("model", b"m" * 2000)),
+        form(part("model", b"\xff")),
+        part("model", b"m"),
+        form(*[part("x", b"")] * 300, part("model", b"m")),
+    ],
+)
+def test_a_form_that_two_readers_may_read_differently_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        model_part(TYPE, [body])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1 << 16])
+def test_the_model_is_found_however_the_form_comes_in_pieces(size: int) -> None:
+    """A line that looks like a boundary and is none, a part without a byte, and a file with its own line ends."""
+    tricky = b"\r\n--fron\r\n--\r\nmodel\r\n\r\n" + SOUND
+    body = form(part("empty", b""), part("file", tricky, "model"), part("model", "größe".encode()), part("x", b"y"))
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    start = body.index("größe".encode())
+    assert model_part(TYPE, pieces) == ModelPart("größe", start, start + len("größe".encode()))
