@@ -30,6 +30,11 @@ def documented(
     request is checked before it runs; for a `local` field, it calls `check_local` itself."""
 
     def wrap(handler: _Handler[_Answer]) -> _Handler[_Answer]:
+        operation = Operation(getdoc(handler) or "", answer, query=query or {}, **described)
+        if query is None and "" not in described.get("local", ()):
+            handler.operation = operation  # type: ignore[attr-defined]
+            return handler
+
         @wraps(handler)
         async def handle(self: Any, request: web.Request) -> _Answer:
             if "" in described.get("local", ()):
@@ -38,7 +43,7 @@ def documented(
                 check_query(request, *query)
             return await handler(self, request)
 
-        handle.operation = Operation(getdoc(handler) or "", answer, query=query or {}, **described)  # type: ignore[attr-defined]
+        handle.operation = operation  # type: ignore[attr-defined]
         return handle
 
     return wrap

@@ -1,14 +1,18 @@
-"""The common parts of all answers of the control plane: the request ID, errors in one shape, CORS fields, and the end,
-after which the client's connection continues without aiohttp. The gateway has admitted the request: framing, method,
-Host and Origin need no second check."""
+"""The common parts of all requests of the control plane: the request ID, the key and its limits, errors in one shape,
+CORS fields, the record for observers, and the end, after which the client's connection continues without aiohttp. The
+gateway has admitted the request: framing, method, Host and Origin need no second check."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from time import perf_counter, time
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
+from modelrunner.api.revocation import Revocation
 from modelrunner.api.scopes import scope_of
 from modelrunner.errors import (
     BadRequest,
@@ -20,11 +24,15 @@ from modelrunner.errors import (
     ShuttingDown,
     UnsupportedMediaType,
 )
+from modelrunner.gateway.calls import labels
 from modelrunner.gateway.connection.handover import HandoverTransport
 from modelrunner.gateway.headers import new_request_id
+from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord
+from modelrunner.gateway.request.pipeline import IS_OPEN
 from modelrunner.gateway.routes import dialect_of, match, variants
 from modelrunner.http.answers import Header, cors
 from modelrunner.http.limits import Limits
+from modelrunner.keys.allowances import AddressAllowances, count_all
 from modelrunner.keys.ring import KeyHolder, Scope
 
 log = logging.getLogger(__name__)
@@ -34,6 +42,10 @@ _HANDED_OVER: web.RequestKey[HandoverTransport | None] = web.RequestKey("handed_
 _STARTED = web.RequestKey("started", bool)
 _ERROR = web.RequestKey("error", ModelRunnerError)
 
+_UNKNOWN = "unknown"  # one route for all that nothing here answers: clients choose their paths
+_LEFT = 499
+# What watches the daemon, and what goes on with a request that was counted: in the background, as a stream, as a batch.
+_FREE = re.compile(r"/metrics|(/engines)?/v1/(responses|streams|batches)/\{.*").fullmatch
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 _OF_STATUS: dict[int, type[ModelRunnerError]] = {
@@ -63,13 +75,13 @@ def request_id_of(request: web.BaseRequest) -> str:
 
 def is_local(request: web.BaseRequest) -> bool:
     """Returns True for a request on the Unix socket."""
-    handed_over = transport_of(request)
-    return handed_over is not None and handed_over.local
+    transport = request[_HANDED_OVER]
+    return transport is not None and transport.local
 
 
 def key_of(request: web.BaseRequest) -> KeyHolder | None:
     """Returns the API key of the request, None for the owner of the daemon."""
-    transport = transport_of(request)
+    transport = request[_HANDED_OVER]
     return transport.admitted.key if transport is not None else None
 
 
@@ -99,12 +111,8 @@ def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Res
     return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
 
 
-def error_of(request: web.BaseRequest) -> ModelRunnerError | None:
-    """The error that the request was answered with, None without one."""
-    return request.get(_ERROR)
-
-
-def _text(headers: Iterable[Header]) -> dict[str, str]:
+@lru_cache(maxsize=256)
+def _text(headers: tuple[Header, ...]) -> Mapping[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
@@ -136,22 +144,56 @@ def _leads_to(resource: web.AbstractResource, path: str) -> bool:
     return found.get("path") == path or (pattern is not None and pattern.fullmatch(path) is not None)
 
 
-def envelope(is_ending: Callable[[], bool]) -> Middleware:
-    """Makes the middleware that checks the key and renders errors. While the daemon ends, only requests that read are
-    answered."""
+class Envelope:
+    """The middleware of all requests: it checks the key, counts the request against its limits, follows the end of the
+    key, renders errors, and tells the observers. While the daemon ends, only requests that read are answered."""
+
+    def __init__(
+        self,
+        is_ending: Callable[[], bool],
+        addresses: AddressAllowances | None = None,
+        observers: Observers | None = None,
+        revocation: Revocation | None = None,
+    ) -> None:
+        self._is_ending = is_ending
+        self._addresses = AddressAllowances() if addresses is None else addresses
+        self._observers = observers or Observers()
+        self._revocation = revocation
 
     @web.middleware
-    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answers a request. One without an answer was left."""
+        began, status = perf_counter(), _LEFT
+        request_id_of(request)  # while the transport is known
+        transport = request[_HANDED_OVER]
         try:
-            request_id_of(request)  # while the transport is known
+            response = await self._answer(request, handler, transport)
+            status = response.status
+            return response
+        finally:
+            if transport is not None and self._revocation is not None:
+                self._revocation.end(transport)
+            if self._observers.active and not (transport is not None and transport.refused):  # the gateway told of it
+                self._tell(request, transport, status, perf_counter() - began)
+
+    async def _answer(
+        self, request: web.Request, handler: Handler, transport: HandoverTransport | None
+    ) -> web.StreamResponse:
+        try:
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return _preflight(request)
             if match(request.raw_path.partition("?")[0]) is not None:  # the gateway handles POST
                 raise web.HTTPMethodNotAllowed(request.method, ["POST"])
-            if is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
+            if self._is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
                 raise ShuttingDown("the daemon is shutting down")
-            # The path that aiohttp routes: an encoded slash is a part of a name.
-            check_scope(request, scope_of(request.method, request.rel_url.path_safe))
+            if transport is not None:
+                if transport.admitted.key is not None:
+                    # The path that aiohttp routes: an encoded slash is a part of a name.
+                    transport.admitted.key.check(scope_of(request.method, request.rel_url.path_safe))
+                if self._revocation is not None:
+                    self._revocation.begin(transport)
+                if self._addresses.active or transport.admitted.key is not None:
+                    self._count(request, transport)
             return await handler(request)
         except web.HTTPException as error:
             response = error_response(translated(error, request), request)
@@ -172,14 +214,43 @@ def envelope(is_ending: Callable[[], bool]) -> Middleware:
             raise ConnectionAbortedError
         return response
 
-    return handle
+    def _count(self, request: web.Request, transport: HandoverTransport) -> None:
+        """Counts a request against the requests a minute, and not against those under way: who follows a feed may still
+        ask a model. What watches the daemon is free: it is needed most while others use up the limits of an address
+        that it shares with them, such as a proxy's. So are looks at what the client waits for."""
+        if IS_OPEN(transport.admitted.line.path) or _FREE(_pattern(request)):
+            return
+        key, address = transport.admitted.key, self._addresses.of(transport.peer)
+        of_key = key.allowance if key is not None else None
+        count_all([allowance for allowance in (address, of_key) if allowance is not None])
+
+    def _tell(self, request: web.Request, transport: HandoverTransport | None, status: int, duration: float) -> None:
+        error = request.get(_ERROR)
+        key = transport.admitted.key if transport is not None else None
+        name = key.key.name if key is not None else ""
+        self._observers.tell(
+            RequestRecord(
+                request[_REQUEST_ID],
+                labels(CONTROL, f"{request.method} {_pattern(request)}", name, name),
+                error.status if error is not None else status,
+                error.code if error is not None else "",
+                duration=duration,
+                time=time(),
+                peer=transport.peer if transport is not None else "",
+            )
+        )
+
+
+def _pattern(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else _UNKNOWN
 
 
 async def finish_head(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Completes every head, as aiohttp's `on_response_prepare`; that of a stream while its handler runs. aiohttp closes
     its side after each answer, but the client's header describes the client's own connection."""
     request[_STARTED] = True
-    handed_over = transport_of(request)
+    handed_over = request[_HANDED_OVER]
     response.force_close()
     response.headers.pop("Connection", None)
     if handed_over is not None and not handed_over.keep_alive:

@@ -72,8 +72,7 @@ class ModelRoutes:
     @documented(list[wire.Model])
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models on disk."""
-        await self._library.looks.absent()
-        models = self._reach.shown(request, (*self._library, *self._library.damaged()))
+        models = self._reach.shown(request, await self._library.all_models())
         abilities = await self._library.abilities(models)
         return json_response([modelforms.model(*found) for found in zip(models, abilities, strict=True)])
 

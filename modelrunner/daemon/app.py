@@ -19,23 +19,22 @@ from modelrunner.api.archive_routes import ArchiveRoutes
 from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.board import Board
 from modelrunner.api.configure_routes import ConfigurationRoutes
-from modelrunner.api.counting import ControlRequests
 from modelrunner.api.diagnostic_routes import DiagnosticRoutes
 from modelrunner.api.document_routes import DocumentRoutes
 from modelrunner.api.engine_routes import EngineRoutes
 from modelrunner.api.import_routes import ImportRoutes
 from modelrunner.api.key_routes import KeyRoutes
-from modelrunner.api.middleware import connections, envelope, finish_head
+from modelrunner.api.middleware import Envelope, connections, finish_head
 from modelrunner.api.model_routes import ModelRoutes
 from modelrunner.api.ollama_routes import OllamaRoutes
 from modelrunner.api.openai_routes import OpenAIRoutes
 from modelrunner.api.residency_routes import ResidencyRoutes
 from modelrunner.api.response_routes import ResponseRoutes
+from modelrunner.api.revocation import Revocation
 from modelrunner.api.stream_routes import StreamRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.api.tool_routes import ToolRoutes
 from modelrunner.api.ui_routes import UiRoutes
-from modelrunner.api.underway import KeyedRequests
 from modelrunner.batches.batchstore import open_store
 from modelrunner.batches.intake import BatchIntake
 from modelrunner.batches.worker import BatchWorker
@@ -274,10 +273,9 @@ class Daemon:
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
-        control = ControlRequests(pipeline.addresses, pipeline.observers)
-        keyed = KeyedRequests(pipeline, parts.keys)
-        middlewares = [control.tell, envelope(lifecycle.stop.is_set), keyed.follow, control.limit]
-        app = web.Application(middlewares=middlewares, client_max_size=self._settings.body_limit)
+        revocation = Revocation(pipeline, parts.keys)
+        envelope = Envelope(lifecycle.stop.is_set, pipeline.addresses, pipeline.observers, revocation)
+        app = web.Application(middlewares=[envelope.handle], client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (
             # Before the routes of models, where all text after `/models/` is a reference.

@@ -27,7 +27,7 @@ from modelrunner.models.abilities import KnownAbilities
 from modelrunner.models.aliaschooser import Aliases
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
-from modelrunner.models.configurator import Configurator
+from modelrunner.models.configurator import Configurator, SettingParts
 from modelrunner.models.disk import DiskMeter
 from modelrunner.models.enginelogs import EngineLogs
 from modelrunner.models.explain import Explainer
@@ -46,7 +46,6 @@ from modelrunner.models.remote import RemoteModels
 from modelrunner.models.residency import Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
-from modelrunner.models.settingparts import SettingParts
 from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator

@@ -13,7 +13,7 @@ from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import RunnerView
-from modelrunner.store import Store
+from modelrunner.store import Store, StoredModel
 from modelrunner.types import CAPABILITIES, Adapter, Mode
 
 MOST_AT_ONCE = 256
@@ -89,6 +89,11 @@ class KnownAbilities:
             else known.get(model_id) or find(model_id)
             for model_id in model_ids
         ]
+
+    def known(self, models: Sequence[StoredModel]) -> list[Abilities] | None:
+        """Returns the abilities of models that are not loaded; None if those of one must be found."""
+        known = [self._known.get(model.id) for model in models]
+        return None if None in known else [each for each in known if each is not None]
 
     async def learn(self) -> None:
         """Finds the abilities of all models whenever they were forgotten, one after the other, until it is cancelled.

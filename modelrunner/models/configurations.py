@@ -7,6 +7,7 @@ changes of the values that an engine is started with: a new keep-alive alone rel
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,15 +123,17 @@ class Configurations:
         other arguments are those of `ModelSettings`."""
         self._file = JsonFile(path, _ConfigurationsFile, check=_check)
         self._lock = asyncio.Lock()
+        self._numbering = threading.Lock()
         self.watchers: list[Callable[[], None]] = []
         content = self._file.load() or _ConfigurationsFile(0, {})
         self._last_revision = content.last_revision
         self.settings = ModelSettings(content.models, tables or {}, model_id)
 
     def take_revision(self) -> int:
-        """Returns a number that this daemon never returns again, and that is not on disk."""
-        self._last_revision += 1
-        return self._last_revision
+        """Returns a number that this daemon never returns again, and that is not on disk. Any thread may call this."""
+        with self._numbering:
+            self._last_revision += 1
+            return self._last_revision
 
     def set_tables(self, tables: Tables) -> None:
         """Replaces the tables of the configuration file."""

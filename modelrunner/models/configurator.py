@@ -2,20 +2,37 @@
 stored."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from modelrunner.config.modelconfig import ModelConfiguration, with_raw_flags
 from modelrunner.errors import ModelRunnerError
-from modelrunner.models.configurations import ModelSettings, PostedConfiguration
-from modelrunner.models.resolve import main_mode
+from modelrunner.models.configurations import Configurations, ModelSettings, PostedConfiguration
+from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.models.runspecs import folded, in_effect
-from modelrunner.models.settingparts import SettingParts
-from modelrunner.scheduler import Target
-from modelrunner.store import StoredModel
+from modelrunner.models.validation import Validator
+from modelrunner.scheduler import Scheduler, Target
+from modelrunner.store import Store, StoredModel
 from modelrunner.types import Bundle, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class SettingParts:
+    """What a change of models' settings reaches, from a request or from the file."""
+
+    store: Store
+    scheduler: Scheduler
+    configurations: Configurations
+    resolver: Resolver
+    validator: Validator
+
+    def retain(self, model_id: str) -> None:
+        """Applies the settings that never need another load to the model's present runners."""
+        settings = self.configurations.settings
+        for mode in self.scheduler.modes(model_id):
+            self.scheduler.retain(model_id, mode, self.resolver.retained(settings.of(model_id, mode)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +58,18 @@ class ShownConfiguration:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A checked change of a model's settings."""
+
+    bundle: Bundle
+    before: PostedConfiguration
+    after: PostedConfiguration
+    targets: Sequence[Target]
+    """What the modes would run that need another load, or are to be restarted."""
+    shown: ShownConfiguration
+
+
 class Configurator:
     """A change applies to the next load of the model, or at once with `restart`."""
 
@@ -54,10 +83,7 @@ class Configurator:
         begun is completed even if the caller is cancelled. Raises what `Validator.target`, `Configurations.keep` and,
         for a restart, `Scheduler.acquire` raise; then nothing is changed."""
         model, _ = self._parts.store.whole(reference)
-        bundle = await asyncio.to_thread(self._parts.store.bundle, model.id)
-        change = asyncio.ensure_future(self._change(bundle, mode, patch, restart=restart))
-        await asyncio.shield(change)
-        return await asyncio.to_thread(self._shown, self._parts.store.get(model.id), mode)
+        return await asyncio.shield(asyncio.ensure_future(self._change(model, mode, patch, restart=restart)))
 
     async def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of the settings that `change` takes."""
@@ -75,50 +101,69 @@ class Configurator:
         for model in self._parts.store.list() if reference is None else [self._parts.store.get(reference)]:
             posted = [mode for id, mode, _ in settings if id == model.id]
             if reference is not None or posted or settings.from_file(model.id).as_dict():
-                found += [self._shown(model, mode) for mode in dict.fromkeys([None, *posted])]
+                found += [self._shown(model, mode, settings) for mode in dict.fromkeys([None, *posted])]
         return [shown for shown in found if backend is None or (shown.effect and shown.effect.backend == backend)]
 
-    def _shown(self, model: StoredModel, mode: Mode | None) -> ShownConfiguration:
-        settings = self._parts.configurations.settings
+    def _shown(
+        self, model: StoredModel, mode: Mode | None, settings: ModelSettings, targets: Sequence[Target] = ()
+    ) -> ShownConfiguration:
+        """`targets` are some that were made with these settings already."""
         effect, problem = None, ""
         try:
-            effect = self._in_effect(settings, self._parts.store.bundle(model.id), mode)
+            effect = self._in_effect(settings, self._parts.store.bundle(model.id), mode, targets)
         except ModelRunnerError as error:
             problem = error.message
         posted, file = settings.posted_for(model.id, mode), settings.from_file(model.id)
         return ShownConfiguration(model, mode, posted, file, effect, problem)
 
-    def _in_effect(self, settings: ModelSettings, bundle: Bundle, mode: Mode | None) -> EffectiveConfiguration:
+    def _in_effect(
+        self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, targets: Sequence[Target]
+    ) -> EffectiveConfiguration:
         mode = mode or main_mode(bundle)
-        backend = self._parts.resolver.configured_backend(bundle, mode, settings)
-        spec = self._parts.resolver.target(backend, bundle, mode, settings).spec
+        target = next((target for target in targets if target.key.mode is mode), None)
+        if target is None:
+            backend = self._parts.resolver.configured_backend(bundle, mode, settings)
+            target = self._parts.resolver.target(backend, bundle, mode, settings)
+        else:
+            backend = self._parts.resolver.backend_of(target.key.backend, bundle)
         configuration = in_effect(backend, settings, bundle.model_id, mode)
-        return EffectiveConfiguration(backend.name, spec.context_size, spec.parallel, configuration)
+        return EffectiveConfiguration(backend.name, target.spec.context_size, target.spec.parallel, configuration)
 
-    async def _change(self, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool) -> None:
-        settings = self._parts.configurations.settings
-        before = settings.posted_for(bundle.model_id, mode)
-        after = await asyncio.to_thread(self._patched, settings, bundle, mode, patch)
-        reloads = after.for_the_engine() != before.configuration.for_the_engine()
-        posted = PostedConfiguration(self._parts.configurations.take_revision() if reloads else before.revision, after)
-        wanted = settings.with_posted(bundle.model_id, mode, posted)
-        running = self._parts.scheduler.modes(bundle.model_id)
-        concerned: set[Mode] = set()
-        if restart or reloads:
-            concerned = {mode} if mode else {main_mode(bundle), *running, *settings.modes(bundle.model_id)}
-        targets = [await asyncio.to_thread(self._parts.validator.target, bundle, each, wanted) for each in concerned]
+    async def _change(
+        self, model: StoredModel, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool
+    ) -> ShownConfiguration:
+        scheduler = self._parts.scheduler
+        running = scheduler.modes(model.id)
+        change = await asyncio.to_thread(self._checked, model, mode, patch, running, restart)
         with ExitStack() as leases:
             if restart:
-                late = [t for t in targets if t.key.mode in running and not self._parts.scheduler.has(t)]
+                late = [t for t in change.targets if t.key.mode in running and not scheduler.has(t)]
                 await self._restart(late, leases)
-            await self._parts.configurations.keep(bundle.model_id, mode, before, posted)
+            await self._parts.configurations.keep(model.id, mode, change.before, change.after)
             if restart:
-                for target in targets:
-                    self._parts.scheduler.retire(target)
-        if posted != before:
-            self._parts.retain(bundle.model_id)
-            reason = ", ".join(sorted(patch))
-            self._parts.scheduler.events.emit("configure", model=bundle.name, reason=reason, revision=posted.revision)
+                for target in change.targets:
+                    scheduler.retire(target)
+        if change.after != change.before:
+            self._parts.retain(model.id)
+            reason, revision = ", ".join(sorted(patch)), change.after.revision
+            scheduler.events.emit("configure", model=change.bundle.name, reason=reason, revision=revision)
+        return change.shown
+
+    def _checked(
+        self, model: StoredModel, mode: Mode | None, patch: Mapping[str, Any], running: Collection[Mode], restart: bool
+    ) -> _Change:
+        """Checks a change with the present settings. Reads files. Raises as `change`."""
+        settings, bundle = self._parts.configurations.settings, self._parts.store.bundle(model.id)
+        before = settings.posted_for(model.id, mode)
+        after = self._patched(settings, bundle, mode, patch)
+        reloads = after.for_the_engine() != before.configuration.for_the_engine()
+        posted = PostedConfiguration(self._parts.configurations.take_revision() if reloads else before.revision, after)
+        wanted = settings.with_posted(model.id, mode, posted)
+        concerned: set[Mode] = set()
+        if restart or reloads:
+            concerned = {mode} if mode else {main_mode(bundle), *running, *settings.modes(model.id)}
+        targets = [self._parts.validator.target(bundle, each, wanted) for each in concerned]
+        return _Change(bundle, before, posted, targets, self._shown(model, mode, wanted, targets))
 
     def _patched(
         self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any]
@@ -129,6 +174,8 @@ class Configurator:
         tables = self._parts.validator.tables()
         after = before.merged(patch, tables)
         self._parts.validator.check_options(after)
+        if not patch.get("runtime-flags"):
+            return after
         wanted = settings.with_posted(bundle.model_id, mode, PostedConfiguration(0, after))
         backend = self._parts.resolver.configured_backend(bundle, mode or main_mode(bundle), wanted)
         return before.merged(folded(backend, patch), tables)

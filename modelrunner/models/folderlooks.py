@@ -25,6 +25,11 @@ class FolderLooks:
     async def absent(self) -> tuple[AbsentFolder, ...]:
         """Returns the folders that cannot be used now, or those of the last look if the disks take longer than
         `wait`."""
+        await self.look()
+        return self._store.absent()
+
+    async def look(self) -> None:
+        """Looks at the folders, for at most `wait`."""
         if len(self._store.folders) > 1:
             if self._look is None or self._look.task.done():
                 self._begun = time.monotonic()
@@ -33,7 +38,6 @@ class FolderLooks:
             await asyncio.wait({look}, timeout=max(0.0, self._begun + self._wait - time.monotonic()))
             if look.done():
                 look.result()
-        return self._store.absent()
 
     @property
     def trouble(self) -> str:

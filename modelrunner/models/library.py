@@ -69,9 +69,11 @@ class Library:
         """The folders of models, the preferred first."""
         return self._store.folders
 
-    def damaged(self) -> tuple[StoredModel, ...]:
-        """The models that cannot be used: `damage` says why."""
-        return self._store.damaged()
+    async def all_models(self) -> list[StoredModel]:
+        """Returns the usable models, the oldest first, and then those that cannot be used: `damage` says why. Waits a
+        moment for folders of which it is not known whether they are here."""
+        await self.looks.look()
+        return [*self._store.list(), *self._store.damaged()]
 
     def get(self, reference: str) -> StoredModel:
         """Raises `ModelNotFound`, `InvalidReference`, `InvalidModel` for a damaged model."""
@@ -328,8 +330,10 @@ class Library:
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
         """Returns the abilities of each model: those of its runner if it is loaded, else those that its settings
         give."""
-        runners = {(runner.model_id, runner.mode): runner for runner in self._scheduler.runners()}
-
+        running = self._scheduler.runners()
+        if not running and (known := self._abilities.known(models)) is not None:
+            return known
+        runners = {(runner.model_id, runner.mode): runner for runner in running}
         return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
 
     async def learn_abilities(self) -> None:

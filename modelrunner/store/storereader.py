@@ -49,6 +49,8 @@ class StoreReader:
         """Returns the usable models, oldest first; their tags are in the short form. A model with a file that was found
         damaged is among them, and its `damage` says so."""
         catalog, suspect = self._catalog, self._suspect
+        if not suspect:
+            return [catalog.models[entry.id] for entry in catalog.entries.values() if entry.contents]
         return [self._shown(catalog, entry, suspect) for entry in catalog.entries.values() if entry.contents]
 
     def damaged(self) -> tuple[StoredModel, ...]:

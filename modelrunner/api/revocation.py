@@ -1,13 +1,7 @@
 """The requests under way end with the API key that they were admitted with."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from aiohttp import web
-from aiohttp.typedefs import Handler
-
-from modelrunner.api.middleware import transport_of
 from modelrunner.errors import Unauthorized
 from modelrunner.gateway.calls import Inference
 from modelrunner.gateway.connection.handover import HandoverTransport
@@ -18,7 +12,7 @@ from modelrunner.keys.ring import ApiKey, KeyRing
 _LOOK = 60.0  # the most seconds between two checks of the time of day, which may be changed
 
 
-class KeyedRequests:
+class Revocation:
     """Cuts requests whose key is revoked, rotated or expired, and requests over TCP without a key once there are keys.
     Their handlers are cancelled as if the client had left. A change of the keys also ends the requests of models that
     wait for a runner and whose key is gone, or who need one now. Belongs to one event loop."""
@@ -28,37 +22,32 @@ class KeyedRequests:
         self._keys = keys
         self._loop = asyncio.get_running_loop()
         self._requests: dict[HandoverTransport, ApiKey | None] = {}
+        self._timers: dict[HandoverTransport, asyncio.TimerHandle] = {}
         keys.watchers.append(self._changed)
 
-    @web.middleware
-    async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Is a middleware inside `envelope`, which has checked the key."""
-        transport = transport_of(request)
-        if transport is None or not _ends(transport, request.path):
-            return await handler(request)
-        with self._followed(transport):
-            return await handler(request)
-
-    @contextmanager
-    def _followed(self, transport: HandoverTransport) -> Iterator[None]:
-        holder = transport.admitted.key
+    def begin(self, transport: HandoverTransport) -> None:
+        """Follows the request of the transport until `end`. Does nothing for the owner of the daemon, and for the
+        answers of /keys, which report the change itself."""
+        holder, path = transport.admitted.key, transport.admitted.line.path
+        if (holder is None and (transport.local or IS_OPEN(path))) or path == "/keys" or path.startswith("/keys/"):
+            return
         self._requests[transport] = key = holder.key if holder is not None else None
-        timer: asyncio.TimerHandle | None = None
+        if key is not None and key.expires is not None:
+            self._look_at_expiry(transport, key)
+        elif not self._keys.admits(key):
+            transport.abort()
 
-        def look() -> None:
-            nonlocal timer
-            if not self._keys.admits(key):
-                transport.abort()
-            elif key is not None and key.expires is not None:
-                timer = self._loop.call_later(min(self._keys.left(key), _LOOK), look)
+    def end(self, transport: HandoverTransport) -> None:
+        self._requests.pop(transport, None)
+        if (timer := self._timers.pop(transport, None)) is not None:
+            timer.cancel()
 
-        try:
-            look()
-            yield
-        finally:
-            del self._requests[transport]
-            if timer is not None:
-                timer.cancel()
+    def _look_at_expiry(self, transport: HandoverTransport, key: ApiKey) -> None:
+        if self._keys.admits(key):
+            pause = min(self._keys.left(key), _LOOK)
+            self._timers[transport] = self._loop.call_later(pause, self._look_at_expiry, transport, key)
+        else:
+            transport.abort()
 
     def _changed(self) -> None:
         """Called after a change of the keys, from any thread."""
@@ -78,10 +67,3 @@ class KeyedRequests:
         if ask.head.key is not None:  # a new text of the key changes nothing for what it has begun
             return self._keys.owner(ask.head.owner) is not None
         return not ask.peer or not self._keys
-
-
-def _ends(transport: HandoverTransport, path: str) -> bool:
-    """Returns False for the owner of the daemon, and for the answers of /keys, which report the change itself."""
-    if transport.admitted.key is None and (transport.local or IS_OPEN(transport.admitted.line.path)):
-        return False
-    return path != "/keys" and not path.startswith("/keys/")
