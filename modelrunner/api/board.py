@@ -83,7 +83,7 @@ class Board:
             if (now := self.now()) != before:
                 before, frame = now, frame + _sent("now", now)
             if (latest := telemetry.latest_step()) != step and latest is not None:
-                step, frame = latest, frame + _sent("history", recordforms.step(latest))
+                step, frame = latest, frame + _sent("history", latest)
             if frame:
                 self._frames.add(frame)
         self._frames.close()

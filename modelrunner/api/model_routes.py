@@ -86,8 +86,8 @@ class ModelRoutes:
             return json_response(modelforms.remote_model(await self._remote.get(reference)))
         model = self._library.get(reference)
         (abilities,) = await self._library.abilities([model])
-        origins = [wire.Origin(each.name, each.source, each.version) for each in self._library.origins(model)]
-        return json_response(msgspec.structs.replace(modelforms.model(model, abilities), origins=origins))
+        shown = modelforms.model(model, abilities)
+        return json_response(msgspec.structs.replace(shown, origins=self._library.origins(model)))
 
     @documented(
         PROGRESS,
@@ -135,8 +135,7 @@ class ModelRoutes:
         if (reference := request.query.get("model")) is not None:
             self._reach.check(request, reference)
             models = [self._library.get(reference)]
-        found = await self._library.updates(models)
-        return json_response([wire.Update(each.name, each.source, each.newer, each.reason) for each in found])
+        return json_response(await self._library.updates(models))
 
     @documented(list[wire.Offer], query={"q": str, "format": str, "limit": int}, errors=(502,))
     async def search(self, request: web.Request) -> web.Response:
@@ -147,10 +146,7 @@ class ModelRoutes:
         if format not in list(ModelFormat):
             raise BadRequest(f"format is one of {', '.join(ModelFormat)}", param="format")
         limit = min(query_count(request, "limit") or 20, _MOST_OFFERS)
-        found = await self._library.search(query, ModelFormat(format), limit)
-        return json_response(
-            [wire.Offer(each.name, each.downloads, each.likes, each.task, each.gated) for each in found]
-        )
+        return json_response(await self._library.search(query, ModelFormat(format), limit))
 
     @documented(list[wire.PullStatus], query={})
     async def pulls(self, request: web.Request) -> web.Response:
@@ -174,7 +170,8 @@ class ModelRoutes:
         unused, size = request.query.get("unused"), request.query.get("to")
         rule = PruneRule(parse_age(unused) if unused else None, parse_bytes(size) if size else None)
         dry_run = query_flag(request, "dry_run")
-        return json_response(modelforms.pruned(await self._pruner.prune(rule, dry_run=dry_run), dry_run=dry_run))
+        items = await self._pruner.prune(rule, dry_run=dry_run)
+        return json_response(wire.PruneResponse(sum(item.size for item in items), items, dry_run))
 
     @documented(list[wire.Removal], query={"force": bool}, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:

@@ -1,6 +1,5 @@
 """Translates models, pulls and disk use to the structs of wire/models.py."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +9,6 @@ from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.modelfile import Modelfile, render
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.disk import DiskReport
-from modelrunner.models.pruning import PrunedThing
 from modelrunner.models.remote import RemoteModel
 from modelrunner.progress import FileProgress, RunningPull, WorkProgress
 from modelrunner.store import RemoveResult, StoredModel
@@ -27,7 +25,7 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
         found.damage,
         list(abilities.capabilities),
         abilities.window,
-        [wire.AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in abilities.adapters],
+        list(abilities.adapters),
     )
 
 
@@ -123,8 +121,3 @@ def disk_usage(found: DiskReport) -> wire.DiskUsage:
     folders = [wire.FolderUsage(str(f.path), f.total, f.partial, f.free) for f in found.store.folders]
     folders += [wire.FolderUsage(str(folder.path), absent=folder.message) for folder in found.absent]
     return wire.DiskUsage(models, backends, found.store.total, engines, found.store.partial, folders)
-
-
-def pruned(things: Sequence[PrunedThing], *, dry_run: bool) -> wire.PruneResponse:
-    items = [wire.PrunedItem(thing.kind, thing.name, thing.size) for thing in things]
-    return wire.PruneResponse(sum(thing.size for thing in things), items, dry_run)

@@ -2,15 +2,11 @@
 
 import time
 
-import msgspec
-
 from modelrunner import wire
 from modelrunner.api.wireforms import moment
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.keys.ring import ApiKey
-from modelrunner.telemetry.history import CountedStep, Latency
 from modelrunner.telemetry.recordings import Recorded
-from modelrunner.telemetry.usage import UsageSum
 
 
 def request(record: RequestRecord) -> wire.RequestStatus:
@@ -31,8 +27,7 @@ def request(record: RequestRecord) -> wire.RequestStatus:
 
 
 def recorded(found: Recorded) -> wire.RecordedRequest:
-    texts = (wire.RecordedText(*msgspec.structs.astuple(body)) for body in (found.request, found.answer))
-    return wire.RecordedRequest(request(found.record), found.path, *texts)
+    return wire.RecordedRequest(request(found.record), found.path, found.request, found.answer)
 
 
 def key(found: ApiKey) -> wire.KeyStatus:
@@ -50,23 +45,3 @@ def key(found: ApiKey) -> wire.KeyStatus:
         moment(found.expires) if found.expires is not None else None,
         found.expires is not None and found.expires <= time.time(),
     )
-
-
-def step(found: CountedStep) -> wire.HistoryStep:
-    return wire.HistoryStep(
-        found.time,
-        found.requests,
-        found.failed,
-        found.tokens.prompt,
-        found.tokens.answer,
-        *_latency(found.first_byte),
-        *_latency(found.duration),
-    )
-
-
-def _latency(found: Latency | None) -> tuple[float | None, float | None]:
-    return (round(found.median, 4), round(found.p95, 4)) if found else (None, None)
-
-
-def usage(found: UsageSum) -> wire.UsageTotals:
-    return wire.UsageTotals(found.name, found.requests, found.prompt, found.answer, round(found.seconds, 3))

@@ -61,7 +61,7 @@ class TelemetryRoutes:
     async def history(self, request: web.Request) -> web.Response:
         """Shows throughput and latency of the last hour, in steps of ten seconds. Steps without requests are left
         out."""
-        return json_response([recordforms.step(each) for each in self._telemetry.history()])
+        return json_response(self._telemetry.history())
 
     @documented(
         {"application/json": list[wire.RequestStatus], "text/event-stream": Any},
@@ -97,8 +97,7 @@ class TelemetryRoutes:
         if by not in _GROUPINGS:
             raise BadRequest(f"usage is summed by {', '.join(_GROUPINGS)}, not by {by!r}", param="by")
         seconds = min(parse_age(request.query.get("since", "30d")), _LONGEST)
-        found = await self._telemetry.usage(_GROUPINGS[by], timedelta(seconds=seconds))
-        return json_response([recordforms.usage(each) for each in found])
+        return json_response(await self._telemetry.usage(_GROUPINGS[by], timedelta(seconds=seconds)))
 
 
 def _sent(record: RequestRecord) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from modelrunner import wire
 from modelrunner.errors import ModelRunnerError
 from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, ModelSettings
@@ -21,15 +22,6 @@ MOST_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class ShownAdapter:
-    """The name and scale of a LoRA adapter, and its size in bytes."""
-
-    name: str
-    scale: float
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class Abilities:
     """`backend` serves the requests that name no backend, None if no backend can run the model. `window` is the least
     context size that the model's settings allow, in tokens of prompt and answer together; None if no backend can run
@@ -39,7 +31,7 @@ class Abilities:
     backend: str | None = None
     window: int | None = None
     capabilities: tuple[str, ...] = ()
-    adapters: tuple[ShownAdapter, ...] = ()
+    adapters: tuple[wire.AppliedAdapter, ...] = ()
 
 
 _NOTHING = Abilities()
@@ -186,8 +178,8 @@ def abilities_of(
     return found
 
 
-def _applied(adapters: Sequence[Adapter]) -> tuple[ShownAdapter, ...]:
-    return tuple(ShownAdapter(adapter.name, adapter.scale, adapter.size) for adapter in adapters)
+def _applied(adapters: Sequence[Adapter]) -> tuple[wire.AppliedAdapter, ...]:
+    return tuple(wire.AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in adapters)
 
 
 def _ordered(capabilities: Collection[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from modelrunner import wire
 from modelrunner.backend import SavesState
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
@@ -28,7 +29,6 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.loading import LoadOptions
-from modelrunner.pull.reports import FoundModel, ModelOrigin, ModelUpdate
 from modelrunner.pull.uploads import is_uploaded
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Reference, RemoveResult, Store, StoredModel
@@ -196,15 +196,15 @@ class Library:
         by_digest = any("@" in origin.name for origin in self.origins(model))
         return not (model.tags or by_digest or settings.pin or settings.preload)
 
-    def origins(self, model: StoredModel) -> list[ModelOrigin]:
+    def origins(self, model: StoredModel) -> list[wire.Origin]:
         """Returns the sources from which the model was pulled."""
         return self._puller.origins(model.id)
 
-    async def updates(self, models: Iterable[StoredModel]) -> list[ModelUpdate]:
+    async def updates(self, models: Iterable[StoredModel]) -> list[wire.Update]:
         """Asks whether the sources of the models have newer ones."""
         return [update for model in models for update in await self._puller.updates(model.id)]
 
-    async def search(self, query: str, format: ModelFormat, limit: int) -> list[FoundModel]:
+    async def search(self, query: str, format: ModelFormat, limit: int) -> list[wire.Offer]:
         """Returns the models that hubs offer. Raises `SourceFailed`."""
         return await self._puller.search(query, format, limit)
 

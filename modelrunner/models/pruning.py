@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from modelrunner import wire
 from modelrunner.errors import Conflict, ModelNotFound
 from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
@@ -27,15 +28,6 @@ class PruneRule:
         return self.unused is not None or self.size is not None
 
 
-@dataclass(frozen=True, slots=True)
-class PrunedThing:
-    """A removed leftover or model, or one that would be removed. `size` is in bytes."""
-
-    kind: str
-    name: str
-    size: int
-
-
 class Pruner:
     """Keeps models that are pinned, to be preloaded, or in memory. `wall` is the time of day in Unix seconds."""
 
@@ -56,7 +48,7 @@ class Pruner:
         self._last_used = last_used
         self._wall = wall
 
-    async def prune(self, rule: PruneRule, *, dry_run: bool = False) -> list[PrunedThing]:
+    async def prune(self, rule: PruneRule, *, dry_run: bool = False) -> list[wire.PrunedItem]:
         """Removes leftovers, or models, by the rule, and returns them; with `dry_run` only returns them. Pulls go on
         meanwhile. Raises `StorageFailed`."""
         if rule.is_for_models:
@@ -64,11 +56,11 @@ class Pruner:
             return await self._pruned(await asyncio.to_thread(self._chosen, rule), dry_run=dry_run)
         models = await self._pruned(await asyncio.to_thread(self._forgotten), dry_run=dry_run)
         found = await (self._library.leftovers() if dry_run else self._library.prune())
-        return [*models, *(PrunedThing(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found)]
+        return [*models, *(wire.PrunedItem(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found)]
 
-    async def _pruned(self, chosen: Iterable[tuple[StoredModel, int]], *, dry_run: bool) -> list[PrunedThing]:
+    async def _pruned(self, chosen: Iterable[tuple[StoredModel, int]], *, dry_run: bool) -> list[wire.PrunedItem]:
         return [
-            PrunedThing("model", model.name, size) for model, size in chosen if dry_run or await self._remove(model)
+            wire.PrunedItem("model", model.name, size) for model, size in chosen if dry_run or await self._remove(model)
         ]
 
     def _forgotten(self) -> list[tuple[StoredModel, int]]:

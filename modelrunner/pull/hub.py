@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import msgspec
 
-from modelrunner import __version__
+from modelrunner import __version__, wire
 from modelrunner.errors import InvalidReference, ModelNotFound, SourceFailed
-from modelrunner.pull.reports import FoundModel
 from modelrunner.pull.selection import choose, folder_files
 from modelrunner.store.references import DEFAULT_TAG, Reference
 from modelrunner.types import ModelFormat
@@ -108,7 +107,7 @@ class Hub(ABC):
     async def list(self, text: str, *, trust: bool) -> Listing:
         """Returns the files of the model `text`; code files only with `trust`. Raises the errors of `Source.fetch`."""
 
-    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
+    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[wire.Offer]:
         """Searches as `Source.search` does."""
         return ()
 

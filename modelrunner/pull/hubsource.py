@@ -5,13 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from modelrunner import chattemplates
+from modelrunner import chattemplates, wire
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.progress import WorkProgress
 from modelrunner.pull.fetching import fetch_files
 from modelrunner.pull.hub import Hub
 from modelrunner.pull.remoteheader import preview_gguf
-from modelrunner.pull.reports import FoundModel
 from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
 from modelrunner.store.names import CONFIG, TEMPLATE, WEIGHTS
 from modelrunner.store.references import Reference
@@ -72,7 +71,7 @@ class HubSource(Source):
                 licences=(listing.licence,) if listing.licence else (),
             )
 
-    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
+    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[wire.Offer]:
         async with await self._hub(None) as hub:
             return await hub.search(query, format, limit)
 

@@ -15,10 +15,10 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from modelrunner import wire
 from modelrunner.errors import SourceFailed
 from modelrunner.pull.hub import FileSize, Hub, Listing, RepositoryName, chosen_files
 from modelrunner.pull.hubsource import HubSource
-from modelrunner.pull.reports import FoundModel
 from modelrunner.types import ModelFormat
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import ask
@@ -91,7 +91,7 @@ class HuggingFaceHub(Hub):
         files = {name: await self._file(repository, found.sha, siblings[path]) for name, path in chosen.items()}
         return Listing(files, found.sha, found.licence)
 
-    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
+    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[wire.Offer]:
         """Returns the models that match `query`, the most downloaded first."""
         if _offline():
             raise SourceFailed("the hub cannot be searched: HF_HUB_OFFLINE is set")
@@ -103,7 +103,7 @@ class HuggingFaceHub(Hub):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise SourceFailed("the hub's answer is not a list of models; check HF_ENDPOINT") from None
         return [
-            FoundModel(f"hf.co/{each.id}", each.downloads, each.likes, each.task or "", bool(each.gated))
+            wire.Offer(f"hf.co/{each.id}", each.downloads, each.likes, each.task or "", bool(each.gated))
             for each in found[:limit]
             if _NAME.fullmatch(each.id)
         ]

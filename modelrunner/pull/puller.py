@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+from modelrunner import wire
 from modelrunner.concurrency.joint import JointWork
 from modelrunner.concurrency.threads import LOADING, LoopStream, ended, in_thread
 from modelrunner.durable import make_folder, translated
@@ -35,7 +36,6 @@ from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.places import PullTarget, is_usable, remove_all, roomy, targets_of
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
-from modelrunner.pull.reports import FoundModel, ModelOrigin, ModelUpdate
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Making, Preview, PullResult, PullSpec, Source
 from modelrunner.pull.uploads import Uploads
@@ -156,22 +156,22 @@ class Puller:
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
             return await source.preview(text, Path(folder), token)
 
-    def origins(self, id: str) -> list[ModelOrigin]:
+    def origins(self, id: str) -> list[wire.Origin]:
         """Returns the sources of the model `id`, one for each of its names that was pulled."""
-        return [ModelOrigin(name, entry.text or entry.origin, entry.version) for name, entry in self._pulled(id)]
+        return [wire.Origin(name, entry.text or entry.origin, entry.version) for name, entry in self._pulled(id)]
 
-    async def updates(self, id: str) -> list[ModelUpdate]:
+    async def updates(self, id: str) -> list[wire.Update]:
         """Asks the sources of the model `id` whether they have a newer one."""
 
-        async def ask(name: str, entry: JournalEntry) -> ModelUpdate:
+        async def ask(name: str, entry: JournalEntry) -> wire.Update:
             text = entry.text or entry.origin
             try:
                 wanted = PullSpec(text, entry.origin, Reference.parse(name))
                 revision = await self._source(text).revision(wanted)
             except ModelRunnerError as error:
-                return ModelUpdate(name, text, None, error.message)
+                return wire.Update(name, text, None, error.message)
             newer = None if revision is None else revision != entry.revision
-            return ModelUpdate(name, text, newer, "" if revision else "its source cannot tell")
+            return wire.Update(name, text, newer, "" if revision else "its source cannot tell")
 
         return list(await asyncio.gather(*(ask(name, entry) for name, entry in self._pulled(id))))
 
@@ -179,7 +179,7 @@ class Puller:
         names = set(map(str, map(Reference.parse, self._store.get(id).tags)))
         return [(Reference.parse(name).short, e) for name, e in self._journal if e.model == id and name in names]
 
-    async def search(self, query: str, format: ModelFormat, limit: int) -> list[FoundModel]:
+    async def search(self, query: str, format: ModelFormat, limit: int) -> list[wire.Offer]:
         """Asks the sources that can be searched. Raises `SourceFailed`."""
         return [found for source in self._sources for found in await source.search(query, format, limit)]
 

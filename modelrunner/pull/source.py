@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from modelrunner import wire
 from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard
 from modelrunner.errors import BadRequest
 from modelrunner.progress import ProgressReport
-from modelrunner.pull.reports import FoundModel
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle, ModelFormat
 from modelrunner.web.download import Downloader
@@ -173,7 +173,7 @@ class Source(ABC):
         signature is required."""
         return wanted.verify_key is not None
 
-    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[FoundModel]:
+    async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[wire.Offer]:
         """Returns at most `limit` models that the source offers; none if it cannot be searched. Raises
         `SourceFailed`."""
         return ()

@@ -3,10 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
+from modelrunner import wire
 from modelrunner.gateway.request.observers import RequestRecord
-from modelrunner.gateway.request.tokens import Tokens
 
 STEP = 10
 """The length of a step in seconds."""
@@ -14,33 +13,12 @@ _KEPT = 3600 // STEP
 _SAMPLES = 256  # the newest samples that are kept of each latency in a step
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """The median and the 95th percentile, in seconds."""
-
-    median: float
-    p95: float
-
-
-@dataclass(frozen=True, slots=True)
-class CountedStep:
-    """The requests that ended in the ten seconds from `time` on, in Unix seconds. `failed` counts answers with a status
-    of 400 or more, and answers that broke off; a latency is None if no request was answered."""
-
-    time: int
-    requests: int
-    failed: int
-    tokens: Tokens
-    first_byte: Latency | None
-    duration: Latency | None
-
-
 class History:
     """The steps with requests. `wall` is the time of day in Unix seconds."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
-        self._steps: deque[CountedStep] = deque(maxlen=_KEPT)
+        self._steps: deque[wire.HistoryStep] = deque(maxlen=_KEPT)
         self._begin(0)
 
     def add(self, record: RequestRecord) -> None:
@@ -56,12 +34,12 @@ class History:
         if record.first_byte is not None:
             self._firsts.append(record.first_byte)
 
-    def __iter__(self) -> Iterator[CountedStep]:
+    def __iter__(self) -> Iterator[wire.HistoryStep]:
         """Yields the steps of the last hour that have ended, oldest first."""
         self.latest()
         return iter([step for step in self._steps if step.time > self._wall() - 3600 - STEP])
 
-    def latest(self) -> CountedStep | None:
+    def latest(self) -> wire.HistoryStep | None:
         """Returns the last step with requests that has ended."""
         if (step := int(self._wall()) // STEP * STEP) != self._time:
             self._end(step)
@@ -69,9 +47,9 @@ class History:
 
     def _end(self, time: int) -> None:
         if self._requests:
-            tokens = Tokens(self._prompt, self._answer)
-            latencies = _latency(self._firsts), _latency(self._durations)
-            self._steps.append(CountedStep(self._time, self._requests, self._failed, tokens, *latencies))
+            counts = self._requests, self._failed, self._prompt, self._answer
+            latencies = *_latency(self._firsts), *_latency(self._durations)
+            self._steps.append(wire.HistoryStep(self._time, *counts, *latencies))
         self._begin(time)
 
     def _begin(self, time: int) -> None:
@@ -81,6 +59,10 @@ class History:
         self._durations: deque[float] = deque(maxlen=_SAMPLES)
 
 
-def _latency(times: Collection[float]) -> Latency | None:
+def _latency(times: Collection[float]) -> tuple[float | None, float | None]:
+    """Returns the median and the 95th percentile."""
     ordered = sorted(times)
-    return Latency(*[ordered[int(q * (len(ordered) - 1))] for q in (0.5, 0.95)]) if ordered else None
+    if not ordered:
+        return None, None
+    last = len(ordered) - 1
+    return round(ordered[last // 2], 4), round(ordered[int(0.95 * last)], 4)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from modelrunner import wire
 from modelrunner.errors import ModelRunnerError, RequestNotFound
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.headers import chunk
@@ -19,23 +20,14 @@ _SEARCHED = 1 << 20  # bytes of a body that are searched for keys and files; the
 _OVERHEAD = 2048  # bytes of a recording without its bodies, about
 
 
-class RecordedBody(msgspec.Struct, frozen=True):
-    """`text` is the start of a body of `size` bytes, `whole` or not; `redacted` counts the parts that were removed."""
-
-    text: str
-    size: int
-    whole: bool
-    redacted: int
-
-
 class Recorded(msgspec.Struct, frozen=True):
     """One request to `path`. `owner` is its `InferenceHead.owner`."""
 
     record: RequestRecord
     owner: str
     path: str
-    request: RecordedBody
-    answer: RecordedBody
+    request: wire.RecordedText
+    answer: wire.RecordedText
 
     @property
     def size(self) -> int:
@@ -79,10 +71,10 @@ class Recordings:
         while self._size > self._memory:
             self._size -= self._kept.popleft().size
 
-    def _body(self, start: bytes, size: int) -> RecordedBody:
+    def _body(self, start: bytes, size: int) -> wire.RecordedText:
         text, count = redacted(start[:_SEARCHED].decode("utf-8", "replace"))
         shown = text.encode()[: self.limit].decode("utf-8", "ignore")
-        return RecordedBody(shown, size, shown == text and len(start) == size <= _SEARCHED, count)
+        return wire.RecordedText(shown, size, shown == text and len(start) == size <= _SEARCHED, count)
 
 
 class Tap:

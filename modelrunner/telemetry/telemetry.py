@@ -6,15 +6,16 @@ from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 
+from modelrunner import wire
 from modelrunner.errors import RequestCancelled, RequestNotFound
 from modelrunner.gateway.request.observers import CONTROL, RequestRecord
 from modelrunner.gateway.request.work import UnderWay
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
-from modelrunner.telemetry.history import CountedStep, History
+from modelrunner.telemetry.history import History
 from modelrunner.telemetry.recent import RecentRequests, RequestFilter
-from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
+from modelrunner.telemetry.usage import Grouping, Usage
 
 
 class Telemetry:
@@ -64,15 +65,15 @@ class Telemetry:
         """Returns how many requests have ended, and the kept ones after the first `number`, the oldest first."""
         return self._recent.last, self._recent.after(number)
 
-    def history(self) -> list[CountedStep]:
+    def history(self) -> list[wire.HistoryStep]:
         """Returns the complete steps of the last hour, the oldest first."""
         return list(self._history)
 
-    def latest_step(self) -> CountedStep | None:
+    def latest_step(self) -> wire.HistoryStep | None:
         """Returns the last complete step with requests."""
         return self._history.latest()
 
-    async def usage(self, by: Grouping, since: timedelta) -> list[UsageSum]:
+    async def usage(self, by: Grouping, since: timedelta) -> list[wire.UsageTotals]:
         """Returns the sums since the day that is `since` ago. Raises as `Usage.sums`."""
         return await self._usage.sums(by, since)
 

@@ -5,11 +5,11 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
+from modelrunner import wire
 from modelrunner.database import Database
 from modelrunner.gateway.request.observers import RequestRecord
 
@@ -35,18 +35,6 @@ class Grouping(StrEnum):
     KEY = "caller"
     MODEL = "model"
     DAY = "day"
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSum:
-    """Requests that reached an engine, their tokens, and the `seconds` that engines worked for them. `name` is the day,
-    the model or the caller of the sum."""
-
-    name: str
-    requests: int
-    prompt: int
-    answer: int
-    seconds: float
 
 
 class Usage:
@@ -113,9 +101,9 @@ class Usage:
                 later = self._new.setdefault(key, [0, 0, 0, 0.0])
                 later[:] = [a + b for a, b in zip(sums, later, strict=True)]
 
-    async def sums(self, by: Grouping, since: timedelta) -> list[UsageSum]:
-        """Returns sums by day, model or caller since the day that is `since` ago; the newest day or the largest number
-        of requests first. Raises `OSError`, `sqlite3.Error`."""
+    async def sums(self, by: Grouping, since: timedelta) -> list[wire.UsageTotals]:
+        """Returns sums of the requests that reached an engine, by day, model or caller, since the day that is `since`
+        ago; the newest day or the largest number of requests first. Raises `OSError`, `sqlite3.Error`."""
         await self.flush()
         first = (datetime.fromtimestamp(self._wall(), UTC) - since).date().isoformat()
         return await asyncio.to_thread(self._read, by, first)
@@ -135,11 +123,15 @@ class Usage:
         with self._database.transaction() as database:
             return database.execute("delete from usage where day = (select min(day) from usage)").rowcount > 0
 
-    def _read(self, column: Grouping, first: str) -> list[UsageSum]:
+    def _read(self, column: Grouping, first: str) -> list[wire.UsageTotals]:
         order = "day desc" if column is Grouping.DAY else "sum(requests) desc"
         asked = (
             f"select {column}, sum(requests), sum(prompt), sum(answer), sum(seconds) from usage"
             f" where day >= ? group by {column} order by {order}"
         )
         with self._database.transaction() as database:
-            return [UsageSum(*row) for row in database.execute(asked, (first,))]
+            rows = database.execute(asked, (first,)).fetchall()
+        return [
+            wire.UsageTotals(name, requests, prompt, answer, round(seconds, 3))
+            for name, requests, prompt, answer, seconds in rows
+        ]

@@ -4,15 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from modelrunner.api import recordforms
+from modelrunner import wire
 from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
-from modelrunner.telemetry.history import STEP, History, Latency
+from modelrunner.telemetry.history import STEP, History
 from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeClock
 from tests.waiting import HUNG
@@ -71,18 +70,14 @@ async def test_a_snapshot_has_memory_and_paused_models(start_daemon: StartDaemon
 def test_an_hour_in_steps_of_ten_seconds():
     clock = FakeClock(1000.0)
     history = History(clock)
-    for duration in (1.0, 2.0, 9.0):
+    for duration in (1.0, 2.123456, 9.0):
         history.add(record(200, duration=duration, first_byte=0.5, tokens=Tokens(3, 8)))
     history.add(record(503))
     history.add(record(200, duration=99.0, error="engine_crashed"))
     assert list(history) == []  # the step goes on
     clock.advance(STEP)
     (step,) = history
-    assert (step.time, step.requests, step.failed, step.tokens) == (1000, 5, 2, Tokens(9, 24))
-    assert step.first_byte == Latency(0.5, 0.5)
-    assert step.duration == Latency(2.0, 2.0)
-    shown = recordforms.step(replace(step, duration=Latency(0.123456, 2.0), first_byte=None))
-    assert (shown.completion_tokens, shown.duration_p50, shown.first_byte_p95) == (24, 0.1235, None)
+    assert step == wire.HistoryStep(1000, 5, 2, 9, 24, 0.5, 0.5, 2.1235, 2.1235)
     clock.advance(3600 + STEP)
     assert list(history) == []
 

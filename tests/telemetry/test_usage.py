@@ -8,10 +8,11 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
+from modelrunner import wire
 from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import NONE, Tokens
-from modelrunner.telemetry.usage import Grouping, Usage, UsageSum
+from modelrunner.telemetry.usage import Grouping, Usage
 from modelrunner.types import Served
 
 DAY = 86400.0
@@ -39,8 +40,14 @@ async def test_sums_by_model_caller_and_day(tmp_path: Path) -> None:
     usage.add(request("lee", "a", Tokens(20, 7)))
     usage.add(request("lee", "b", Tokens(1, 1)))
     month = timedelta(days=30)
-    assert await usage.sums(Grouping.MODEL, month) == [UsageSum("a", 2, 30, 12, 3.0), UsageSum("b", 1, 1, 1, 1.5)]
-    assert await usage.sums(Grouping.KEY, month) == [UsageSum("lee", 2, 21, 8, 3.0), UsageSum("kim", 1, 10, 5, 1.5)]
+    assert await usage.sums(Grouping.MODEL, month) == [
+        wire.UsageTotals("a", 2, 30, 12, 3.0),
+        wire.UsageTotals("b", 1, 1, 1, 1.5),
+    ]
+    assert await usage.sums(Grouping.KEY, month) == [
+        wire.UsageTotals("lee", 2, 21, 8, 3.0),
+        wire.UsageTotals("kim", 1, 10, 5, 1.5),
+    ]
     assert [each.requests for each in await usage.sums(Grouping.DAY, month)] == [2, 1]
     assert [each.requests for each in await usage.sums(Grouping.DAY, timedelta(0))] == [2]
 
@@ -75,7 +82,7 @@ async def test_a_write_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
     usage.add(request("", "ai/m", Tokens(1, 1)))
     reading = asyncio.create_task(usage.sums(Grouping.MODEL, timedelta(days=1)))
     free.set()
-    assert await reading == [UsageSum("ai/m", 2, 11, 6, 3.0)]
+    assert await reading == [wire.UsageTotals("ai/m", 2, 11, 6, 3.0)]
     await busy
 
 
@@ -106,7 +113,7 @@ async def test_it_survives_a_new_daemon(tmp_path: Path) -> None:
     await first.flush()
     second = Usage(tmp_path / "usage.sqlite", Wall())
     second.add(request("", "ai/m", Tokens(1, 1)))
-    assert await second.sums(Grouping.MODEL, timedelta(days=1)) == [UsageSum("ai/m", 2, 11, 6, 3.0)]
+    assert await second.sums(Grouping.MODEL, timedelta(days=1)) == [wire.UsageTotals("ai/m", 2, 11, 6, 3.0)]
 
 
 async def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
@@ -127,7 +134,7 @@ async def test_a_disk_that_refuses_loses_nothing(tmp_path: Path) -> None:
     usage.add(request("", "ai/m", Tokens(2, 2)))
     await usage.flush()
     folder.mkdir()
-    assert await usage.sums(Grouping.MODEL, timedelta(days=1)) == [UsageSum("ai/m", 2, 3, 3, 3.0)]
+    assert await usage.sums(Grouping.MODEL, timedelta(days=1)) == [wire.UsageTotals("ai/m", 2, 3, 3, 3.0)]
 
 
 async def test_the_oldest_days_go_when_it_is_full(tmp_path: Path) -> None:
@@ -168,4 +175,4 @@ async def test_callers_without_end_are_added_up_together(tmp_path: Path) -> None
         usage.add(request(str(number), "ai/m"))
     sums = await usage.sums(Grouping.KEY, timedelta(days=1))
     assert len(sums) == 10_001
-    assert sums[0] == UsageSum("(others)", 500, 0, 0, 750.0)
+    assert sums[0] == wire.UsageTotals("(others)", 500, 0, 0, 750.0)
