@@ -144,7 +144,7 @@ def _leads_to(resource: web.AbstractResource, path: str) -> bool:
     return found.get("path") == path or (pattern is not None and pattern.fullmatch(path) is not None)
 
 
-class Envelope:
+class RequestEnvelope:
     """The middleware of all requests: it checks the key, counts the request against its limits, follows the end of the
     key, renders errors, and tells the observers. While the daemon ends, only requests that read are answered."""
 

@@ -24,7 +24,7 @@ from modelrunner.api.document_routes import DocumentRoutes
 from modelrunner.api.engine_routes import EngineRoutes
 from modelrunner.api.import_routes import ImportRoutes
 from modelrunner.api.key_routes import KeyRoutes
-from modelrunner.api.middleware import Envelope, connections, finish_head
+from modelrunner.api.middleware import RequestEnvelope, connections, finish_head
 from modelrunner.api.model_routes import ModelRoutes
 from modelrunner.api.ollama_routes import OllamaRoutes
 from modelrunner.api.openai_routes import OpenAIRoutes
@@ -274,7 +274,7 @@ class Daemon:
         board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
         revocation = Revocation(pipeline, parts.keys)
-        envelope = Envelope(lifecycle.stop.is_set, pipeline.addresses, pipeline.observers, revocation)
+        envelope = RequestEnvelope(lifecycle.stop.is_set, pipeline.addresses, pipeline.observers, revocation)
         app = web.Application(middlewares=[envelope.handle], client_max_size=self._settings.body_limit)
         app.on_response_prepare.append(finish_head)
         families = (

@@ -59,7 +59,7 @@ class ShownConfiguration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _CheckedChange:
     """A checked change of a model's settings."""
 
     bundle: Bundle
@@ -151,7 +151,7 @@ class Configurator:
 
     def _checked(
         self, model: StoredModel, mode: Mode | None, patch: Mapping[str, Any], running: Collection[Mode], restart: bool
-    ) -> _Change:
+    ) -> _CheckedChange:
         """Checks a change with the present settings. Reads files. Raises as `change`."""
         settings, bundle = self._parts.configurations.settings, self._parts.store.bundle(model.id)
         before = settings.posted_for(model.id, mode)
@@ -163,7 +163,7 @@ class Configurator:
         if restart or reloads:
             concerned = {mode} if mode else {main_mode(bundle), *running, *settings.modes(model.id)}
         targets = [self._parts.validator.target(bundle, each, wanted) for each in concerned]
-        return _Change(bundle, before, posted, targets, self._shown(model, mode, wanted, targets))
+        return _CheckedChange(bundle, before, posted, targets, self._shown(model, mode, wanted, targets))
 
     def _patched(
         self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any]

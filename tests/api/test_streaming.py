@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from modelrunner.api.middleware import Envelope, finish_head
+from modelrunner.api.middleware import RequestEnvelope, finish_head
 from modelrunner.api.streaming import Work, stream_progress
 from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
 from modelrunner.progress import FileProgress, ProgressReport, WorkProgress
@@ -28,7 +28,7 @@ async def get() -> AsyncIterator[Get]:
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream_progress(request, works.pop(), mode="pull")
 
-    app = web.Application(middlewares=[Envelope(lambda: False).handle])
+    app = web.Application(middlewares=[RequestEnvelope(lambda: False).handle])
     app.on_response_prepare.append(finish_head)
     app.add_routes([web.get("/", handler)])
     runner = web.AppRunner(app, handler_cancellation=True)
@@ -145,7 +145,7 @@ async def test_a_refusal_never_stands_inside_an_answer_that_has_begun(tmp_path: 
         await response.write(b"the beginning")
         raise {"ours": NotFound("gone"), "aiohttp's": web.HTTPNotFound()}[request.match_info["whose"]]
 
-    app = web.Application(middlewares=[Envelope(lambda: False).handle])
+    app = web.Application(middlewares=[RequestEnvelope(lambda: False).handle])
     app.on_response_prepare.append(finish_head)
     app.router.add_get("/{whose}", handle)
     runner = web.AppRunner(app, access_log=None)

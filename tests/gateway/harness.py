@@ -13,7 +13,7 @@ import h11
 import msgspec
 from aiohttp import web
 
-from modelrunner.api.middleware import Envelope, connections, finish_head
+from modelrunner.api.middleware import RequestEnvelope, connections, finish_head
 from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.daemon.certificates import self_signed
 from modelrunner.gateway.access import Access, host_names
@@ -243,7 +243,7 @@ async def proxy(
         port = listener.getsockname()[1]
         access = Access(host_names(port, ("test:*", "x:*") if kind == "tls" else ()), origins)
         pipeline = Pipeline(FakeResolver(), scheduler, access, limits or only())  # type: ignore[arg-type]
-        app = web.Application(middlewares=[Envelope(lambda: False).handle])
+        app = web.Application(middlewares=[RequestEnvelope(lambda: False).handle])
         app.on_response_prepare.append(finish_head)
         app.add_routes([web.get("/health", _health), web.post("/other", _health)])
         app.add_routes([web.post("/headers", _headers), web.post("/unread", _unread), web.get("/lines", _lines)])
