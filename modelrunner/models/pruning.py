@@ -56,7 +56,10 @@ class Pruner:
             return await self._pruned(await asyncio.to_thread(self._chosen, rule), dry_run=dry_run)
         models = await self._pruned(await asyncio.to_thread(self._forgotten), dry_run=dry_run)
         found = await (self._library.leftovers() if dry_run else self._library.prune())
-        return [*models, *(wire.PrunedItem(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found)]
+        return [
+            *models,
+            *(wire.PrunedItem(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found),
+        ]
 
     async def _pruned(self, chosen: Iterable[tuple[StoredModel, int]], *, dry_run: bool) -> list[wire.PrunedItem]:
         return [
