@@ -46,6 +46,9 @@ class EndpointApi:
     chooses_by_word: bool = False
     """True if the engine takes words alone for `tool_choice`, and calls any tool where an object names one. The daemon
     then offers it that tool alone, and requires a call."""
+    unheld: frozenset[str] = frozenset()
+    """Keywords of JSON schemas that the grammars of the engine ignore in silence. With any, patterns are written as
+    llama.cpp's grammars take them. Empty for an engine that holds schemas whole, or refuses them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""Modelfiles, as `modelrunner create -f` takes them: Ollama's form
-(https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx), with chat templates in Jinja."""
+"""Modelfiles, as `modelrunner create -f` takes them: Ollama's form, with chat templates in Jinja.
 
+Source of the form: https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx and parser/parser.go there."""
+
+import codecs
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from modelrunner.defaults import SamplingOptions
@@ -11,8 +13,12 @@ from modelrunner.errors import BadRequest
 
 _QUOTES = '"""'
 _ROLES = ("system", "user", "assistant")
-_ONCE = ("FROM", "SYSTEM", "TEMPLATE")
-_KNOWN = (*_ONCE, "PARAMETER", "ADAPTER", "LICENSE", "MESSAGE")
+_WITHOUT_EFFECT = ("RENDERER", "PARSER", "REQUIRES")  # a chat template here does what Ollama has code for
+_KNOWN = ("FROM", "SYSTEM", "TEMPLATE", "PARAMETER", "ADAPTER", "LICENSE", "MESSAGE", *_WITHOUT_EFFECT)
+_DEPRECATED = ("penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "tfs_z")
+"""Parameters that Ollama itself ignores."""
+_WORD = re.compile(r"([^ \t\r]*)[ \t\r]*")
+_BREAK = re.compile(r"[\r\n]")
 # Go's syntax between braces, which Jinja never has: `{{ .Prompt }}`, `{{ $x }}`, `{{- if ...}}`, `{{ end }}`.
 _GO = re.compile(r"\{\{-?\s*(?:[.$]|(?:if|range|with|else|end)\b)")
 _KINDS = {**SamplingOptions.__annotations__, "num_ctx": "int | None"}
@@ -32,37 +38,51 @@ class Modelfile:
     messages: tuple[tuple[str, str], ...] = ()
 
 
+def decoded(data: bytes) -> str:
+    """Returns the text of a file: UTF-8, or UTF-16 with a byte order mark, as some editors write it."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if wide else "utf-8-sig", "replace")
+
+
 def parse(text: str) -> Modelfile:
-    """Parses a Modelfile. Raises a `BadRequest` that names the line."""
-    made = Modelfile("")
-    seen: set[str] = set()
-    for line, word, value, quoted in _instructions(text):
-        if word in _ONCE and word in seen:
-            raise BadRequest(f"line {line}: {word} stands twice")
-        seen.add(word)
-        if not value and word != "SYSTEM":
+    """Parses a Modelfile as Ollama does. Of instructions that hold once, the last counts. Takes time linear in the
+    text. Raises a `BadRequest` that names the line."""
+    last: dict[str, str] = {}
+    lists: dict[str, list[str]] = {"ADAPTER": [], "LICENSE": []}
+    parameters: dict[str, Any] = {}
+    messages: list[tuple[str, str]] = []
+    template_line = 0
+    for line, word, name, value in _instructions(text):
+        if not value and word in ("FROM", "TEMPLATE", "ADAPTER"):
             raise BadRequest(f"line {line}: {word} has no value")
         match word:
-            case "FROM":
-                made = replace(made, base=value)
-            case "SYSTEM":
-                made = replace(made, system=value)
-            case "TEMPLATE":
-                made = replace(made, template=_jinja(value, f"line {line}: "))
-            case "ADAPTER":
-                made = replace(made, adapters=(*made.adapters, value))
-            case "LICENSE":
-                made = replace(made, licences=(*made.licences, value))
+            case "ADAPTER" | "LICENSE":
+                lists[word].append(value)
             case "MESSAGE":
-                role, content = _two(value, line, word, quoted)
-                if role not in _ROLES:
-                    raise BadRequest(f"line {line}: a message has the role {', '.join(_ROLES)}, not {role[:40]!r}")
-                made = replace(made, messages=(*made.messages, (role, content)))
-            case "PARAMETER":
-                made = replace(made, parameters=_with(made.parameters, *_two(value, line, word, quoted), line))
-    if not made.base:
+                if name not in _ROLES:
+                    raise BadRequest(f"line {line}: a message has the role {', '.join(_ROLES)}, not {name[:40]!r}")
+                messages.append((name, value))
+            case "PARAMETER" if name == "stop":
+                parameters.setdefault(name, []).append(value)
+            case "PARAMETER" if name not in _DEPRECATED:
+                parameters[name] = _number(name, value, line)
+            case _:
+                last[word] = value
+                template_line = line if word == "TEMPLATE" else template_line
+    if "FROM" not in last:
         raise BadRequest("the Modelfile has no FROM: add one that names a model or a file")
-    return made
+    template = last.get("TEMPLATE")
+    if template is not None and "RENDERER" in last and _GO.search(template):
+        template = None  # the renderer takes its place, for Ollama too
+    return Modelfile(
+        last["FROM"],
+        last.get("SYSTEM"),
+        template if template is None else _jinja(template, f"line {template_line}: "),
+        parameters,
+        tuple(lists["ADAPTER"]),
+        tuple(lists["LICENSE"]),
+        tuple(messages),
+    )
 
 
 def check_template(text: str) -> str:
@@ -71,70 +91,100 @@ def check_template(text: str) -> str:
 
 
 def render(modelfile: Modelfile) -> str:
-    """Returns a text that `parse` reads as this Modelfile again, unless a value holds three quotation marks."""
+    """Returns a text that `parse` reads as this Modelfile again. A value that no quotation marks can hold is left out,
+    and a comment says so: one with a line before its last that ends in three of them."""
     lines = [("FROM", modelfile.base)]
     for name, value in modelfile.parameters.items():
-        lines += [("PARAMETER", f"{name} {_written(one)}") for one in (value if isinstance(value, list) else [value])]
+        lines += [(f"PARAMETER {name}", one) for one in (value if isinstance(value, list) else [value])]
     single = {"TEMPLATE": modelfile.template, "SYSTEM": modelfile.system}
-    lines += [(word, _quoted(value)) for word, value in single.items() if value is not None]
+    lines += [(word, value) for word, value in single.items() if value is not None]
     lines += [("ADAPTER", path) for path in modelfile.adapters]
-    lines += [("MESSAGE", f"{role} {_quoted(content)}") for role, content in modelfile.messages]
-    lines += [("LICENSE", _quoted(licence)) for licence in modelfile.licences]
-    return "".join(f"{word} {value}\n" for word, value in lines)
+    lines += [(f"MESSAGE {role}", content) for role, content in modelfile.messages]
+    lines += [("LICENSE", licence) for licence in modelfile.licences]
+    return "".join(map(_line, lines))
 
 
-def _instructions(text: str) -> Iterator[tuple[int, str, str, bool]]:
-    """Yields the line, the instruction in capitals, its value without quotation marks, and whether it had three."""
-    lines = text.replace("\r\n", "\n").split("\n")
+def _line(instruction: tuple[str, Any]) -> str:
+    word, value = instruction
+    written = _written(value) if isinstance(value, str) else str(value)
+    if written is None:
+        return f"# {word} is left out: a line of it ends in three quotation marks, which end a value\n"
+    return f"{word} {written}\n"
+
+
+def _written(text: str) -> str | None:
+    """Returns the text as it stands, or in one or three quotation marks; None if neither is read as the text."""
+    plain = text and text == text.strip() and not text.startswith('"') and not _BREAK.search(text)
+    for written in ([text] if plain else []) + [f'"""{text}"""', f'"{text}"']:
+        try:
+            found = list(_instructions(f"SYSTEM {written}\nSYSTEM -\n"))
+        except BadRequest:
+            continue
+        if [value for *_, value in found] == [text, "-"]:
+            return written
+    return None
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yields the line, the instruction in capitals, the name of a parameter or the role of a message ("" for others),
+    and the value without its quotation marks. A value that begins with quotation marks goes on to the first line that
+    ends with as many, another one to the end of its line."""
+    lines = _lines(text.removeprefix("\ufeff"))
     number = 0
     while number < len(lines):
-        line, number = lines[number], number + 1
+        line, number = lines[number].lstrip(), number + 1
         begun = number
-        if not line.strip() or line.lstrip().startswith("#"):
+        if not line or line.startswith("#"):
             continue
-        word, value = [*line.split(None, 1), ""][:2]
+        word, rest = _first_word(line)
         word = word.upper()
         if word not in _KNOWN:
             raise BadRequest(f"line {begun}: unknown instruction {word[:40]!r}; the known ones are {', '.join(_KNOWN)}")
-        before, opened, rest = value.partition(_QUOTES)
-        if opened and _QUOTES not in rest:  # the value goes on to the line that ends them
-            pieces = [rest]
+        name = ""
+        if word in ("PARAMETER", "MESSAGE"):
+            name, rest = _first_word(rest)
+            if not rest:
+                raise BadRequest(f"line {begun}: {word} needs a name and a value")
+        value = rest.strip()
+        mark = next((mark for mark in (_QUOTES, '"') if value.startswith(mark)), "")
+        if mark and not (value.endswith(mark) and len(value) >= 2 * len(mark)):
+            pieces = [rest.lstrip()]
             while number < len(lines):
                 pieces.append(lines[number])
                 number += 1
-                if _QUOTES in pieces[-1]:
+                if pieces[-1].rstrip().endswith(mark):
                     break
             else:
-                raise BadRequest(f"line {begun}: the three quotation marks are not closed")
-            rest = "\n".join(pieces)
-        if opened:
-            inside, _, after = rest.partition(_QUOTES)
-            if after.strip():
-                raise BadRequest(f"line {number}: there is {after.strip()[:40]!r} after three quotation marks")
-            yield begun, word, before + inside, True
-        else:
-            yield begun, word, _unquoted(value.strip()), False
+                raise BadRequest(f"line {begun}: the value is not closed: a line must end with {mark}")
+            value = "\n".join(pieces).rstrip()
+        yield begun, word, name.lower(), value[len(mark) : len(value) - len(mark)]
 
 
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value
+def _lines(text: str) -> list[str]:
+    """Returns the lines. A line may end in CR LF: these are a value's own only where other lines end in LF."""
+    if "\r" in text and text.count("\n") == text.count("\r\n"):
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.split("\n")
 
 
-def _two(value: str, line: int, word: str, quoted: bool) -> tuple[str, str]:
-    first, _, rest = value.partition(" ")
-    if not (quoted or rest.strip()):
-        raise BadRequest(f"line {line}: {word} needs a name and a value")
-    return first.lower(), rest if quoted else _unquoted(rest.strip())
+def _first_word(line: str) -> tuple[str, str]:
+    """Returns the first word of a line, and what follows the blank after it."""
+    found = _WORD.match(line)
+    assert found is not None
+    return found[1], line[found.end() :]
 
 
-def _with(parameters: dict[str, Any], name: str, text: str, line: int) -> dict[str, Any]:
+def _number(name: str, text: str, line: int) -> int | float:
     kind = str(_KINDS.get(name, ""))
-    if name == "stop":
-        return parameters | {name: [*parameters.get(name, []), text]}
     try:
-        return parameters | {name: float(text) if "float" in kind else int(text)}
+        if not text.isascii() or "_" in text:  # Python's own forms of numbers
+            raise ValueError(text)
+        number = float(text) if "float" in kind else int(text)
+        if not -(1 << 63) <= number < 1 << 63:  # as for a number that is none
+            raise ValueError(text)
     except ValueError:
         raise BadRequest(f"line {line}: the parameter {name[:40]} must be a number, not {text[:40]!r}") from None
+    return number
 
 
 def _jinja(text: str, where: str) -> str:
@@ -145,13 +195,3 @@ def _jinja(text: str, where: str) -> str:
             param="template",
         )
     return text
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, str):
-        return _quoted(value) if "\n" in value else f'"{value}"'
-    return str(value)
-
-
-def _quoted(text: str) -> str:
-    return f"{_QUOTES}{text}{_QUOTES}"

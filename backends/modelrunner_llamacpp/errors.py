@@ -74,6 +74,8 @@ _CLIENTS_FAULT = re.compile(
     r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
     r"context length|'loc': \('body'"  # the last is llama-cpp-python's server, about a field of another type
 )
+# What the C++ library says where a number of the request is outside of a table of the model, such as a token.
+_OUT_OF_RANGE = re.compile(r"\bvector::_M_|\bbasic_string::|out_of_range|length_error")
 # No engine fetches files: its sandbox lets it connect nowhere (docs/sandbox.md).
 _FETCHED = re.compile(r"cannot make GET request|HTTPS is not supported|Failed to download image")
 
@@ -102,4 +104,6 @@ def request_error(status: int, message: str, fields: Mapping[str, Any]) -> Model
         return ContextTooLong(message, fields.get("n_prompt_tokens", tokens), fields.get("n_ctx", limit))
     if status >= 500 and _FETCHED.search(message):
         return BadRequest("the engine fetches no files: send an image or a sound as a data: URL")
+    if status >= 500 and _OUT_OF_RANGE.search(message):
+        return BadRequest("a number in the request is out of range, such as a token that the model does not have")
     return BadRequest(message) if status >= 500 and _CLIENTS_FAULT.search(message) else None

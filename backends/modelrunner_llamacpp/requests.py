@@ -62,6 +62,14 @@ _READ: Mapping[str, frozenset[str]] = {
     "/tokenize": frozenset({"content", "add_special", "parse_special", "with_pieces"}),
     "/detokenize": frozenset({"tokens"}),
 }
+# Keywords that common/json-schema-to-grammar.cpp does not read.
+_UNHELD = frozenset(
+    (
+        *("multipleOf", "uniqueItems", "contains", "minContains", "maxContains", "patternProperties", "propertyNames"),
+        *("minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "not", "if"),
+        *("then", "else", "unevaluatedItems", "unevaluatedProperties", "contentEncoding", "contentMediaType"),
+    )
+)
 _PYTHON = frozenset(
     (
         *("max_tokens", "temperature", "top_p", "min_p", "top_k", "stop", "stream", "stream_options", "logprobs"),
@@ -98,7 +106,8 @@ def api(spec: RunSpec, *, in_python: bool) -> EngineApi:
 
 def _of_llama_server(path: str, endpoint: EndpointApi) -> EndpointApi:
     as_stream = _AS_STREAMS.get(path, {})
-    return replace(endpoint, reads=_READ[path], as_stream=as_stream, chooses_by_word=path in _BY_WORD)
+    unheld = _UNHELD if path in ("/v1/chat/completions", "/v1/completions") else frozenset()
+    return replace(endpoint, reads=_READ[path], as_stream=as_stream, chooses_by_word=path in _BY_WORD, unheld=unheld)
 
 
 _ENDPOINTS = {path: _of_llama_server(path, endpoint) for path, endpoint in _SHAPES.items()}

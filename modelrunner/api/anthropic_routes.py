@@ -31,10 +31,11 @@ class AnthropicRoutes:
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models in Anthropic's form: an entry for each name, all on one page."""
         models = self._reach.shown(request, self._library)
+        aliases = self._library.aliased(models, "anthropic")
         data = [
             self._shown(name, model, abilities)
             for model, abilities in zip(models, await self._library.abilities(models), strict=True)
-            for name in model.tags or [model.id]
+            for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
         ]
         ends = (data[0].id, data[-1].id) if data else (None, None)
         return json_response(wire.AnthropicModels(data, *ends))
@@ -42,9 +43,11 @@ class AnthropicRoutes:
     @documented(wire.AnthropicModel, errors=(422,))
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model in Anthropic's form."""
-        reference = reference_in_path(request, f"{_PATH}/")
+        alias = reference_in_path(request, f"{_PATH}/")
+        reference = self._library.meant(alias, "anthropic")
         self._reach.check(request, reference)
         model, name = self._library.named(reference)
+        name = name if alias == reference else alias
         (abilities,) = await self._library.abilities([model])
         return json_response(self._shown(name, model, abilities))
 

@@ -79,7 +79,7 @@ class ModelRoutes:
     @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model; with `remote` the model at its source, without a pull."""
-        reference = _reference(request)
+        reference = self._library.meant(_reference(request))
         self._reach.check(request, reference)
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
@@ -217,7 +217,7 @@ class ModelRoutes:
     @documented(wire.ModelShown, query={"remote": bool}, errors=(422, 501, 502))
     async def show(self, request: web.Request) -> web.Response:
         """Shows a model's template, licences and defaults for requests; with `remote` those at its source."""
-        reference = self._before(request, "/show")
+        reference = self._before(request, "/show", alias=True)
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
             return json_response(modelforms.remote_details(await self._remote.get(reference)))
@@ -270,10 +270,11 @@ class ModelRoutes:
         await self._library.tag(reference, target)
         return json_response(wire.Tagged(f"{reference} is tagged {target}", target), status=201)
 
-    def _before(self, request: web.Request, action: str) -> str:
-        """Returns the model in the path before `action`; its name may have plain slashes. Raises `InvalidReference`,
-        and `Forbidden` for a model that the key may not use."""
+    def _before(self, request: web.Request, action: str, *, alias: bool = False) -> str:
+        """Returns the model in the path before `action`; its name may have plain slashes, and be an `alias`. Raises
+        `InvalidReference`, and `Forbidden` for a model that the key may not use."""
         reference = decode_reference(request.rel_url.raw_path.partition("/models/")[2].removesuffix(action))
+        reference = self._library.meant(reference) if alias else reference
         self._reach.check(request, reference)
         return reference
 

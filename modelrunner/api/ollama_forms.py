@@ -182,11 +182,16 @@ class OllamaProgress(ProgressLines):
         return dialect.error_event(error, request_id)
 
 
+def tagged(name: str) -> str:
+    """Returns a model's name with its tag, as Ollama writes names: clients look for `NAME:latest`."""
+    return name if ":" in name else f"{name}:latest"
+
+
 def listed(name: str, model: StoredModel, abilities: Abilities) -> OllamaModel:
     """Returns an entry of `GET /api/tags`."""
     return OllamaModel(
-        name=name,
-        model=name,
+        name=tagged(name),
+        model=tagged(name),
         modified_at=_time(model.created),
         size=model.size,
         digest=model.id.removeprefix("sha256:"),
@@ -204,8 +209,8 @@ def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
     now = time.time()
     expires = now + _CENTURY if stays else view.expires_at if view.expires_at is not None else now + keep
     return OllamaRunner(
-        name=view.model_name,
-        model=view.model_name,
+        name=tagged(view.model_name),
+        model=tagged(view.model_name),
         size=memory.ram + vram,
         digest=view.model_id.removeprefix("sha256:"),
         details=_details(model) if model is not None else OllamaDetails(),

@@ -61,11 +61,12 @@ class OllamaRoutes:
     async def tags(self, request: web.Request) -> web.Response:
         """Lists the models on disk."""
         models = self._reach.shown(request, self._library)
+        aliases = self._library.aliased(models, "ollama")
         abilities = await self._library.abilities(models)
         found = [
             ollama_forms.listed(name, model, able)
             for model, able in zip(models, abilities, strict=True)
-            for name in model.tags or [model.id]
+            for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
         ]
         return json_response(OllamaList(found))
 
@@ -85,7 +86,7 @@ class OllamaRoutes:
     @documented(OllamaShown, body=OllamaModelRequest, errors=(422,))
     async def show(self, request: web.Request) -> web.Response:
         """Shows a model."""
-        reference = (await read_json(request, OllamaModelRequest)).reference
+        reference = self._library.meant((await read_json(request, OllamaModelRequest)).reference, "ollama")
         self._reach.check(request, reference)
         model, name = self._library.named(reference)
         (abilities,) = await self._library.abilities([model])

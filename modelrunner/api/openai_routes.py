@@ -41,21 +41,24 @@ class OpenAIRoutes:
 
     @documented(wire.OpenAIModels)
     async def list_models(self, request: web.Request) -> web.Response:
-        """Lists the models, with an entry for each name, since clients choose by name."""
+        """Lists the models, with an entry for each name and alias, since clients choose by name."""
         models = [model for model in self._reach.shown(request, self._library) if self._is_served(request, model)]
+        aliases = self._library.aliased(models, "openai")
         data = [
             openaiforms.openai_model(name, model, abilities)
             for model, abilities in zip(models, await self._library.abilities(models), strict=True)
-            for name in model.tags or [model.id]
+            for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
         ]
         return json_response(wire.OpenAIModels(data))
 
     @documented(wire.OpenAIModel, errors=(422,))
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model in OpenAI's form."""
-        reference = reference_in_path(request, "/v1/models/")
+        alias = reference_in_path(request, "/v1/models/")
+        reference = self._library.meant(alias)
         self._reach.check(request, reference)
         model, name = self._library.named(reference)
+        name = name if alias == reference else alias
         if not self._is_served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
         (abilities,) = await self._library.abilities([model])

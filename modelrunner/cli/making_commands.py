@@ -85,7 +85,7 @@ def _address(adapter: str) -> str:
 
 
 def _text(file: Path) -> str:
-    return file.read_text("utf-8", "replace")
+    return modelfile.decoded(file.read_bytes())
 
 
 @click.command()

@@ -169,6 +169,7 @@ def build(
     on_demand = InstallOnDemand(resolver, installer)
     preloader = Preloader(store, resolver, on_demand, scheduler)
     shapes.prime()
+    library.use_aliases(aliases := Aliases(store, resolver, scheduler, settings.aliases))
     return Parts(
         store=store,
         registry=registry,
@@ -195,7 +196,7 @@ def build(
         preloader=preloader,
         health_check=HealthCheck(library, scheduler, preloader, resolver.is_needed),
         engine_logs=EngineLogs(library, scheduler, data / "logs"),
-        aliases=Aliases(store, resolver, scheduler, settings.aliases),
+        aliases=aliases,
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
         keys=keys,

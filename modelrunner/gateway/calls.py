@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr
 
 from modelrunner.aliases import Alias
 from modelrunner.engine.runner import Runner
-from modelrunner.errors import BadRequest, ModelRunnerError
+from modelrunner.errors import BadRequest, ContextTooLong, ModelRunnerError
 from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.gateway.uploads import RequestUpload
@@ -213,6 +213,11 @@ class Dialect(ABC):
         runner. Raises `ModelRunnerError`."""
         return ask
 
+    async def shortened(self, ask: "Inference", runner: Runner, error: ContextTooLong) -> "Inference | None":
+        """Returns a shorter request, to be asked in place of one that did not fit in the model's window; None if the
+        client gets the `error`. Raises `ModelRunnerError`."""
+        return None
+
     def loaded(self, ask: "Inference") -> bytes:
         """Returns the answer, in JSON, to a request that only loads its model."""
         return b"{}"
@@ -335,6 +340,10 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     """The client's address, "" on the Unix socket."""
     upload: RequestUpload | None = None
     """The body of a call that `uploads`."""
+    lost: tuple[str, ...] = ()
+    """What was dropped since it did not fit in the model's window, by name: `X-Modelrunner-Truncated`."""
+    tries: int = 0
+    """How often it was shortened."""
 
     @property
     def size(self) -> int:

@@ -59,17 +59,21 @@ def engine_headers(
     return (*found, *own_headers(variant, ignored, model))
 
 
-def own_headers(variant: str, ignored: tuple[str, ...] = (), model: str = "") -> tuple[Header, ...]:
+def own_headers(
+    variant: str, ignored: tuple[str, ...] = (), model: str = "", lost: tuple[str, ...] = ()
+) -> tuple[Header, ...]:
     """Returns our own fields. `variant` says how the runner differs from its configuration, "" if it does not;
-    `ignored` are the fields that the engine ignores; `model` is the model that was chosen for an alias, or ""."""
+    `ignored` are the fields that the engine ignores; `model` is the model that was chosen for an alias, or ""; `lost`
+    is what was dropped of a request that was too long."""
     headers: tuple[Header, ...] = ()
     if variant:
         headers += ((b"X-Modelrunner-Variant", " ".join(variant.split()).encode("ascii", "replace")),)
     if model:
         headers += ((b"X-Modelrunner-Model", model.encode("ascii", "replace")),)
-    if ignored:
-        names = ", ".join([_UNSAFE.sub("?", name[:_LONGEST]) for name in ignored[:_MOST]])
-        headers += ((b"X-Modelrunner-Ignored", names.encode()),)
+    for field, names in ((b"X-Modelrunner-Ignored", ignored), (b"X-Modelrunner-Truncated", lost)):
+        if names:
+            shown = ", ".join([_UNSAFE.sub("?", name[:_LONGEST]) for name in names[:_MOST]])
+            headers += ((field, shown.encode()),)
     return headers
 
 

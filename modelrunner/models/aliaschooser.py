@@ -12,6 +12,9 @@ from modelrunner.scheduler import Phase, Scheduler
 from modelrunner.store import Store
 from modelrunner.types import Mode
 
+LATEST = ":latest"
+"""The tag of a name without one, which Ollama's clients add."""
+
 
 class Aliases:
     """The aliases of the configuration. An exact name comes before a pattern; of patterns, the first match counts."""
@@ -29,11 +32,22 @@ class Aliases:
 
     def find(self, family: str, name: str) -> Alias | None:
         """Returns the alias that a request of the family means, None for a model's own name."""
-        exact = self._exact.get(name)
+        exact = self._exact.get(name) or self._exact.get(name.removesuffix(LATEST))
         if exact is not None and exact.holds_for(family):
             return exact
         fitting = (one for pattern, one in self._patterns if one.holds_for(family) and fnmatchcase(name, pattern))
         return next(fitting, None)
+
+    def names(self, family: str) -> list[str]:
+        """Returns the names that are an alias in the family, without patterns, which stand for names without end."""
+        return [name for name, alias in self._exact.items() if alias.holds_for(family)]
+
+    def meant(self, family: str, name: str) -> str:
+        """Returns the first model that is here of an alias, or the first of all; any other name as it is."""
+        alias = self.find(family, name)
+        if alias is None:
+            return name
+        return next((model for model in alias.models if self._id(model) is not None), alias.models[0])
 
     async def choose(self, alias: Alias, backend: str | None, mode: Mode) -> str:
         """Returns one of the alias's models, by its policy; the first one if none of them is here."""

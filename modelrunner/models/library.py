@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from modelrunner import wire
 from modelrunner.backend import SavesState
@@ -39,6 +40,14 @@ from modelrunner.types import ModelFormat
 log = logging.getLogger(__name__)
 
 
+class AliasNames(Protocol):
+    """As `Aliases`."""
+
+    def names(self, family: str) -> list[str]: ...
+
+    def meant(self, family: str, name: str) -> str: ...
+
+
 class Library:
     """The models in the store, and the work around a change of them. Methods that change a model take a whole name or
     an ID as `reference`; others also take a unique part of a name."""
@@ -59,6 +68,7 @@ class Library:
         self._registry = registry
         self._configurations = configurations
         self._abilities = abilities
+        self._aliases: AliasNames | None = None
 
     def __iter__(self) -> Iterator[StoredModel]:
         """Yields the usable models, the oldest first."""
@@ -86,6 +96,25 @@ class Library:
         with contextlib.suppress(ModelNotFound, InvalidReference):
             return model, self._store.whole(reference)[1] or model.name
         return model, model.name
+
+    def use_aliases(self, aliases: AliasNames) -> None:
+        """Sets the names that stand for models."""
+        self._aliases = aliases
+
+    def meant(self, name: str, family: str = "openai") -> str:
+        """Returns the model that answers for an alias in an API family; any other name as it is."""
+        return name if self._aliases is None else self._aliases.meant(family, name)
+
+    def aliased(self, models: Iterable[StoredModel], family: str) -> dict[str, list[str]]:
+        """Returns the aliases of the family that no model has as a name, by the ID of the model that answers."""
+        names = self._aliases.names(family) if self._aliases is not None else []
+        taken = {name for model in models for name in model.tags} if names else set()
+        found: dict[str, list[str]] = {}
+        for name in names:
+            with contextlib.suppress(ModelRunnerError):
+                if name not in taken:
+                    found.setdefault(self._store.get(self.meant(name, family)).id, []).append(name)
+        return found
 
     def names(self, reference: str) -> tuple[str, ...]:
         """The names that the model is known by, damaged or not; of one that is not here, the name that a pull would

@@ -116,3 +116,31 @@ def test_a_wrong_alias_is_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said) as wrong:
         make_settings(tmp_path)
     assert "aliases.x" in str(wrong.value)
+
+
+async def read(daemon: Daemon, path: str, body: Any = None) -> tuple[int, Any]:
+    async with daemon.tcp.request("GET" if body is None else "POST", path, json=body) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_aliases_are_listed_where_they_hold(daemon: Daemon) -> None:
+    """Patterns stand for names without end, and one without a model answers nothing."""
+    listed = {model["id"] for model in (await read(daemon, "/v1/models"))[1]["data"]}
+    assert listed == {"smol", "other", "gpt-4o-mini", "text-embedding-3-small", "quick", "roomy"}
+    anthropic = {model["id"] for model in (await read(daemon, "/anthropic/v1/models"))[1]["data"]}
+    assert anthropic == listed - {"text-embedding-3-small"}
+    ollama = {model["name"] for model in (await read(daemon, "/api/tags"))[1]["models"]}
+    assert ollama == {f"{name}:latest" for name in anthropic}
+
+
+async def test_an_alias_is_looked_up_as_its_model(daemon: Daemon) -> None:
+    for path in ("/v1/models/gpt-4o-mini", "/anthropic/v1/models/gpt-4o-mini", "/v1/models/claude-x"):
+        status, found = await read(daemon, path)
+        assert (status, found["id"]) == (200, path.rpartition("/")[2])
+    for path in ("/models/gpt-4o-mini", "/models/gpt-4o-mini/show", "/engines/why?model=gpt-4o-mini"):
+        status, found = await read(daemon, path)
+        assert (status, "smol" in json.dumps(found)) == (200, True), found
+    status, shown = await read(daemon, "/api/show", {"model": "gpt-4o-mini:latest"})
+    assert (status, "smol" in shown["modelfile"]) == (200, True)
+    assert (await ask(daemon, "gpt-4o-mini:latest", "/api/chat"))[:2] == (200, "smol")
+    assert (await read(daemon, "/v1/models/gone"))[0] == 404

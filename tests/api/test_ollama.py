@@ -56,7 +56,7 @@ async def test_embeddings(client: Made) -> None:
 async def test_the_models_that_are_here(client: Made) -> None:
     daemon, made = client
     listed = (await made.list()).models
-    assert [model.model for model in listed] == ["smol", "other"]
+    assert [model.model for model in listed] == ["smol:latest", "other:latest"]
     assert listed[0].details is not None
     assert (listed[0].details.format, listed[0].details.family) == ("gguf", "llama")
     assert listed[0].size
@@ -66,13 +66,15 @@ async def test_the_models_that_are_here(client: Made) -> None:
     assert shown.capabilities == ["completion"]
     assert (await made.copy("smol", "team/mine")).status == "success"
     assert (await made.create("again", from_="smol")).status == "success"
-    assert {model.model for model in (await made.list()).models} == {"smol", "team/mine", "again", "other"}
+    assert {model.model for model in (await made.list()).models} == {
+        f"{name}:latest" for name in ("smol", "team/mine", "again", "other")
+    }
     assert (await made.create("kind", from_="smol", system="be kind", parameters={"top_k": 3})).status == "success"
     assert "PARAMETER top_k 3\n" in str((await made.show("kind")).modelfile)
     await made.delete("kind")
     assert (await made.delete("team/mine")).status == "success"
     await made.delete("other")
-    assert {model.model for model in (await made.list()).models} == {"smol", "again"}
+    assert {model.model for model in (await made.list()).models} == {"smol:latest", "again:latest"}
     async with daemon.tcp.get("/api/version") as answer:
         assert set(await answer.json()) == {"version"}
     async with daemon.tcp.head("/") as answer:
@@ -84,7 +86,7 @@ async def test_what_runs_and_its_end(client: Made) -> None:
     assert (await made.ps()).models == []
     assert (await made.generate("smol", keep_alive=-1)).done_reason == "load"
     [running] = (await made.ps()).models
-    assert running.model == "smol"
+    assert running.model == "smol:latest"
     assert running.size
     assert running.expires_at is not None
     assert running.expires_at.year > 2100
@@ -114,7 +116,9 @@ async def test_a_pull(client: Made, hub: Hub, stream: bool) -> None:
         assert any(part.total == part.completed and part.digest for part in parts if part.total)
     else:
         assert (await made.pull(NAME)).status == "success"
-    assert NAME.lower() in {model.model for model in (await made.list()).models}
+    listed = f"{NAME.lower()}:latest"  # as Ollama names it
+    assert listed in {model.model for model in (await made.list()).models}
+    assert (await made.show(listed)).details
     with pytest.raises(ollama.ResponseError) as missing:
         await made.pull("hf.co/Org/Nothing")
     assert missing.value.status_code == 404

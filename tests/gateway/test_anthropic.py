@@ -255,3 +255,36 @@ async def test_what_an_engines_messages_read_passes_as_it_came(folder: Path, kin
         assert (await served.ask(body)).json() == {"ok": True}
         assert served.engine.received[-1].path == MESSAGES
         assert served.engine.received[-1].body == body.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(("kind_of", "thinks"), [("enabled", True), ("adaptive", True), ("disabled", False)])
+async def test_thinking_reaches_the_template(folder: Path, kind_of: str, thinks: bool) -> None:
+    """Engines themselves do not switch it off."""
+    async with proxy(folder, "fast") as served:
+        served.runner.change(
+            (MESSAGES,), reads=frozenset({"messages", "max_tokens", "thinking", "chat_template_kwargs"})
+        )
+        assert (await served.ask(ask(thinking={"type": kind_of, "budget_tokens": 1024}))).status == 200
+        assert asked(served)["chat_template_kwargs"] == {"enable_thinking": thinks}
+        own = {"enable_thinking": "mine"}
+        await served.ask(ask(thinking={"type": kind_of}, chat_template_kwargs=own))
+        assert asked(served)["chat_template_kwargs"] == own
+
+
+@pytest.mark.parametrize("more", [{}, {"output_config": {"effort": "low"}}])
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+async def test_tools_of_a_service_are_refused(folder: Path, path: str, more: dict[str, Any]) -> None:
+    async with proxy(folder, "fast") as served:
+        answer = await served.ask(ask(path, tools=[{"type": "web_search_20250305", "name": "web_search"}], **more))
+        assert (answer.status, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert not served.engine.received
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_tokens": "9"}, {"temperature": -1}, {"stop_sequences": "x"}, {"tools": [{"name": 5}]}, {"tools": 1}]
+)
+async def test_a_mistake_names_its_field(folder: Path, wrong: dict[str, Any]) -> None:
+    async with proxy(folder, "fast") as served:
+        answer = await served.ask(ask(**wrong))
+        assert (answer.status, next(iter(wrong)) in answer.json()["error"]["message"]) == (400, True)
+        assert not served.engine.received

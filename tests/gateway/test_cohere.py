@@ -48,6 +48,10 @@ async def test_a_ranking(folder: Path, kind: str) -> None:
         (rerank(model="nope"), 404, "there is no model"),
         (rerank(documents="x"), 400, "documents"),
         (rerank(query=7), 400, "query"),
+        (rerank(query=None), 400, "query"),
+        (rerank(documents=[]), 400, "documents"),
+        (rerank(top_n=0), 400, "top_n"),
+        (rerank(top_n=1.5), 400, "top_n"),
     ],
 )
 async def test_refusals(folder: Path, kind: str, data: bytes, status: int, said: str) -> None:
@@ -62,3 +66,16 @@ async def test_an_engines_ranking_that_cannot_be_read(folder: Path, kind: str) -
         assert (await served.ask(rerank())).status == 502
         served.scheduler.refusal = Unavailable("not now")
         assert (await served.ask(rerank())).json()["message"] == "not now"
+
+
+async def test_documents_without_a_text_are_ranked_by_their_fields(folder: Path) -> None:
+    async with proxy(folder, "fast", ranking) as served:
+        documents = [{"title": "a", "body": "b"}, {"title": "z", "n": None}, {"text": "t", "title": "x"}]
+        await served.ask(rerank(documents=documents))
+        assert msgspec.json.decode(served.engine.received[-1].body)["documents"] == [
+            "title: a\nbody: b",
+            "title: z",
+            "t",
+        ]
+        await served.ask(rerank(documents=documents[2:], rank_fields=["title", "text"]))
+        assert msgspec.json.decode(served.engine.received[-1].body)["documents"] == ["title: x\ntext: t"]

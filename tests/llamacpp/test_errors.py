@@ -169,3 +169,16 @@ def test_an_unknown_architecture_advises_nothing_that_changes_nothing() -> None:
     assert sentence is not None
     assert "`modelrunner install" not in sentence
     assert "`version` with `wheel_sha256`" in sentence
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "vector::_M_range_check: __n (which is 99999999) >= this->size() (which is 49152)",
+        "vector::_M_default_append",
+    ],
+)
+def test_a_number_out_of_range_is_the_clients_mistake(message: str) -> None:
+    error = request_error(500, message, {})
+    assert error is not None
+    assert (error.status, "out of range" in error.message) == (400, True)

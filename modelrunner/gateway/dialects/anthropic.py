@@ -5,16 +5,16 @@ https://docs.claude.com/en/docs/build-with-claude/streaming.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from modelrunner.engine.runner import Runner
-from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.calls import JSON, Call, Inference, Translation
+from modelrunner.errors import BadRequest, ModelRunnerError
+from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
-from modelrunner.gateway.dialects.anthropic_request import MessageRequest, has_other_content
+from modelrunner.gateway.dialects.anthropic_request import MessageRequest, Thinking, has_other_content
 from modelrunner.gateway.dialects.anthropic_translation import CountedTokens, MessageEvents, WholeMessage
 from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.chunks import engine_request
@@ -38,8 +38,29 @@ _TYPES = {
 }
 
 
+_THINKS = {"enabled": True, "adaptive": True, "disabled": False}
+_TEMPLATE = "chat_template_kwargs"
+
+
+class _Tool(msgspec.Struct):
+    type: str | None = None
+    name: str = ""
+
+
+class AnthropicFields(Fields, frozen=True, gc=False):
+    """The fields whose type and range are checked here, so that a mistake is the same error with every engine."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    thinking: Thinking | None = None
+
+
 class Anthropic(JsonDialect):
     name: ClassVar[str] = "anthropic"
+    decoder = msgspec.json.Decoder(AnthropicFields)
     calls: ClassVar[Mapping[str, Call]] = {
         _MESSAGES: Call(
             Mode.COMPLETION,
@@ -68,8 +89,21 @@ class Anthropic(JsonDialect):
     def owns(self, path: str) -> bool:
         return path.startswith("/anthropic/") or f"{_MESSAGES}/" in f"{path}/"
 
+    def read(self, body: bytes) -> Fields:
+        fields = super().read(body)
+        if fields.tools:
+            _check_tools(fields.tools)
+        return fields
+
     def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
-        return self.translated(ask, runner) if has_other_content(ask.body) else super().request(ask, runner)
+        if has_other_content(ask.body):
+            return self.translated(ask, runner)
+        request, translation = super().request(ask, runner)
+        assert isinstance(ask.fields, AnthropicFields)
+        thinking = ask.fields.thinking
+        if thinking is not None and _TEMPLATE in (runner.api.reads(request.path) or ()) and not request.has(_TEMPLATE):
+            request.set({_TEMPLATE: {"enable_thinking": _THINKS[thinking.type]}})  # engines do not switch it off
+        return request, translation
 
     def translated(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         """Counts tokens with an answer of one token, since every engine reports the tokens of its prompt."""
@@ -90,6 +124,21 @@ class Anthropic(JsonDialect):
     def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         """Sends a ping, which clients ignore."""
         return b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def _check_tools(tools: msgspec.Raw) -> None:
+    """Raises `BadRequest` for a tool that Anthropic's service runs or defines: engines would take it for a plain one
+    that nobody runs."""
+    try:
+        for tool in msgspec.json.decode(tools, type=list[_Tool] | None) or ():
+            if tool.type not in (None, "custom"):
+                raise BadRequest(
+                    f"the tool {tool.name[:60]} of the type {tool.type[:60]} is one of Anthropic's service, not here: "
+                    "leave it out, or describe it as a tool of your own",
+                    param="tools",
+                )
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"tools: {error}", param="tools") from None
 
 
 def _encoded(error: ModelRunnerError, request_id: str) -> bytes:

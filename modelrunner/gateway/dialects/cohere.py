@@ -4,12 +4,12 @@ Source of the shapes: https://docs.cohere.com/reference/rerank
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from modelrunner.engine.runner import Runner
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
 from modelrunner.gateway.dialects.answershapes import CohereError, CohereRankings
 from modelrunner.gateway.dialects.assembly import WholeBody
@@ -25,16 +25,24 @@ _RERANK = "/v1/rerank"
 
 
 class CohereFields(Fields, frozen=True, gc=False):
-    """`POST /v2/rerank`. A document may be an object with a `text`."""
+    """`POST /v2/rerank`. A document may be an object: its `text`, or the fields of `rank_fields`, are ranked, else all
+    of it as lines of "field: value"."""
 
     query: str = ""
     documents: list[str | dict[str, Any]] = msgspec.field(default_factory=list)
-    top_n: int | None = None
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    rank_fields: list[str] | None = None
     max_tokens_per_doc: int | None = None
     priority: int | None = None
 
     def texts(self) -> list[str]:
-        return [one if isinstance(one, str) else str(one.get("text", "")) for one in self.documents]
+        return [one if isinstance(one, str) else self._text(one) for one in self.documents]
+
+    def _text(self, document: dict[str, Any]) -> str:
+        if not self.rank_fields and isinstance(text := document.get("text"), str):
+            return text
+        names = self.rank_fields or list(document)
+        return "\n".join(f"{name}: {value}" for name in names if (value := document.get(name)) is not None)
 
     def ignored(self) -> tuple[str, ...]:
         return tuple(name for name in ("max_tokens_per_doc", "priority") if getattr(self, name) is not None)
@@ -57,6 +65,9 @@ class Cohere(JsonBodies):
     def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         fields = ask.fields
         assert isinstance(fields, CohereFields)
+        for name in ("query", "documents"):
+            if not getattr(fields, name):
+                raise BadRequest(f"`{name}` is missing, or empty", param=name)
         top = {} if fields.top_n is None else {"top_n": fields.top_n}
         body = {"model": engine_model(runner, fields.model), "query": fields.query, "documents": fields.texts(), **top}
         return EngineRequest.of(_RERANK, body), _CohereRanking(ask.request_id, fields)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from modelrunner.engine.runner import Runner
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import ContextTooLong, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Preparing, Translation
 from modelrunner.gateway.dialects import answershapes
 from modelrunner.gateway.dialects.bodies import JsonBodies
@@ -26,6 +26,7 @@ from modelrunner.gateway.dialects.ollama_answer import (
     now,
 )
 from modelrunner.gateway.dialects.ollama_request import ChatFields, EmbedFields, GenerateFields
+from modelrunner.gateway.dialects.ollama_truncation import shortened
 from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.headers import own_headers
 from modelrunner.http.answers import Header
@@ -56,6 +57,9 @@ class Ollama(JsonBodies):
         """Unloads the model, and returns the answer."""
         await preparing.unload(ask)
         return self.empty(ask, "unload")
+
+    async def shortened(self, ask: Inference, runner: Runner, error: ContextTooLong) -> Inference | None:
+        return await shortened(ask, runner, error)
 
     def loaded(self, ask: Inference) -> bytes:
         return self.empty(ask, "load")
@@ -92,7 +96,9 @@ class OllamaChat(Ollama):
         assert isinstance(fields, ChatFields)
         ignored = fields.ignored(runner.api.reads(_CHAT))
         make = OllamaLines if fields.stream else OllamaText
-        translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=True)
+        translation = make(
+            fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored), lost=ask.lost), chat=True
+        )
         return engine_request(runner, _CHAT, fields.model, fields.chat()), translation
 
     def empty(self, ask: Inference, reason: str) -> bytes:
@@ -130,7 +136,9 @@ class OllamaGenerate(Ollama):
         path, asked = (_COMPLETIONS, fields.completion()) if plain else (_CHAT, fields.chat())
         ignored = fields.ignored(runner.api.reads(path)) + (["logprobs"] if plain and fields.logprobs else [])
         make = OllamaLines if fields.stream else OllamaText
-        translation = make(fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored)), chat=False)
+        translation = make(
+            fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored), lost=ask.lost), chat=False
+        )
         return engine_request(runner, path, fields.model, asked), translation
 
     def empty(self, ask: Inference, reason: str) -> bytes:
@@ -160,8 +168,9 @@ class OllamaEmbed(Ollama):
         fields = ask.fields
         assert isinstance(fields, EmbedFields)
         members = {"model": engine_model(runner, fields.model), **fields.embedding()}
-        headers = own_headers("", tuple(fields.ignored()))
-        translation = OllamaEmbeddings(fields.model, AnswerClock(ask.arrived), headers, single=_is_single(ask))
+        headers = own_headers("", tuple(fields.ignored()), lost=ask.lost)
+        clock = AnswerClock(ask.arrived)
+        translation = OllamaEmbeddings(fields.model, clock, headers, single=_is_single(ask), length=fields.length)
         return EngineRequest.of(_EMBEDDINGS, members), translation
 
     def empty(self, ask: Inference, reason: str) -> bytes:

@@ -3,6 +3,7 @@
 Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md; durations are in nanoseconds.
 """
 
+import math
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any, ClassVar
@@ -147,23 +148,38 @@ class _Vector(msgspec.Struct):
     index: int = 0
 
 
+_numbers = msgspec.json.Decoder(list[float])
+
+
+def _first(vector: msgspec.Raw, length: int | None) -> Any:
+    """Returns the first numbers of a vector, as a vector of the length 1."""
+    if length is None or length >= len(numbers := _numbers.decode(vector)):
+        return vector
+    norm = math.sqrt(sum(number * number for number in numbers[:length])) or 1.0
+    return [number / norm for number in numbers[:length]]
+
+
 class _Vectors(msgspec.Struct):
     data: list[_Vector]
     usage: TokenUsage | None = None
 
 
 class OllamaEmbeddings(WholeBody):
-    """The vectors as the engine wrote them; with `single`, the only one in the form of `/api/embeddings`."""
+    """The vectors as the engine wrote them, or their first `length` numbers, normalised again; with `single`, the only
+    one in the form of `/api/embeddings`."""
 
-    def __init__(self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, single: bool) -> None:
+    def __init__(
+        self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, single: bool, length: int | None = None
+    ) -> None:
         super().__init__(headers)
         self._model = model
         self._clock = clock
         self._single = single
+        self._length = length
 
     def end(self) -> bytes:
         found = self.decoded(_Vectors)
-        vectors = [each.embedding for each in sorted(found.data, key=lambda each: each.index)]
+        vectors = [_first(each.embedding, self._length) for each in sorted(found.data, key=lambda each: each.index)]
         if self._single:
             return _encode({"embedding": vectors[0] if vectors else []})
         figures = self._clock.figures(found.usage or TokenUsage(), None)

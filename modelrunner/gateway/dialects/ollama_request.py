@@ -4,16 +4,19 @@ Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from modelrunner.defaults import SamplingOptions
 from modelrunner.errors import BadRequest
-from modelrunner.gateway.calls import Fields
+from modelrunner.gateway.calls import Fields, decoded
+from modelrunner.schema import whole_number
 from modelrunner.types import KeepAlive
 
-_ABSENT = msgspec.Raw()
+_LEVELS = ("low", "medium", "high", "max")
+_THINKS: Mapping[bool | str, bool | str] = {"true": True, "false": False, "none": False}
+"""Other forms of `think`."""
 _IMAGE_TYPES = {"iVBORw0KGgo": "png", "R0lGOD": "gif", "UklGR": "webp", "/9j/": "jpeg"}  # as their base64 begins
 
 
@@ -47,7 +50,8 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaFields(EmptyFields, frozen=True, gc=False):
-    """The base of requests for a text. `think` may be a level."""
+    """The base of requests for a text. `think` may be a level. A request that is too long is cut unless `truncate` is
+    false; `shift` has no effect: an answer ends where the window does."""
 
     stream: bool | None = True
     options: dict[str, Any] | None = None
@@ -55,6 +59,8 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         """Returns the sampling options by OpenAI's names. Raises `BadRequest` for an option of a wrong type."""
@@ -67,15 +73,19 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
         if self.logprobs:
             found |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         if self.think is not None:
-            found["chat_template_kwargs"] = {"enable_thinking": self.think is not False}
-            if isinstance(self.think, str):
-                found["reasoning_effort"] = self.think
+            thinks = _THINKS.get(self.think, self.think)
+            if isinstance(thinks, str) and thinks not in _LEVELS:
+                message = f"`think` is true, false, or one of {', '.join(_LEVELS)}, not {thinks[:40]!r}"
+                raise BadRequest(message, param="think")
+            found["chat_template_kwargs"] = {"enable_thinking": thinks is not False}
+            if isinstance(thinks, str):
+                found["reasoning_effort"] = thinks
         return found
 
     def ignored(self, known: Collection[str] | None) -> list[str]:
         """Returns the names of the options that have no effect. `known` are the fields that the engine reads, None if
         they are unknown."""
-        return ignored_options(self.options, known)
+        return ignored_options(self.options, known) + (["shift"] if self.shift else [])
 
 
 class ChatFields(OllamaFields, frozen=True, gc=False):
@@ -141,18 +151,44 @@ class EmbedFields(EmptyFields, frozen=True, gc=False):
     input: str | list[str] | None = None
     prompt: str | None = None
     options: dict[str, Any] | None = None
+    truncate: bool | None = None
+
+    cut: ClassVar[bool] = False
 
     @property
     def only_loads(self) -> bool:  # type: ignore[override]  # of each request
         return not self.input and not self.prompt
 
+    def watched(self) -> dict[str, Any]:
+        """Returns nothing: no engine is asked for `dimensions`."""
+        return {}
+
+    @property
+    def length(self) -> int | None:
+        """The length of each vector, None for all of it. Raises `BadRequest`."""
+        wanted = whole_number(decoded(self.dimensions, "dimensions"))
+        if wanted is not None and (type(wanted) is not int or wanted < 0):
+            raise BadRequest("`dimensions` is a whole number", param="dimensions")
+        return wanted or None
+
     def embedding(self) -> dict[str, Any]:
-        dimensions = {"dimensions": self.dimensions} if bytes(self.dimensions) not in (b"", b"null") else {}
-        return {"input": self.input or self.prompt, "encoding_format": "float", **dimensions}
+        return {"input": self.input or self.prompt, "encoding_format": "float"}
 
     def ignored(self) -> list[str]:
         """Returns the names of all options: none has an effect on an embedding."""
         return [f"options.{name}" for name in self.options or {}]
+
+
+class CutEmbedFields(EmbedFields, frozen=True, gc=False):
+    """A request that was cut at the window: by the engine, or to `inputs`, which are texts and lists of tokens."""
+
+    cut: ClassVar[bool] = True
+    inputs: Sequence[Any] = ()
+    by_engine: bool = False
+
+    def embedding(self) -> dict[str, Any]:
+        cut = {"truncate_prompt_tokens": -1} if self.by_engine else {"input": self.inputs}
+        return EmbedFields.embedding(self) | cut
 
 
 def ignored_options(options: Mapping[str, Any] | None, known: Collection[str] | None) -> list[str]:

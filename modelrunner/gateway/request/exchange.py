@@ -10,7 +10,7 @@ from typing import Any
 
 from modelrunner.engine.connections import UpstreamConnection, build_request
 from modelrunner.engineapi import ApiShape
-from modelrunner.errors import EngineProtocolError, ModelRunnerError
+from modelrunner.errors import ContextTooLong, EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.gateway.engine_request import MEMBERS, EngineRequest
@@ -20,6 +20,7 @@ from modelrunner.gateway.request.leases import Leases
 from modelrunner.gateway.request.model_defaults import apply_defaults
 from modelrunner.gateway.request.observers import RequestRecord, record_of
 from modelrunner.gateway.request.response_writer import ResponseWriter
+from modelrunner.gateway.request.schemas import hold_schemas
 from modelrunner.gateway.request.token_limit import limit_tokens
 from modelrunner.gateway.request.tokens import NONE, tokens_of, with_prompt
 from modelrunner.gateway.request.tool_choice import choose_tools
@@ -32,6 +33,9 @@ from modelrunner.http.responsebodies import TAIL
 from modelrunner.keys.allowances import hold_place
 from modelrunner.scheduler import Lease
 from modelrunner.types import NO_LIMITS
+
+_LONG = {"embeddings": "input", "rerank": "documents", "completions": "prompt", "responses": "input"}
+"""The field of a request that was too long, by the call."""
 
 
 class Exchange:
@@ -179,6 +183,8 @@ class Exchange:
         if request.is_json and (defaults := runner.spec.bundle.defaults) is not None:
             apply_defaults(request, endpoint.shape, defaults)
         self._limit(lease, request, endpoint.shape)
+        if endpoint.unheld and request.is_json:
+            self._ignored = tuple(dict.fromkeys((*self._ignored, *hold_schemas(request, endpoint.unheld))))
         fields = ask.fields
         if fields.tools or fields.dimensions or fields.return_documents:
             self._do(self._check(lease, request, endpoint.shape, fresh=fresh))
@@ -336,7 +342,16 @@ class Exchange:
         await self._wait()
 
     async def _refuse_as_the_engine(self, refusal: EngineRefusal, lease: Lease) -> None:
-        self._refuse(await refusal.error(lease.runner.request_error))
+        error = await refusal.error(lease.runner.request_error)
+        shorter = None
+        if isinstance(error, ContextTooLong):
+            shorter = await self._dialect.shortened(self.ask, lease.runner, error)
+            error.param = _LONG.get(self.ask.head.route.pattern.rpartition("/v1/")[2], error.param)
+        if shorter is None:
+            self._refuse(error)
+        elif not self._over:
+            self.ask, self._refusal, self._received = shorter, None, (0, b"")
+            self._begin(lease)
 
     async def _break_off(self, error: OSError | EngineProtocolError, lease: Lease) -> None:
         """Ends an answer in its middle."""
