@@ -342,15 +342,13 @@ class Served:
 
 class RunnerKey(NamedTuple):
     """The identity of a runner: requests with equal keys share one. `revision` stands for the model's configuration
-    (context, flags, draft), so that a changed configuration never reuses an old process. `batch` marks the runner that
-    batches have beside the clients' runner of the same model. A tuple, because every request looks its runner up by it,
-    and a tuple's hash costs a tenth of a dataclass's."""
+    (context, flags, draft), so that a changed configuration never reuses an old process. A tuple, because every request
+    looks its runner up by it, and a tuple's hash costs a tenth of a dataclass's."""
 
     backend: str
     model_id: str
     mode: Mode
     revision: int = 0
-    batch: bool = False
 
     def __str__(self) -> str:
-        return f"{self.backend}/{self.model_id[:19]}/{self.mode}#{self.revision}{'/batch' if self.batch else ''}"
+        return f"{self.backend}/{self.model_id[:19]}/{self.mode}#{self.revision}"

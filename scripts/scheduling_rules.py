@@ -2,14 +2,13 @@
 was tried and dropped."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator import Rules
 
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.plan import Plan
-from modelrunner.scheduler.state import Group, Phase, Policy, Slot, State
+from modelrunner.scheduler.state import Phase, Policy, Slot, State
 
 
 class _OldestRequestFirst(Plan):
@@ -18,23 +17,6 @@ class _OldestRequestFirst(Plan):
     def __init__(self, state: State, now: float) -> None:
         groups = tuple([replace(group, turn=-math.inf) for group in state.groups])
         super().__init__(replace(state, groups=groups), now)
-
-
-class _SharedRunner(Plan):
-    """Batches share the runner of their model's clients."""
-
-    def _part_batches(self, waiting: Sequence[Group]) -> None:
-        return
-
-
-class _NoPlaceKept(Plan):
-    """Batches get every place of a runner."""
-
-    batch_places = staticmethod(lambda slot, now: slot.free)
-
-
-class _SharedRunnerNoPlaceKept(_SharedRunner, _NoPlaceKept):
-    pass
 
 
 class _FixedOrder(Eviction):
@@ -86,16 +68,10 @@ def _plan(policy: type[Eviction]) -> type[Plan]:
 
 RULES = {
     "all rules": Rules(),
-    "without wait": Rules(Policy(patience=0.0, crowd_patience=0.0)),
-    "without sparing": Rules(Policy(spare=0.0, crowd_spare=0.0)),
-    "without the crowd's rest": Rules(Policy(crowd_spare=0.0)),
-    "crowds as all others": Rules(Policy(crowd_patience=6.0, crowd_loads=8.0, crowd_spare=0.0)),
+    "without wait": Rules(Policy(patience=0.0)),
+    "without sparing": Rules(Policy(spare=0.0)),
     "without turns of models": Rules(plan=_OldestRequestFirst),
     "batches as all others": Rules(Policy(ageing=0.0)),
-    "without a batch's own runner": Rules(plan=_SharedRunner),
-    "without a place kept free": Rules(plan=_NoPlaceKept),
-    "without standstill": Rules(standstill=False),
-    "none of these three": Rules(plan=_SharedRunnerNoPlaceKept, standstill=False),
     "without a queue": Rules(capacity=lambda parallel: 1 << 30),
 }
 DROPPED = {
@@ -106,11 +82,7 @@ DROPPED = {
     "load / idle time": Rules(plan=_plan(_CheapestFirst)),
     "queued for goes last": Rules(plan=_plan(_QueuedForLast)),
     "a queue keeps its runner": Rules(plan=_plan(_QueueKeepsItsRunner)),
-    "a wait without limit": Rules(Policy(patience=math.inf, crowd_patience=math.inf)),
+    "a wait without limit": Rules(Policy(patience=math.inf)),
     "spared for two loads": Rules(Policy(spare=2.0)),
-    "as the router": Rules(
-        Policy(
-            600.0, math.inf, loads=math.inf, spare=0.0, crowd_patience=math.inf, crowd_loads=math.inf, crowd_spare=0.0
-        )
-    ),
+    "as the router": Rules(Policy(600.0, math.inf, loads=math.inf, spare=0.0)),
 }

@@ -13,7 +13,7 @@ once took 3.6, 2.9 and 4 times as long each, and beside four of the other large 
 A client beside a batch of its own model: SmolLM2's answer of 32 tokens takes 0.29 s alone, its first token a tenth of
 that. So four lines together are 4.9 a second, with one to three of them under way the first token takes 1.6 to 2.8
 times as long, and with all four places taken the client waits for a line to end. Measured were 4.9 lines a second, 1.5
-to 3.3 times, and 16 to 19 times (docs/performance.md). The real `Standstill` holds engines in virtual time.
+to 3.3 times, and 16 to 19 times (docs/performance.md).
 """
 
 import heapq
@@ -22,14 +22,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
-from simulated import SimulatedQueue, SimulatedRunner, VirtualAlarm, Waiting
 from workloads import Client, Model, Workload
 
 from modelrunner.scheduler.fairness import note_turn
 from modelrunner.scheduler.plan import Plan
-from modelrunner.scheduler.standstill import Standstill
 from modelrunner.scheduler.state import (
     Forget,
     Grant,
@@ -54,6 +52,21 @@ _FIRST_TOKEN = 0.1  # of an answer's time
 
 
 @dataclass
+class SimulatedRunner:
+    """One simulated engine."""
+
+    slot: Slot
+    working: int = 0
+    inside: list[tuple[Client, float]] = field(default_factory=list)
+    """Requests that hold a lease and wait for a sequence, with the time when they came."""
+
+
+class Waiting(NamedTuple):
+    request: Request
+    client: Client
+
+
+@dataclass
 class Outcome:
     """`waits` are the seconds that watched requests waited, loads included."""
 
@@ -69,12 +82,11 @@ class Outcome:
 @dataclass(frozen=True)
 class Rules:
     """How the simulated scheduler decides: by `plan`, with the figures of `policy`, and `capacity` leases of an engine
-    that works on so many requests at once. With `standstill` engines of batches stand still beside clients."""
+    that works on so many requests at once."""
 
     policy: Policy = field(default_factory=Policy)
     plan: type[Plan] = Plan
     capacity: Callable[[int], int] = lambda parallel: parallel
-    standstill: bool = True
 
 
 class Simulation:
@@ -87,17 +99,13 @@ class Simulation:
         self.now = 0.0
         self.outcome = Outcome()
         self.runners: dict[RunnerKey, SimulatedRunner] = {}
-        self.waiting: dict[RunnerKey, SimulatedQueue] = {}
+        self.waiting: dict[RunnerKey, dict[int, Waiting]] = {}
         self.served: dict[Line, float] = {}
         self.loads: dict[RunnerKey, float] = {}
         self.turns: dict[RunnerKey, float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._ids, self._order = itertools.count(1), itertools.count()
         self._left: dict[Client, int] = {}
-        runners: Any = self.runners
-        queues: Any = self.waiting
-        alarm: Any = partial(VirtualAlarm, later=self._later)
-        self._standstill = Standstill(runners, queues, lambda: self.now, alarm)
 
     def run(self) -> Outcome:
         for client in self.workload.clients:
@@ -132,22 +140,19 @@ class Simulation:
         self._left[client] -= 1
         key = self.by_name[client.choose(self.random)].key
         request = Request(next(self._ids), self.now, "", client.batch)
-        self.waiting.setdefault(key, SimulatedQueue())[request.id] = Waiting(request, client)
+        self.waiting.setdefault(key, {})[request.id] = Waiting(request, client)
 
     def _state(self) -> State:
         groups = tuple([self._group(key, queue) for key, queue in self.waiting.items() if queue])
         slots = tuple([runner.slot for runner in self.runners.values()])
         return State(groups, slots, self.workload.memory, {}, self.rules.policy, served=self.served)
 
-    def _model(self, key: RunnerKey) -> Model:
-        return self.models[key._replace(batch=False)]
-
-    def _group(self, key: RunnerKey, queue: SimulatedQueue) -> Group:
-        model = self._model(key)
+    def _group(self, key: RunnerKey, queue: dict[int, Waiting]) -> Group:
+        model = self.models[key]
         waiting = tuple([request for request, _ in queue.values()])
         load, turn = self.loads.get(key, 0.0), self.turns.get(key, 0.0)
         options = self.options[model.key]
-        return Group(key, waiting, options, model.name, load_seconds=load, turn=turn, parallel=model.parallel)
+        return Group(key, waiting, options, model.name, load_seconds=load, turn=turn)
 
     def _reconcile(self) -> None:
         for action in self.rules.plan(self._state(), self.now).make():
@@ -163,7 +168,7 @@ class Simulation:
                         self._change(key, phase=Phase.DRAINING, drain=reason)
                     else:
                         self._change(key, phase=Phase.STOPPING)
-                        self._later(self._model(key).stop, partial(self._ended, key))
+                        self._later(self.models[key].stop, partial(self._ended, key))
                 case Forget(key):
                     del self.runners[key]
                 case WakeAt(at):
@@ -174,11 +179,6 @@ class Simulation:
                     raise AssertionError("no simulated engine sleeps")
                 case _:
                     assert_never(action)
-        self._look()
-
-    def _look(self) -> None:
-        if self.rules.standstill:
-            self._standstill.look()
 
     def _change(self, key: RunnerKey, **fields: Any) -> None:
         runner = self.runners[key]
@@ -186,24 +186,14 @@ class Simulation:
 
     def _start(self, key: RunnerKey, option: RunOption) -> None:
         self.outcome.loads += 1
-        model = self._model(key)
+        model = self.models[key]
         capacity = self.rules.capacity(model.parallel)
         slot = Slot(key, Phase.STARTING, option.memory, last_used=self.now, option=option, parallel=capacity)
-        runner = self.runners[key] = SimulatedRunner(slot, lambda: self.now)
+        runner = self.runners[key] = SimulatedRunner(slot)
         self._later(model.load, lambda: self._ready(runner, model))
-        if key.batch:
-            shared = key._replace(batch=False)
-            self._move(shared, key, [id for id, (request, _) in self.waiting[shared].items() if request.batch])
 
     def _ended(self, key: RunnerKey) -> None:
         self._change(key, phase=Phase.ENDED)
-        if key.batch and key in self.waiting:
-            self._move(key, key._replace(batch=False), list(self.waiting[key]))
-
-    def _move(self, key: RunnerKey, other: RunnerKey, requests: list[int]) -> None:
-        """Makes these requests wait for the model's other runner."""
-        queue = self.waiting.setdefault(other, SimulatedQueue())
-        queue.update({id: self.waiting[key].pop(id) for id in requests})
 
     def _ready(self, runner: SimulatedRunner, model: Model) -> None:
         if runner.slot.phase is Phase.STARTING:
@@ -220,12 +210,11 @@ class Simulation:
         if client.watched and not self.workload.first_token:
             self.outcome.waits.append(self.now - request.since)
         runner.inside.append((client, request.since))
-        self._look()
         self._work(runner)
 
     def _work(self, runner: SimulatedRunner) -> None:
         """The engine takes the next requests into its free sequences."""
-        model = self._model(runner.slot.key)
+        model = self.models[runner.slot.key]
         while runner.inside and runner.working < model.parallel:
             client, since = runner.inside.pop(0)
             runner.working += 1
@@ -234,33 +223,17 @@ class Simulation:
             seconds = model.work * crowd * busy * self.random.uniform(0.9, 1.1)
             if client.watched and self.workload.first_token:
                 self.outcome.waits.append(self.now - since + _FIRST_TOKEN * seconds)
-            self._finish(runner, client, seconds)
-
-    def _finish(self, runner: SimulatedRunner, client: Client, seconds: float) -> None:
-        """The answer is complete after `seconds` in which the engine does not stand still."""
-        before = runner.stood_still()
-
-        def done() -> None:
-            if (still := runner.stood_still() - before) > 1e-9:
-                self._finish(runner, client, still)
-            else:
-                self._answered(runner, client)
-
-        self._later(seconds, done)
+            self._later(seconds, partial(self._answered, runner, client))
 
     def _load_of(self, runner: SimulatedRunner) -> float:
         """Of the processors: a load takes one of the two."""
-        if runner.since is not None:
-            return 0.0
         return 1.0 if runner.working else 0.5 if runner.slot.phase is Phase.STARTING else 0.0
 
     def _answered(self, runner: SimulatedRunner, client: Client) -> None:
         runner.working -= 1
         self.outcome.answers += 1
         interactive = runner.slot.interactive - (not client.batch)
-        times = {"last_used": self.now} if client.batch else {"last_used": self.now, "interactive_at": self.now}
-        self._change(runner.slot.key, leases=runner.slot.leases - 1, interactive=interactive, **times)
-        self._look()
+        self._change(runner.slot.key, leases=runner.slot.leases - 1, interactive=interactive, last_used=self.now)
         self._work(runner)
         self._later(self._pause(client) if client.think else 0.0, lambda: self._ask(client))
 

@@ -106,11 +106,20 @@ def beside(name: str, about: str, *, batch: bool) -> Workload:
     return Workload(f"beside a {name}", about, models, 400 * MIB, [alone, *bulk])
 
 
-def its_own_batch(name: str, about: str, budget: int) -> Workload:
+def its_own_batch() -> Workload:
     models = [Model("smollm2", 311 * MIB, load=0.28, work=0.29, stop=0.07, files=101 * MIB)]
     alone = Client(lambda r: "smollm2", think=2.0)
     lines = [Client(lambda r: "smollm2", count=1, batch=True, watched=False) for _ in range(400)]
-    return Workload(name, about, models, budget, [alone, *lines], seconds=60.0, first_token=True)
+    about = "one client that thinks for 2 s beside 400 requests of a batch for its own model, 60 s; its first token"
+    return Workload("its own batch", about, models, 400 * MIB, [alone, *lines], seconds=60.0, first_token=True)
+
+
+def poller() -> Workload:
+    models = [Model("lone", 300 * MIB, load=0.5, work=0.05), Model("crowd", 300 * MIB, load=0.5, work=0.17)]
+    lone = Client(lambda r: "lone", think=2.0)
+    crowd = [Client(lambda r: "crowd", watched=False) for _ in range(24)]
+    about = "a client that asks a small question every 2 s beside 24 of another model, room for one; its waits"
+    return Workload("poller", about, models, 400 * MIB, [lone, *crowd])
 
 
 def slow_loads() -> Workload:
@@ -130,6 +139,5 @@ def workloads() -> Iterator[Workload]:
     yield beside("batch", "200 requests with `X-Priority: batch`", batch=True)
     yield beside("flood", "200 requests like its own", batch=False)
     yield slow_loads()
-    about = "one client that thinks for 2 s beside 400 requests of a batch for its own model, 60 s; its first token"
-    yield its_own_batch("its own batch", f"{about}; room for two runners of the model", 600 * MIB)
-    yield its_own_batch("the same, one runner", "the same with room for one", 400 * MIB)
+    yield poller()
+    yield its_own_batch()

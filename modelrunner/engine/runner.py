@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -28,7 +27,7 @@ from modelrunner.engine.watchdog import Watchdog
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, EngineProtocolError, Misdirected, ModelRunnerError
 from modelrunner.plugins.isolation import asked, interface_of
-from modelrunner.processes.processtree import memory_of, oom_kills, signal_group
+from modelrunner.processes.processtree import memory_of, oom_kills
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
 
@@ -222,16 +221,6 @@ class Runner:
             why = await self._last_words.explain(error, self.stage, served=self.ready_at is not None)
             raise EngineFailed(f"the engine did not {what}: {why}") from error
 
-    def hold(self) -> None:
-        """Makes the processes of a ready engine stand still until `go_on`. The caller keeps that short: its requests
-        wait."""
-        if self.process_phase is ProcessPhase.READY and self.pid is not None:
-            signal_group(self.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        if self.pid is not None:
-            signal_group(self.pid, signal.SIGCONT)
-
     def become(self, phase: ProcessPhase) -> None:
         """Changes the phase of the process. Raises `RuntimeError` with the history if the change is not allowed."""
         if phase not in NEXT[self.process_phase]:
@@ -242,7 +231,6 @@ class Runner:
 
     def mark_stopping(self) -> None:
         """Records the decision to stop the engine. The caller cancels the task of `run` next."""
-        self.go_on()
         if self.process_phase is not ProcessPhase.STOPPING:
             self.become(ProcessPhase.STOPPING)
 

@@ -90,7 +90,6 @@ class Diagnostics:
             key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
             for (key, _), failure in reconciler.state().failures.items()
             if key.model_id in names and key not in reconciler.slots and not failure.waits and now < failure.until
-            if not key.batch  # its requests wait for the clients' runner instead
         }
 
     async def trouble(self) -> str:

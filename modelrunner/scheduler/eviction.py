@@ -1,10 +1,8 @@
 """Decides which runners go for a group of requests that waits for memory, and when. Pure.
 
-A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price). For a crowd,
-which has more requests than an engine works on at once, let wait = min(crowd_patience, 48 * price).
+A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price).
 
-- An idle runner goes once it has been idle for load(runner), or for 2 * price if the group is a crowd, or the group
-  has waited for `wait`.
+- An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.
@@ -94,9 +92,6 @@ class Eviction:
         """Returns the runners that would go for `group`, which lacks `shortage`. If the runners that may go now do not
         suffice, returns none, and the time at which another one may go."""
         policy, load = self.policy, _load_time(group.load_seconds, group.options[0].memory)
-        patience, loads, crowd_spare = policy.patience, policy.loads, 0.0
-        if group.is_crowd:
-            patience, loads, crowd_spare = policy.crowd_patience, policy.crowd_loads, policy.crowd_spare
         chosen: list[_Victim] = []
         missing, began, again = shortage, group.since, math.inf
         for candidate in self._those_for(group.key in self.urgent):
@@ -105,8 +100,9 @@ class Eviction:
                 continue
             if idle_since > -math.inf:
                 price = load + own
-                wait, rest = loads * price, max(policy.spare * own, crowd_spare * price)
-                waited, spared = began + (wait if wait < patience else patience), earliest + policy.spare * price
+                wait, rest = policy.loads * price, policy.spare * own
+                waited = began + (wait if wait < policy.patience else policy.patience)
+                spared = earliest + policy.spare * price
                 at = waited if waited > spared else spared
                 at = at if at < idle_since + rest else idle_since + rest
                 if at > self.now:

@@ -1,38 +1,13 @@
-"""Decides which requests a runner serves next, which model gets memory next, and which batches get a runner of their
-own. Pure."""
+"""Decides which requests a runner serves next, and which model gets memory next. Pure."""
 
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from modelrunner.scheduler.state import Group, Line, Phase, Request, Slot
+from modelrunner.scheduler.state import Group, Line, Request
 from modelrunner.types import RunnerKey
 
-KEPT_FREE = 60.0
-"""A runner keeps one of its places free of batches for this many seconds after its last client, so that the next client
-waits for no line to end."""
 _MAX_LINES = 1024
-
-
-def has_clients(slot: Slot, now: float) -> bool:
-    """True if the runner answers a client, or did lately."""
-    return slot.interactive > 0 or now < slot.interactive_at + KEPT_FREE
-
-
-def batch_places(slot: Slot, now: float) -> int:
-    """The number of further requests of batches that may get a lease of the runner."""
-    if slot.parallel < 2 or not has_clients(slot, now):
-        return slot.free
-    return max(0, min(slot.free, slot.parallel - 1 - (slot.leases - slot.interactive)))
-
-
-def batches_part(group: Group, slot: Slot | None, now: float) -> bool:
-    """True if the group's batches are to get a runner of their own, which can stand still while the clients' runner
-    `slot` computes: they would fill that. It must be ready, run as it is configured (a smaller variant shows that
-    memory is scarce), and have had a client lately."""
-    if slot is None or slot.phase is not Phase.READY or slot.option.rank or not has_clients(slot, now):
-        return False
-    return sum([request.batch for request in group.waiting]) >= slot.parallel
 
 
 class Turns:
@@ -53,12 +28,12 @@ class Turns:
         """The keys for which a request waits that does not let others go first."""
         return {g.key for g in groups if any(self._now >= self.yields_until(request) for request in g.waiting)}
 
-    def in_turn(self, waiting: Sequence[Request], count: int, batches: float = math.inf) -> tuple[Request, ...]:
+    def in_turn(self, waiting: Sequence[Request], count: int) -> tuple[Request, ...]:
         """The `count` requests whose turn it is, which is counted: interactive ones before a batch, then in rounds with
         one of each caller. Within a round the caller served longest ago comes first, then the older request. The first
-        request of an aged batch takes part in the rounds. No more than `batches` of them are from batches."""
+        request of an aged batch takes part in the rounds."""
         chosen = list(waiting)
-        if not len(waiting) <= count <= batches:
+        if len(waiting) > count:
             turns: Counter[Line] = Counter()
             ranked = []
             for position, request in enumerate(waiting):
@@ -68,9 +43,7 @@ class Turns:
                     turns[line] = turn + 1
                     later = request.batch and (turn > 0 or self._now < self.yields_until(request))
                     ranked.append((later, turn, self._served.get(line, -math.inf), position))
-            in_rounds = [waiting[position] for *_, position in sorted(ranked)]
-            excess = {r.id for r in [r for r in in_rounds if r.batch][int(min(batches, count)) :]}
-            chosen = [request for request in in_rounds if request.id not in excess][:count]
+            chosen = [waiting[position] for *_, position in sorted(ranked)[:count]]
         self._served.update({(request.caller, request.batch): self._now for request in chosen})
         return tuple(chosen)
 

@@ -46,7 +46,7 @@ class MemoryProbe:
         self._look = look
         self._clock = clock
         self._looking = threading.Lock()
-        self._devices: tuple[DeviceMemory, ...] = ()
+        self._pools: tuple[_MemoryTotals, ...] = ()  # of the devices
         self._devices_due = clock()
         self.refresh({})
 
@@ -63,6 +63,7 @@ class MemoryProbe:
     def refresh(self, runners: Mapping[int, RequiredMemory]) -> None:
         """Measures now: takes milliseconds for main memory, up to seconds for devices."""
         self._looking.acquire()
+        self._devices_due = self._clock()
         self._look_again(runners)
 
     def _look_in_background(self, runners: Mapping[int, RequiredMemory]) -> None:
@@ -75,10 +76,9 @@ class MemoryProbe:
     def _look_again(self, runners: Mapping[int, RequiredMemory]) -> None:
         """Measures; the caller holds the lock."""
         try:
-            seen = self._seen_devices()
-            pids = {process.pid for pid in runners for process in process_tree(pid)} if seen else set()
-            pools = [_MemoryTotals(d.total, d.free + _held(i, d, runners, pids)) for i, d in enumerate(seen)]
-            self._found = (self._main_memory(runners), *pools)
+            if self._clock() >= self._devices_due:
+                self._look_at_devices(runners)
+            self._found = (self._main_memory(runners), *self._pools)
         finally:
             self._due = self._clock() + _AGE
             self._looking.release()
@@ -96,14 +96,21 @@ class MemoryProbe:
         reserve = pool.total // 10 if self._reserve is None else self._reserve
         return max(0, pool.free - reserve)
 
-    def _seen_devices(self) -> tuple[DeviceMemory, ...]:
-        if self._clock() >= self._devices_due:
-            try:
-                self._devices = self._look()
-            except (OSError, ValueError) as error:  # a timeout is an OSError
-                log.warning("the devices cannot be seen, their last figures stay: %s", error)
-            self._devices_due = self._clock() + _DEVICES_AGE
-        return self._devices
+    def _look_at_devices(self, runners: Mapping[int, RequiredMemory]) -> None:
+        """The free memory and what our runners hold belong together: both are taken from one look, and stay until the
+        next, since our own runners do not change their sum. A look during which one of them ended is made again."""
+        before = _processes(runners) if self._pools else None
+        try:
+            seen = self._look()
+        except (OSError, ValueError) as error:  # a timeout is an OSError
+            log.warning("the devices cannot be seen, their last figures stay: %s", error)
+        else:
+            pids = _processes(runners) if seen else set()
+            if before is not None and before != pids and seen:
+                return
+            pools = [_MemoryTotals(d.total, d.free + _held(i, d, runners, pids)) for i, d in enumerate(seen)]
+            self._pools = tuple(pools)
+        self._devices_due = self._clock() + _DEVICES_AGE
 
 
 class _MemoryTotals(NamedTuple):
@@ -111,6 +118,10 @@ class _MemoryTotals(NamedTuple):
 
     total: int
     free: int
+
+
+def _processes(runners: Iterable[int]) -> set[int]:
+    return {process.pid for pid in runners for process in process_tree(pid)}
 
 
 def _held(number: int, device: DeviceMemory, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:

@@ -10,7 +10,6 @@ of docs/scheduling.md in this order:
    the runner that sleeps. Otherwise evict (`eviction`) and reserve the memory, which no request later in line may take.
    `placement` decides where, and how small. A pinned runner is never evicted. A pinned model that is waited for counts
    as pinned already, so it is the first in line.
-5. Batches beside clients of the same model get a runner of their own if it fits without eviction.
 """
 
 import math
@@ -23,7 +22,7 @@ from modelrunner.errors import BackendUnavailable
 from modelrunner.scheduler import failures, placement
 from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, subtract
 from modelrunner.scheduler.eviction import Eviction
-from modelrunner.scheduler.fairness import KEPT_FREE, Turns, batch_places, batches_part
+from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.state import (
     LEAVING,
     Action,
@@ -54,7 +53,6 @@ class Plan:
     """One plan in the making. `live` are the runners whose process may still exist, as they will be."""
 
     eviction = Eviction
-    batch_places = staticmethod(batch_places)
 
     def __init__(self, state: State, now: float) -> None:
         self.state, self.now, self.policy = state, now, state.policy
@@ -72,7 +70,6 @@ class Plan:
         self._stop_unwanted(groups)
         waiting = [group for group in map(self._serve, groups.values()) if group.waiting]
         self._admit_in_line(waiting)
-        self._part_batches(waiting)
         due = [time for time in self._due if self.now < time < math.inf]
         return [*self._actions, WakeAt(min(due))] if due else self._actions
 
@@ -134,10 +131,7 @@ class Plan:
 
     def _grant(self, slot: Slot, group: Group) -> Group:
         """Grants as many leases as the runner has left. Returns the group without the requests that got one."""
-        batches = self.batch_places(slot, self.now)
-        chosen = self._turns.in_turn(group.waiting, slot.free, batches)
-        if batches < slot.free:
-            self._due.append(slot.interactive_at + KEPT_FREE)
+        chosen = self._turns.in_turn(group.waiting, slot.free)
         if not chosen:
             return group
         ids = tuple([request.id for request in chosen])
@@ -216,17 +210,6 @@ class Plan:
     def _awake(self, slot: Slot) -> Vector:
         other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
         return self.memory.total(slot.key, other or slot.memory)
-
-    def _part_batches(self, waiting: Sequence[Group]) -> None:
-        for group in waiting:
-            own, shared = group.key._replace(batch=True), self.live.get(group.key)
-            if own in self.live or shared is None or not batches_part(group, shared, self.now):
-                continue
-            options, _ = placement.candidates(
-                own, group.options, self._failures, self.memory, self.memory.budget, self.now
-            )
-            if (option := placement.free_now(own, options, self.memory)) and self.memory.start(own, option.memory):
-                self._actions.append(Start(own, option))
 
     def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         """Stops the runner after its last lease, at once if it has none."""

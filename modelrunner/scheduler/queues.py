@@ -45,8 +45,7 @@ class Queue:
         """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         target, options = self.target, self._options
-        parallel = self.variants[0].spec.parallel if self.variants else len(waiting)
-        return Group(target.key, waiting, options, target.name, target.pinned, load_seconds, self.turn, parallel)
+        return Group(target.key, waiting, options, target.name, target.pinned, load_seconds, self.turn)
 
 
 class Queues(dict[RunnerKey, Queue]):

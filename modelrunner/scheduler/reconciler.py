@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -42,7 +41,6 @@ from modelrunner.scheduler.target import Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
 log = logging.getLogger(__name__)
-_PAUSE = 60.0  # seconds before another runner of batches is made, after one that could not be
 
 
 class Reconciler:
@@ -90,26 +88,20 @@ class Reconciler:
         self.changed()
         return ticket
 
-    def open_queue(self, target: Target, variants: Sequence[Variant] = ()) -> Queue:
-        """Returns the queue of the target's key, a new one if there was none, with these ways to run the model if they
-        are known. The caller adds a ticket."""
+    def open_queue(self, target: Target) -> Queue:
+        """Returns the queue of the target's key, a new one if there was none. The caller adds a ticket."""
         queue = self.queues.get(target.key)
         if queue is None:
             queue = self.queues[target.key] = Queue(target)
-            queue.learn(variants)
-            if not variants:
-                self._background.start(self._estimate(queue))
+            self._background.start(self._estimate(queue))
         return queue
 
-    def move(self, key: RunnerKey, target: Target, requests: Collection[int] | None = None) -> None:
-        """Makes these requests that wait for the key, or all of them, wait for the target's runner."""
-        queue = self.queues[key]
-        moved = {id: queue.tickets.pop(id) for id in tuple(queue.tickets if requests is None else requests)}
-        if not queue.tickets:
-            del self.queues[key]
+    def move(self, key: RunnerKey, target: Target) -> None:
+        """Makes the requests that wait for the key wait for the target's runner."""
+        moved = self.queues.pop(key).tickets
         for ticket in moved.values():
             ticket.target = target
-        mine = self.open_queue(target, queue.variants if target.key.revision == key.revision else ())
+        mine = self.open_queue(target)
         together = sorted((mine.tickets | moved).items())
         mine.tickets.clear()
         mine.tickets.update(together)
@@ -161,7 +153,6 @@ class Reconciler:
     async def finish(self) -> None:
         """Ends the timer and the background tasks, after the last runner."""
         self._alarm.cancel()
-        self.slots.standstill.end()
         await self._background.cancel()
 
     def _reconcile(self) -> None:
@@ -172,7 +163,6 @@ class Reconciler:
                 self._became_ready(slot, now)
         for action in plan(self.state(), now):
             self._carry_out(action)
-        self.slots.standstill.look()
         self.stuck = False
 
     def state(self) -> State:
@@ -251,36 +241,25 @@ class Reconciler:
             self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason, code=reason.code)
 
     def _start(self, key: RunnerKey, option: RunOption) -> None:
-        queue = self.queues[key._replace(batch=False)]
-        target, variant = replace(queue.target, key=key), queue.variants[option.number]
+        queue = self.queues[key]
+        target, variant = queue.target, queue.variants[option.number]
         try:
             runner = self._make_runner(key, variant.spec)
         except (ModelRunnerError, OSError) as error:
-            self._not_made(key, option.place, error)
+            self.refuse(key, error)
             return
         except Exception as error:  # a fault of the backend's: the plan goes on for the other models
             log.error("the backend %s failed to make a runner", key.backend, exc_info=error)
             what = f"the backend {key.backend} failed to start {target.name}: {type(error).__name__}: {error}"
-            self._not_made(key, option.place, EngineFailed(what))
+            self.refuse(key, EngineFailed(what))
             return
         runner.expect(option.memory)
-        log.info("starting %s%s (%s)", target.name, " for batches" if key.batch else "", runner.id)
+        log.info("starting %s (%s)", target.name, runner.id)
         memory = option.memory
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
         slot = self.slots[key] = RunnerSlot(runner, target, variant, option, self.time())
-        nobody: Callable[[], str | None] = lambda: None  # noqa: E731
-        owner = nobody if key.batch else partial(self.queues.owner, key, self._unasked)
+        owner = partial(self.queues.owner, key, self._unasked)
         slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
-        if key.batch:
-            lines = [id for id, ticket in queue.tickets.items() if ticket.request.batch]
-            self.move(queue.target.key, target, lines)
-
-    def _not_made(self, key: RunnerKey, place: RunPlace, error: ModelRunnerError | OSError) -> None:
-        """Refuses the requests that wait for the key; those of batches go on waiting for the clients' runner."""
-        if key.batch:
-            self._remember(key, place, Failure(1, self.time() + _PAUSE, error))
-        else:
-            self.refuse(key, error)
 
     def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and slot.phase is not Phase.STOPPING:
@@ -290,9 +269,6 @@ class Reconciler:
             code, why = code_of(slot.error), str(slot.error)
             self._events.emit("crash", model=slot.target.name, runner=slot.runner.id, reason=why, code=code)
         slot.become(Phase.ENDED, self.time())
-        key = slot.target.key
-        if key.batch and key in self.queues:  # its requests wait for the clients' runner again
-            self.move(key, replace(self.queues[key].target, key=key._replace(batch=False)))
         self.changed()  # before those that wait for its end go on: they see it forgotten
         slot.gone.set()
 

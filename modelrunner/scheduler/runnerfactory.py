@@ -44,9 +44,6 @@ class RunnerFactory:
         backend = self._registry.get(key.backend)
         id = secrets.token_hex(4)
         folder = self._runtime_dir() / id
-        if key.batch:  # beside the clients' runner, which has the same specification
-            log = spec.process.log_path
-            spec = replace(spec, process=replace(spec.process, log_path=log.with_stem(f"{log.stem}-batch")))
         endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
         return Runner(
             backend,

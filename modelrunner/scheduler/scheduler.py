@@ -95,8 +95,6 @@ class Scheduler:
         if lease is not None:
             return lease
         keep_alive, target = keep_alive or target.keep_alive, self._slots.standing(target)
-        if batch:
-            target = self._slots.for_batch(target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
         return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch, owner))

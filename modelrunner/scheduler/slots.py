@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
-from modelrunner.scheduler.fairness import batch_places
 from modelrunner.scheduler.queues import Queues
-from modelrunner.scheduler.standstill import Standstill
 from modelrunner.scheduler.state import Phase, Reason, RunOption, Slot
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
@@ -57,7 +55,6 @@ class RunnerSlot:
         self.held: float | None = None
         self.keep_alive = target.keep_alive
         self.leases = self.interactive = self.abandoned = 0
-        self.interactive_at = float("-inf")  # when the last interactive lease ended
         self.drain: Reason | None = None
         self.room_for = ""
         self.error: BaseException | None = None
@@ -80,13 +77,13 @@ class RunnerSlot:
 
     @property
     def pinned(self) -> bool:
-        """True if the runner is never evicted. A runner of batches is evicted even if its model is pinned."""
-        return self.target.pinned and not self.target.key.batch
+        """True if the runner is never evicted."""
+        return self.target.pinned
 
     @property
     def expires(self) -> float:
         """The time when an unused runner falls asleep or stops; infinity for never."""
-        if self.target.pinned and not self.target.key.batch:  # as `pinned`, which every request would have to call
+        if self.target.pinned:
             return float("inf")
         keep_alives = 2 if self.phase is _SLEEPING else 1
         return self.last_used + keep_alives * self.keep_alive.seconds
@@ -129,9 +126,8 @@ class RunnerSlot:
         self.error = self.error or error
 
     def lend(self, lease: "Lease", owner: str | None) -> None:
-        """Counts a lease that begins, and the `owner` of its request. A runner of batches has no owners: the prompt
-        caches that are saved of a model are those of its clients' runner."""
-        if owner is not None and not self.target.key.batch:
+        """Counts a lease that begins, and the `owner` of its request."""
+        if owner is not None:
             self.runner.owners.add(owner)
         self.leases += 1
         self.interactive += not lease.batch
@@ -142,8 +138,7 @@ class RunnerSlot:
         lease.abandoned = True
         self.abandoned += 1
         self.last_used, self.keep_alive = now, lease.keep_alive
-        if not lease.batch:
-            self.interactive, self.interactive_at = self.interactive - 1, now
+        self.interactive -= not lease.batch
 
     def take_back(self, lease: "Lease", now: float) -> None:
         """Counts a lease that has ended."""
@@ -152,14 +147,9 @@ class RunnerSlot:
             self.abandoned -= 1
         else:
             self.last_used, self.keep_alive = now, lease.keep_alive
-            if not lease.batch:
-                self.interactive, self.interactive_at = self.interactive - 1, now
+            self.interactive -= not lease.batch
         held = now - lease.taken
         self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
-
-    def takes_batch(self, now: float) -> bool:
-        """True if a request of a batch may have a place."""
-        return batch_places(self.view(), now) > 0
 
     def measures(self, now: float) -> None:
         """Notes that the memory is measured at `now`."""
@@ -193,7 +183,6 @@ class RunnerSlot:
             interactive=self.interactive,
             abandoned=self.abandoned,
             parallel=self.variant.spec.parallel,
-            interactive_at=self.interactive_at,
         )
 
 
@@ -210,26 +199,17 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         self._alarm = alarm
         self._clock = clock
         self._measure = measure
-        self.batches = 0  # their leases
-        self.standstill = Standstill(self, queues, clock)
 
     def standing(self, target: Target) -> Target:
         """The target whose runner a request for `target` shares. This is `target` if its runner exists or is waited
-        for, otherwise the newest other revision whose runner still accepts requests, and the runner of batches if there
-        is no other."""
+        for, otherwise the newest other revision whose runner still accepts requests."""
         slot = self.get(target.key)
         if target.key in self._queues or (slot is not None and slot.takes_requests):
             return target
         others = [slot.target for slot in self.values() if slot.takes_requests]
         others += [queue.target for queue in self._queues.values()]
-        same = [o for o in others if o.key._replace(revision=target.key.revision, batch=False) == target.key]
-        return max(same, key=lambda other: (other.key.revision, not other.key.batch), default=target)
-
-    def for_batch(self, target: Target) -> Target:
-        """The target whose runner a batch's request shares, if a client's request would share the runner of
-        `target`."""
-        own = self.get(target.key._replace(batch=True))
-        return own.target if own is not None and own.phase in (Phase.STARTING, Phase.READY) else target
+        same = [o for o in others if o.key._replace(revision=target.key.revision) == target.key]
+        return max(same, key=lambda other: other.key.revision, default=target)
 
     def warm(
         self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False, owner: str | None = None
@@ -239,16 +219,11 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         slot = self.get(target.key)
         if slot is None:
             slot = self.get(self.standing(target).key)
-        if batch and slot is not None:
-            slot = self.get(self.for_batch(slot.target).key)
         if slot is None or slot.phase is not _READY or slot.leases >= slot.capacity:
             return None
         if self._queues and slot.target.key in self._queues:
             return None
-        now = self._clock()
-        if batch and not slot.takes_batch(now):
-            return None
-        return Lease(self, slot, keep_alive or target.keep_alive, now, batch, owner)
+        return Lease(self, slot, keep_alive or target.keep_alive, self._clock(), batch, owner)
 
     def lease(
         self,
@@ -265,18 +240,10 @@ class Slots(dict[RunnerKey, RunnerSlot]):
             lease.loaded = max(0.0, slot.ready_at - max(slot.load_began, since))
         return lease
 
-    def lent(self, lease: "Lease") -> None:
-        """Called by a lease that began for or beside a batch. Other leases save the time of this call."""
-        self.batches += lease.batch
-        self.standstill.look()
-
     def take_back(self, lease: "Lease") -> None:
         """Called by the lease at its end. Among concurrent requests the last to end decides the keep-alive."""
         slot, now = lease.slot, self._clock()
         slot.take_back(lease, now)
-        if self.batches:
-            self.standstill.look()
-            self.batches -= lease.batch
         ready = slot.phase is _READY
         if ready and now >= slot.measured_at + _MEASURED_AGE:
             slot.measures(now)
@@ -325,8 +292,6 @@ class Lease:
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._slots: Slots | None = slots
         slot.lend(self, owner)
-        if batch or slots.batches:
-            slots.lent(self)
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""

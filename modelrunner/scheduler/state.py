@@ -87,8 +87,7 @@ class Group:
     """The requests that wait for one key, oldest first. `options` are the ways to give them a runner, those of the best
     rank first; it is empty until the estimate is there. `name` is the model's name in messages. A runner
     of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
-    when one of the requests last got a lease, or when their runner was evicted. A runner of the key works on `parallel`
-    requests at once."""
+    when one of the requests last got a lease, or when their runner was evicted."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
@@ -97,12 +96,6 @@ class Group:
     pinned: bool = False
     load_seconds: float = 0.0
     turn: float = -math.inf
-    parallel: int = 64
-
-    @property
-    def is_crowd(self) -> bool:
-        """True for more requests than a runner works on at once."""
-        return len(self.waiting) > self.parallel
 
     @property
     def since(self) -> float:
@@ -115,7 +108,7 @@ class Slot(NamedTuple):
     """The one runner of its key. `memory` counts until the process is gone. `leases` requests hold a lease of the
     runner, `interactive` of them not from a batch. `abandoned` are requests whose clients have left while the engine
     works on: they are no leases, and each takes a sequence. `parallel` is the number of the engine's sequences, each of
-    which takes one request. `interactive_at` is when a lease that is not from a batch last ended. `last_used` is when
+    which takes one request. `last_used` is when
     the last lease began or ended, or when the load ended; the load took `load_seconds` and ended at `ready_at` (minus
     infinity before). `option` is the one that runs. `drain` says why the runner takes no new leases,
     `error` how it ended by itself."""
@@ -135,7 +128,6 @@ class Slot(NamedTuple):
     interactive: int = 0
     abandoned: int = 0
     parallel: int = 64
-    interactive_at: float = -math.inf
 
     @property
     def was_ready(self) -> bool:
@@ -163,17 +155,13 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `loads` and `spare` in multiples
-    of load times say when runners go, see `eviction`; for a crowd, `crowd_patience` and `crowd_loads` stand for the
-    first two, and `crowd_spare` multiplies both loads. A batch whose caller got nothing for `ageing` seconds counts as
+    of load times say when runners go, see `eviction`. A batch whose caller got nothing for `ageing` seconds counts as
     interactive until its next turn."""
 
     max_wait: float = 600.0
     patience: float = 6.0
     loads: float = 8.0
     spare: float = 1.0
-    crowd_patience: float = 30.0
-    crowd_loads: float = 48.0
-    crowd_spare: float = 2.0
     ageing: float = 60.0
 
 
@@ -206,8 +194,7 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Start:
     """Starts a runner for `key` as that `option`, or wakes the one that sleeps. Its memory counts from now; until a
-    sleeping one is awake, the larger figure does. Requests of batches that wait for the clients' runner wait for a new
-    runner of batches from now on, until it is gone."""
+    sleeping one is awake, the larger figure does."""
 
     key: RunnerKey
     option: RunOption

@@ -12,8 +12,6 @@ from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
 from modelrunner.types import Adapter, Endpoint, KeepAlive, Mode, RequiredMemory
 
-_FOR_BATCHES = "for batches, beside the clients' runner"
-
 
 class SchedulerHealth(StrEnum):
     """`BUSY` means that requests wait for a runner, `ERROR` that the last plan failed."""
@@ -123,7 +121,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         expires_at=wall - now + slot.expires if idle and slot.expires != math.inf else None,
         keep_alive=slot.keep_alive,
         pinned=slot.pinned,
-        variant=", ".join(filter(None, (slot.variant.label, _FOR_BATCHES if target.key.batch else ""))),
+        variant=slot.variant.label,
         sandbox=slot.runner.sandbox,
         log_path=slot.runner.spec.process.log_path,
     )

@@ -7,10 +7,8 @@ import socket
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.lastwords import last_words
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import free_port, pause
@@ -465,55 +463,6 @@ async def test_a_backend_that_cannot_sleep_says_so(watch):
     with pytest.raises(EngineFailed, match="fake cannot sleep"):
         await runner.sleep()
     await watched.stop()
-
-
-async def stand_still(pid: int) -> None:
-    """Returns when the process and its children do."""
-    group = [leader := psutil.Process(pid), *leader.children(recursive=True)]
-    await asyncio.to_thread(until, lambda: {one.status() for one in group} == {psutil.STATUS_STOPPED})
-
-
-async def test_an_engine_stands_still_with_its_children_and_goes_on(watch):
-    watched = watch("--grandchild", "plain")
-    runner = await watched.ready()
-    assert psutil.Process(runner.pid).children()
-    runner.hold()
-    await stand_still(runner.pid)
-    answer = asyncio.create_task(runner.upstream.fetch("GET", "/health", timeout=HUNG))
-    runner.go_on()
-    assert (await answer)[0] == 200
-    await watched.stop()
-    runner.hold()
-    runner.go_on()
-
-
-async def test_an_engine_that_stands_still_is_stopped_as_any_other(watch):
-    watched = watch(stop_grace=GRACE)
-    runner = await watched.ready()
-    runner.hold()
-    await stand_still(runner.pid)
-    await watched.stop()
-    assert runner.pid is None
-
-
-class Asking(FakeBackend):
-    """Has its engine answer before it is stopped."""
-
-    answered = 0
-
-    async def before_stop(self, spec: RunSpec, endpoint: Endpoint, owner: str | None) -> None:
-        self.answered, _ = await UpstreamPool(endpoint).fetch("GET", "/health", timeout=HUNG)
-
-
-async def test_the_backend_finds_an_engine_that_stood_still_awake(watch, tmp_path):
-    watched = watch(backend=(backend := Asking(tmp_path)), stop_grace=GRACE)
-    runner = await watched.ready()
-    runner.hold()
-    await stand_still(runner.pid)
-    runner.mark_stopping()
-    runner.hold()
-    await watched.stop()
-    assert backend.answered == 200
 
 
 async def test_the_loop_goes_on_while_a_folder_of_many_files_is_removed(watch, tmp_path):

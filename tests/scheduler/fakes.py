@@ -126,7 +126,7 @@ class FakeRunner:
         self.owners: set[str] = set()
         self.loaded_for: str | None = None
         self.orders: list[str] = []
-        self.sleeps = self._is_held = False
+        self.sleeps = False
         self._world = world
         self._last_words = ""
         self._died = asyncio.Event()
@@ -160,19 +160,8 @@ class FakeRunner:
         finally:
             self._world.ended(self)
 
-    def hold(self) -> None:
-        assert self.ready_at is not None
-        self._is_held = True
-
-    def go_on(self) -> None:
-        self._is_held = False
-
-    def is_held(self) -> bool:
-        return self._is_held
-
     def mark_stopping(self) -> None:
         self.stage = "stopping"
-        self.go_on()
 
     @property
     def sleep_level(self) -> int:

@@ -40,7 +40,6 @@ def group(
     caller: str = "",
     batch: bool = False,
     load: float = 0.0,
-    parallel: int = 64,
     elsewhere: tuple[tuple[int, ...], ...] = (),
     pinned: bool = False,
 ) -> Group:
@@ -50,7 +49,7 @@ def group(
     ranked = [] if need is None else [(0, RequiredMemory(need, sizes)) for sizes in (vram, *elsewhere)]
     ranked += enumerate(map(RequiredMemory, smaller), 1)
     options = tuple(option(memory, rank, number) for number, (rank, memory) in enumerate(ranked))
-    return Group(key(name), waiting, options, name, pinned, load_seconds=load, parallel=parallel)
+    return Group(key(name), waiting, options, name, pinned, load_seconds=load)
 
 
 def start(name: str, ram: int, vram: tuple[int, ...] = (), *, rank: int = 0) -> Start:

@@ -99,6 +99,26 @@ def test_the_budget_of_a_device_is_what_others_leave_less_a_tenth(tmp_path: Path
     assert probe().vram == (70, 160, 50)
 
 
+def test_an_engine_that_ends_leaves_its_memory_to_others_at_once(tmp_path: Path) -> None:
+    """The driver's old figures do not count with today's processes."""
+    now, me, free = [0.0], os.getpid(), [20]
+    looks: list[DeviceMemory] = []
+
+    def look() -> tuple[DeviceMemory, ...]:
+        looks.append(DeviceMemory(100, free[0], {me: 80}))
+        return (looks[-1],)
+
+    probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
+    probe.refresh({me: RequiredMemory(0, (80,))})
+    assert probe().vram == (100,)
+    now[0] = 1.5
+    assert probe({}).vram == (100,)
+    for thread in [t for t in threading.enumerate() if t.name == "memory probe"]:
+        thread.join()
+    assert probe({}).vram == (100,), "though the driver was not asked since"
+    assert len(looks) == 2
+
+
 def test_a_driver_that_does_not_answer_leaves_the_last_figures(tmp_path: Path) -> None:
     now, seen = [0.0], [DeviceMemory(100, 50)]
 

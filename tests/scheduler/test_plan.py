@@ -193,28 +193,6 @@ def test_a_busy_runner_is_drained_only_after_the_patience_of_who_waits() -> None
     assert decide(group("x", 6, NOW - 5), busy) == [Stop(key("a"), Reason.ROOM)]
 
 
-def test_a_crowd_waits_longer_until_a_busy_runner_is_drained() -> None:
-    """A crowd is more requests than its engine works on at once."""
-    busy = slot("a", 6, leases=1)
-    came = NOW - 10, NOW - 3, NOW - 2
-    assert everything(group("x", 6, *came, parallel=2), busy) == [WakeAt(NOW + 20)], "30 s"
-    assert decide(group("x", 6, *came, parallel=3), busy) == [Stop(key("a"), Reason.ROOM)], "no crowd: 5 s"
-    fast = slot("a", 6, leases=1, load=0.1)
-    assert everything(group("x", 6, *came, load=0.15, parallel=2), fast) == [WakeAt(NOW + 2)], "48 * (0.1 + 0.15) s"
-
-
-def test_an_idle_runner_rests_longer_beside_a_crowd() -> None:
-    """For twice both loads, at most until the crowd has waited as for a busy one."""
-    idle = slot("a", 6, idle=1.0, load=0.5)
-    came = NOW - 5, NOW - 4, NOW - 3
-    assert decide(group("x", 6, *came, load=0.5, parallel=3), idle) == [Stop(key("a"), Reason.ROOM)], "no crowd: 0.5 s"
-    assert everything(group("x", 6, *came, load=0.5, parallel=2), idle) == [WakeAt(NOW + 1.0)]
-    rested = slot("a", 6, idle=2.0, load=0.5)
-    assert decide(group("x", 6, *came, load=0.5, parallel=2), rested) == [Stop(key("a"), Reason.ROOM)]
-    slow = slot("a", 6, idle=1.0, load=60.0)
-    assert decide(group("x", 6, NOW - 30, *came, load=0.5, parallel=2), slow) == [Stop(key("a"), Reason.ROOM)]
-
-
 def test_idle_runners_go_before_busy_ones() -> None:
     assert decide(group("x", 4, NOW - 50), slot("a", 5, leases=1), slot("b", 5, idle=0)) == [
         Stop(key("b"), Reason.ROOM)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from modelrunner.errors import EngineFailed, InsufficientMemory, OutOfMemory, TimedOut
-from modelrunner.scheduler.fairness import has_clients
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     Action,
@@ -65,9 +64,7 @@ ASLEEP = {"wide": RequiredMemory(3), "small": RequiredMemory(2)}
 CAPACITY = 2
 LOAD_SECONDS = 0.7
 # With two loads of 0.7 s, eight times both is more than each patience.
-POLICY = Policy(
-    max_wait=30.0, patience=3.0, loads=8.0, spare=1.0, crowd_patience=6.0, crowd_loads=8.0, crowd_spare=2.0, ageing=8.0
-)
+POLICY = Policy(max_wait=30.0, patience=3.0, loads=8.0, spare=1.0, ageing=8.0)
 ROUNDING = 1e-6
 names = st.sampled_from(sorted(OPTIONS))
 
@@ -77,7 +74,7 @@ def key(name: str) -> RunnerKey:
     return RunnerKey("fake", name.removesuffix(" again"), Mode.COMPLETION, int(name.endswith(" again")))
 
 
-NAMES = {key(name)._replace(batch=batch): name for name in OPTIONS for batch in (False, True)}
+NAMES = {key(name): name for name in OPTIONS}
 
 
 @dataclass
@@ -86,11 +83,10 @@ class Waiting:
     since: float
     caller: str
     batch: bool
-    apart: bool = False  # it waits for a runner of batches
 
     @property
     def where(self) -> RunnerKey:
-        return key(self.name)._replace(batch=self.apart)
+        return key(self.name)
 
     @property
     def line(self) -> tuple[str, bool]:
@@ -145,8 +141,6 @@ class PlanMachine(RuleBasedStateMachine):
             self.slots[where] = held._replace(
                 leases=leases, interactive=interactive, last_used=self.now, keep_alive=keep_alive
             )
-            if not batch:
-                self.slots[where] = self.slots[where]._replace(interactive_at=self.now)
         self.reconcile()
 
     @precondition(lambda self: self.phased(Phase.STARTING))
@@ -180,9 +174,7 @@ class PlanMachine(RuleBasedStateMachine):
         failed_start = not self.slots[where].was_ready
         actions = self.reconcile()
         started = [a for a in actions if isinstance(a, Start) and a.key == where]
-        if failed_start and where.batch:
-            assert here & self.answered <= self.leases.keys(), "batches wait for the clients' runner, or get it"
-        elif failed_start and not starved:
+        if failed_start and not starved:
             assert here <= self.answered, "a failed start answers everybody"
             assert not started, "and is not tried again at once"
 
@@ -231,9 +223,6 @@ class PlanMachine(RuleBasedStateMachine):
 
     def end(self, where: RunnerKey, error: EngineFailed | None = None) -> None:
         self.slots[where] = self.slots[where]._replace(phase=Phase.ENDED, error=error)
-        if where.batch:  # its requests wait for the clients' runner again
-            for waiting in self.waiting.values():
-                waiting.apart &= waiting.where != where
 
     def phased(self, *phases: Phase) -> list[RunnerKey]:
         return sorted((k for k, s in self.slots.items() if s.phase in phases), key=str)
@@ -313,18 +302,11 @@ class PlanMachine(RuleBasedStateMachine):
                     option.memory,
                     last_used=self.now,
                     keep_alive=20.0,
-                    pinned=where.model_id == "pinned" and not where.batch,
+                    pinned=where.model_id == "pinned",
                     load_seconds=LOAD_SECONDS,
                     parallel=CAPACITY,
                     option=option,
                 )
-                if where.batch:
-                    shared = where._replace(batch=False)
-                    assert self.slots[shared].phase is Phase.READY
-                    lines = [w for w in self.waiting.values() if w.where == shared and w.batch]
-                    assert len(lines) >= CAPACITY
-                    for line in lines:
-                        line.apart = True
             case Sleep(where):
                 tired = self.slots[where]
                 assert tired.phase is Phase.READY
@@ -430,8 +412,7 @@ class PlanMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_a_ready_runner_that_has_a_lease_left(self) -> None:
         ready = [where for where in self.phased(Phase.READY) if self.slots[where].leases < CAPACITY]
-        kept = [where for where in ready if has_clients(self.slots[where], self.now)]  # for the next client
-        assert not [w for w in self.waiting.values() if w.where in ready and not (w.batch and w.where in kept)]
+        assert not [w for w in self.waiting.values() if w.where in ready]
 
     @invariant()
     def nobody_waits_for_memory_beside_a_free_place(self) -> None:
@@ -465,12 +446,12 @@ class PlanMachine(RuleBasedStateMachine):
         pinned = held(s for s in live if s.pinned)
         possible = [o for o in OPTIONS[NAMES[where]] if (o.memory + pinned).fits(BUDGET)]
         best = [o.memory for o in possible if o.rank == possible[0].rank]
-        spared = held(s for s in live if self.is_spared(s, waited, is_crowd=len(mine) > CAPACITY))
+        spared = held(s for s in live if self.is_spared(s, waited))
         if any((memory + spared).fits(BUDGET) for memory in best):
             assert any((memory + held(live)).fits(BUDGET) for memory in best)
 
-    def is_spared(self, slot: Slot, waited: float, *, is_crowd: bool) -> bool:
-        patience = POLICY.crowd_patience if is_crowd else POLICY.patience
+    def is_spared(self, slot: Slot, waited: float) -> bool:
+        patience = POLICY.patience
         waiting = [w for w in self.waiting.values() if w.where == slot.key]
         urgent = any(not w.batch or self.is_aged(w) for w in waiting)
         if slot.pinned or slot.key.model_id == "mapped":
@@ -480,8 +461,7 @@ class PlanMachine(RuleBasedStateMachine):
         if slot.phase is Phase.SLEEPING or not (slot.interactive or urgent or not slot.leases):
             return False
         if not slot.leases:
-            rest = 4 * LOAD_SECONDS if is_crowd else LOAD_SECONDS
-            return waited < patience + ROUNDING and self.now < slot.last_used + rest + ROUNDING
+            return waited < patience + ROUNDING and self.now < slot.last_used + LOAD_SECONDS + ROUNDING
         fresh = self.now < slot.ready_at + 2 * LOAD_SECONDS + ROUNDING
         return fresh or waited < patience + ROUNDING
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelrunner.scheduler.fairness import KEPT_FREE, Turns, note_turn
+from modelrunner.scheduler.fairness import Turns, note_turn
 from modelrunner.scheduler.state import (
     Grant,
     Group,
@@ -13,7 +13,6 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
-    Slot,
     Stop,
     WakeAt,
 )
@@ -64,23 +63,6 @@ def test_a_batch_lets_interactive_requests_go_first_until_it_is_old() -> None:
     assert turns(young, *now, count=2) == [2, 3]
     assert turns(old, *now, count=2) == [1, 2]
     assert turns(old, *now, served={("", True): NOW - 19.0, ("", False): 1.0}) == [2], "it ages from its last turn on"
-
-
-def test_a_runner_with_clients_keeps_one_place_free_of_batches() -> None:
-    batch, chat = group("a", 4, NOW, NOW, NOW, batch=True), group("a", 4, first=9)
-    mixed = replace(batch, waiting=(*batch.waiting, *chat.waiting))
-
-    def of(gone: float, leases: int = 2, interactive: int = 0, parallel: int = 4) -> Slot:
-        made = slot("a", 4, leases=leases, parallel=parallel, interactive=interactive)
-        return made._replace(parallel=parallel, interactive_at=NOW - gone)
-
-    kept = WakeAt(NOW - 1.0 + KEPT_FREE)
-    assert decide(batch, of(1.0)) == [Grant(key("a"), (1,))]
-    assert everything(batch, of(1.0, leases=3)) == [kept]
-    assert decide(mixed, of(1.0, leases=3)) == [Grant(key("a"), (9,))]
-    assert decide(batch, of(1e9, leases=3, interactive=1)) == [Grant(key("a"), (1,))], "the client has that place"
-    assert decide(batch, of(KEPT_FREE)) == [Grant(key("a"), (1, 2))], "no client is expected any more"
-    assert decide(batch, of(1.0, leases=0, parallel=1), budget=7) == [Grant(key("a"), (1,))], "one place cannot be kept"
 
 
 def test_an_aged_batch_has_one_turn_however_many_its_requests_are() -> None:

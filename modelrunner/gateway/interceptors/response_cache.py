@@ -116,8 +116,9 @@ class ResponseCache:
         if exchange.ask.fields.stream and lease.waited:
             return  # its stream may begin with signs of life
         runner, model = lease.runner, exchange.ask.fields.model
-        key = runner.key._replace(batch=False)
-        kept = _CachedAnswer(*(head[1], head[2], bytes(recording.data), model, key, served_by(runner), self._clock()))
+        kept = _CachedAnswer(
+            *(head[1], head[2], bytes(recording.data), model, runner.key, served_by(runner), self._clock())
+        )
         self._forget(digest)
         self._kept[digest] = kept
         self._size += kept.size
