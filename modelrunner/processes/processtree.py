@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,6 @@ def new_mark() -> str:
 def kill_marked(mark: str) -> int:
     """Sends KILL to every process that carries `mark`. Returns how many there were."""
     return _kill(lambda found: found == mark)
-
-
-def signal_group(leader: int, number: int) -> None:
-    """Sends the signal to every process of a group, to none if the group has ended."""
-    with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
-        os.killpg(leader, number)
 
 
 def become_subreaper() -> None:

@@ -376,12 +376,16 @@ class PlanMachine(RuleBasedStateMachine):
     def check_rank(self, where: RunnerKey, option: RunOption) -> None:
         """A smaller run only where no larger one can ever fit, or where memory ran out."""
         fell = any(failed == where and f.floor is not None for (failed, _), f in self.failures.items())
-        pinned = [s for s in self.slots.values() if s.pinned and s.phase not in (Phase.DRAINING, Phase.STOPPING)]
         wanted = [w for w in self.waiting.values() if w.name == "pinned"]
         if not fell and not wanted and where.model_id != "mapped":
             larger = [o for o in OPTIONS[NAMES[where]] if o.rank < option.rank]
-            rest = held(s._replace(memory=self.awake.get(s.key, s.memory)) for s in pinned)
-            assert not [o for o in larger if (o.memory + rest).fits(BUDGET)]
+            assert not [o for o in larger if (o.memory + self.unmovable()).fits(BUDGET)]
+
+    def unmovable(self) -> RequiredMemory:
+        """What pinned runners hold, or will when they are awake."""
+        leaving = (Phase.DRAINING, Phase.STOPPING, Phase.ENDED)
+        pinned = [slot for slot in self.slots.values() if slot.pinned and slot.phase not in leaving]
+        return held(slot._replace(memory=self.awake.get(slot.key, slot.memory)) for slot in pinned)
 
     def check_restart(self, where: tuple[RunnerKey, RunPlace]) -> None:
         if where in self.fell:
@@ -421,9 +425,7 @@ class PlanMachine(RuleBasedStateMachine):
         wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
         if len(wanting) == 1 and not any(failed == wanting[0] for failed, _ in self.failures) and not self.closing:
             options = OPTIONS[NAMES[wanting[0]]]
-            possible = [
-                o for o in options if (o.memory + held(s for s in self.slots.values() if s.pinned)).fits(BUDGET)
-            ]
+            possible = [o for o in options if (o.memory + self.unmovable()).fits(BUDGET)]
             best = [o.memory for o in possible if o.rank == possible[0].rank]
             assert not any((memory + held(self.slots.values())).fits(BUDGET) for memory in best)
 
