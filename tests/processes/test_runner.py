@@ -17,7 +17,6 @@ from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, 
 from modelrunner.processes import process
 from modelrunner.processes.processtree import activity_of
 from modelrunner.types import Endpoint, ProcessOptions, RequiredMemory, RunSpec
-from tests.e2e.daemons import until
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
 from tests.ports import reserved_port
 from tests.waiting import HUNG
