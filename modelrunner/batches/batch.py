@@ -1,5 +1,6 @@
 """A batch, its state and its lines, and the parser of an input file."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import BinaryIO
@@ -104,6 +105,7 @@ def parse(file: BinaryIO, endpoint: str, batch: str) -> Iterator[Line]:
     number = 0
     while (text := file.readline(LONGEST_LINE + 1)) and len(errors) < _MOST_ERRORS:
         number += 1
+        text = text if number > 1 else text.removeprefix(BOM_UTF8)
         if len(text) > LONGEST_LINE:
             errors.append(LineError("invalid_line", f"a line may have {LONGEST_LINE} bytes", number))
             break

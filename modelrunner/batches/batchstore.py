@@ -112,6 +112,13 @@ class BatchStore:
         found = [batch for batch in self._batches.copy().values() if not batch.status.is_final]
         return [self._counted(batch) for batch in sorted(found, key=lambda batch: (batch.created, batch.id))]
 
+    def postpone(self, seconds: float) -> None:
+        """Moves the end of each batch that is not over. Raises `InsufficientDisk`, `StorageFailed`."""
+        with translated("storing the batches", self._folder), self._changing:
+            for batch in self._batches.copy().values():
+                if not batch.status.is_final:
+                    self._write(msgspec.structs.replace(batch, expires=batch.expires + seconds))
+
     def models(self) -> list[str]:
         """Returns the models of the lines that wait, ordered by their oldest line."""
         found: dict[str, None] = {}

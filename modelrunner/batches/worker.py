@@ -26,6 +26,7 @@ _READ = 2 * AT_ONCE  # lines that are read from the store at once, when fewer ar
 _MOST_UNWRITTEN = 256  # answers; more are not asked for before these are written
 _LOOK = 1.0  # seconds between two looks at the batches: one may have expired
 _PAUSE = 1.0  # seconds after a fault
+_JUMP = 60.0  # seconds by which the clock runs ahead of the time that has passed: it was set, or the machine slept
 _GATHER = 0.1  # seconds in which further answers join one transaction, which takes a processor for milliseconds
 _EMBEDDINGS = "/v1/embeddings"
 
@@ -45,6 +46,7 @@ class BatchWorker:
         self._store = store
         self._clock = clock
         self._asker = Asker(pipeline, clock)
+        self._started = clock() - time.monotonic()  # a clock that is behind is set while the daemon runs
         self._pace = Pace()
         self._wake = asyncio.Event()
         self._news = True
@@ -137,6 +139,10 @@ class BatchWorker:
     async def _look_around(self) -> None:
         """Ends batches, and finds new ones."""
         self._news, self._looked = False, time.monotonic()
+        if (jump := self._clock() - self._looked - self._started) > _JUMP:
+            log.warning("the clock was set forward by %.0f s: batches get as much more time", jump)
+            await asyncio.to_thread(self._store.postpone, jump)
+            self._started += jump
         self._batches = {batch.id: batch for batch in await asyncio.to_thread(self._store.unfinished)}
         self._lines = deque(line for line in self._lines if self._is_open(line.batch))
         under_way = {line.batch for line, _ in self._asking.values()} | {one.line.batch for one in self._answers}

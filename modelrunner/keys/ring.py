@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from modelrunner.durable import translated
 from modelrunner.errors import BadRequest, Conflict, Forbidden, KeyNotFound, Unauthorized
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Allowance, Rates
@@ -159,7 +160,8 @@ class KeyRing:
         age: float | None = None,
     ) -> tuple[ApiKey, str]:
         """Makes a key, and returns it with its text, which is kept nowhere. The limits are those of `ApiKey`; the key
-        expires after `age` seconds, never if that is None. Blocks. Raises `BadRequest`, `Conflict`, `OSError`."""
+        expires after `age` seconds, never if that is None. Blocks. Raises `BadRequest`, `Conflict`,
+        `InsufficientDisk`, `StorageFailed`."""
         wanted, allowed = _scopes(scopes), tuple(models)
         if allowed and Scope.ADMIN in wanted:
             raise BadRequest(
@@ -190,13 +192,15 @@ class KeyRing:
             )
 
     def rotate(self, name: str) -> tuple[ApiKey, str]:
-        """Gives a key a new text; the old one is refused from now on. Raises `KeyNotFound`, `OSError`."""
+        """Gives a key a new text; the old one is refused from now on. Raises `KeyNotFound`,
+        `InsufficientDisk`, `StorageFailed`."""
         with self._changing:
             return self._keep(self._get(name).key)
 
     def revoke(self, name: str, *, open: bool = False) -> None:
         """Revokes a key. Without keys, TCP is open to everybody: so the last key, expired or not, is revoked only with
-        `open`, and never while the daemon listens beyond loopback. Raises `KeyNotFound`, `Conflict`, `OSError`."""
+        `open`, and never while the daemon listens beyond loopback. Raises `KeyNotFound`, `Conflict`,
+        `InsufficientDisk`, `StorageFailed`."""
         with self._changing:
             self._get(name)
             if len(self._holders) == 1 and self.listener is not None:
@@ -224,7 +228,8 @@ class KeyRing:
         return made, text
 
     def _save(self, keys: list[ApiKey]) -> None:
-        self._file.save(keys)
+        with translated("storing the keys", self._file.path.parent):
+            self._file.save(keys)
         self._use(keys)
 
     def _use(self, keys: list[ApiKey]) -> None:

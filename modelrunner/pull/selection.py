@@ -19,7 +19,7 @@ _PROJECTOR_ORDER = ("F16", "BF16", "Q8_0", "F32")
 _QUANTIZATION = re.compile(
     r"(?:^|(?<=[-_./]))(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)(?=$|[-_./])", re.I
 )
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$", re.I)
 _SAFETENSORS, _SAFETENSORS_SHARD = "model.safetensors", re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -69,16 +69,23 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
 def _candidates(names: Iterable[str]) -> list[_Candidate]:
     """Returns the GGUF files, the shards of one model together; incomplete sets of shards are left out."""
     groups: dict[tuple[str, int], list[str]] = {}
-    for name in sorted(names):
+    for name in sorted(names, key=lambda name: (name.lower(), name)):
         if name.lower().endswith(".gguf"):
             stem = name[: -len(".gguf")]
             shard = _SHARD.search(stem)
-            groups.setdefault((stem[: shard.start()], int(shard[2])) if shard else (stem, 1), []).append(name)
+            group = (stem[: shard.start()].lower(), int(shard[2])) if shard else (stem, 1)
+            groups.setdefault(group, []).append(name)
     return [
-        _Candidate(stem, quantization_of(stem), tuple(files))
-        for (stem, count), files in groups.items()
+        _Candidate(stem := _stem(files[0]), quantization_of(stem), tuple(files))
+        for (_, count), files in groups.items()
         if len(files) == count
     ]
+
+
+def _stem(file: str) -> str:
+    """Returns the file's name without its ending and the number of its shard."""
+    stem = file[: -len(".gguf")]
+    return stem[: shard.start()] if (shard := _SHARD.search(stem)) else stem
 
 
 def quantization_of(name: str) -> str:
@@ -96,14 +103,15 @@ def _bundle_names(count: int) -> list[str]:
 def with_shards(names: Iterable[str], file: str) -> dict[str, str]:
     """Maps names as `choose` does, for one named file with its other shards, if it has some. Raises `InvalidModel` if
     one is missing."""
-    stem, shard = file.removesuffix(".gguf"), _SHARD.search(file.removesuffix(".gguf"))
+    stem = file[: -len(".gguf")] if file.lower().endswith(".gguf") else file
+    shard = _SHARD.search(stem)
     if shard is None:
         return {"model.gguf": file}
-    count = int(shard[2])
+    count, here = int(shard[2]), {name.lower(): name for name in names}
     files = [f"{stem[: shard.start()]}-{number:05}-of-{shard[2]}.gguf" for number in range(1, count + 1)]
-    if missing := set(files).difference(names):
-        raise InvalidModel(f"{min(missing)} is missing: {file} is one of {count} files")
-    return dict(zip(_bundle_names(count), files, strict=True))
+    if missing := [name for name in files if name.lower() not in here]:
+        raise InvalidModel(f"{missing[0]} is missing: {file} is one of {count} files")
+    return dict(zip(_bundle_names(count), [here[name.lower()] for name in files], strict=True))
 
 
 def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:

@@ -92,7 +92,10 @@ class _Parser:
 
     def _preamble(self) -> tuple[int, int]:
         window = self._window
-        if window.size < 24 or window.take(4) != b"GGUF":
+        magic = window.take(4) if window.size >= 24 else b""
+        if magic == b"vers":  # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+            raise InvalidModel("it is a pointer of git-lfs and not the file itself: fetch that with `git lfs pull`")
+        if magic != b"GGUF":
             raise InvalidModel("it is not a GGUF file")
         version = window.number(_U32)
         if version & 0xFFFF == 0:

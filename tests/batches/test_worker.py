@@ -48,8 +48,8 @@ def faulty() -> Any:
 
     return SimpleNamespace(
         keys=None,
-        buffer=lambda *_: None,
-        unbuffer=lambda _: None,
+        in_flight=SimpleNamespace(buffer=lambda *_: None, unbuffer=lambda _: None),
+        exchanges=None,
         exchange=exchange,
         resolve=SimpleNamespace(known={}),
         scheduler=SimpleNamespace(awaited=lambda beside: False),

@@ -66,3 +66,10 @@ def test_one_file_brings_its_shards() -> None:
     assert with_shards(names, "other.gguf") == {"model.gguf": "other.gguf"}
     with pytest.raises(InvalidModel, match=r"m-00002-of-00002\.gguf is missing"):
         with_shards(names[:1], names[0])
+
+
+def test_shards_in_other_letters() -> None:
+    names = ["Big-Q8_0-00001-OF-00002.GGUF", "big-q8_0-00002-of-00002.gguf"]
+    expected = {"model-00001-of-00002.gguf": names[0], "model-00002-of-00002.gguf": names[1]}
+    assert choose(names, "q8_0", "x") == expected
+    assert with_shards(names, names[0]) == expected
