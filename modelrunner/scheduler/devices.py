@@ -8,11 +8,13 @@ child process hangs and no thread of the daemon. AMD's figures come from sysfs. 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_TIMEOUT = 10.0
+_TIMEOUT = 10.0  # seconds
+_TRIES = 3
+_APPS = "--query-compute-apps=pid,gpu_uuid,used_memory"
 MIB = 1 << 20
 
 
@@ -23,6 +25,10 @@ class DeviceMemory:
     total: int
     free: int
     held: Mapping[int, int] | None = None
+
+
+NO_MEMORY = DeviceMemory(0, 0, {})
+"""A device that does not answer. It keeps its number, and nothing is started on it."""
 
 
 def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[DeviceMemory, ...]:
@@ -41,27 +47,45 @@ def _nvidia(environ: Mapping[str, str]) -> tuple[DeviceMemory, ...]:
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is None:
         return ()
-    gpus = list(_rows(program, "--query-gpu=index,uuid,memory.total,memory.free"))
-    if not all(len(gpu) == 4 and gpu[2].isdecimal() and gpu[3].isdecimal() for gpu in gpus):
+    for _ in range(_TRIES):  # a process that ends between two queries would hold what is free
+        before = _rows(program, _APPS)
+        gpus = _rows(program, "--query-gpu=index,uuid,memory.total,memory.free")
+        after = _rows(program, _APPS) if gpus else before
+        if {tuple(row[:2]) for row in before} == {tuple(row[:2]) for row in after}:
+            break
+    known = [gpu for gpu in gpus if len(gpu) == 4 and gpu[2].isdecimal() and gpu[3].isdecimal()]
+    if not known:
         return ()  # "[N/A]": the memory is the machine's
-    held = _held(_rows(program, "--query-compute-apps=pid,gpu_uuid,used_memory")) if gpus else None
+    held = _held(after)
     return tuple(
-        DeviceMemory(int(total) * MIB, int(free) * MIB, None if held is None else held.get(uuid, {}))
-        for _, uuid, total, free in _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
+        DeviceMemory(int(gpu[2]) * MIB, int(gpu[3]) * MIB, None if held is None else held.get(gpu[1], {}))
+        if gpu in known
+        else NO_MEMORY
+        for gpu in _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
     )
 
 
-def _rows(program: str, query: str) -> Iterator[list[str]]:
-    """Yields nothing if the program fails: there is no driver, or no device."""
+hung_queries: list[subprocess.Popen[str]] = []  # the query that a broken driver does not let end, if there is one
+
+
+def _rows(program: str, query: str) -> list[list[str]]:
+    """Returns nothing if the program fails: there is no driver, or no device."""
+    if hung_queries and hung_queries[0].poll() is None:
+        raise TimeoutError("nvidia-smi hangs, and cannot be ended: the driver does not answer")
+    hung_queries.clear()
     command = [program, query, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"nvidia-smi did not answer within {_TIMEOUT:g} s") from None
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
-        return
-    if done.returncode == 0:
-        yield from ([field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip())
+        return []
+    try:
+        output, _ = process.communicate(timeout=_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        hung_queries.append(process)
+        raise TimeoutError(f"nvidia-smi did not answer within {_TIMEOUT:g} s") from None
+    lines = output.splitlines() if process.returncode == 0 else []
+    return [[field.strip() for field in line.split(",")] for line in lines if line.strip()]
 
 
 def _held(rows: Iterable[list[str]]) -> dict[str, dict[int, int]] | None:

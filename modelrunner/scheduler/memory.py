@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from modelrunner.processes.processtree import process_tree
-from modelrunner.scheduler.devices import DeviceMemory, devices
+from modelrunner.scheduler.devices import NO_MEMORY, DeviceMemory, devices
 from modelrunner.types import RequiredMemory
 
 # From the process IDs of the engines, and the memory that each counts for, to the budget.
@@ -20,6 +20,7 @@ Probe = Callable[[Mapping[int, RequiredMemory]], RequiredMemory]
 # A measurement stays valid for this many seconds. Our own runners do not change the budget; memory that other programs
 # take is noticed this much later.
 _AGE, _DEVICES_AGE = 1.0, 5.0
+_FORGOTTEN = 60.0  # seconds
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +31,7 @@ class MemoryProbe:
     that shares the main memory has no figure.
 
     A call takes microseconds: it returns the last measurement, and starts another one in a thread if that one is old.
-    The constructor makes the first one."""
+    The constructor makes the first one, but waits at most `patience` seconds for the drivers of devices."""
 
     def __init__(
         self,
@@ -40,22 +41,27 @@ class MemoryProbe:
         root: Path = Path("/"),
         look: Callable[[], tuple[DeviceMemory, ...]] = devices,
         clock: Callable[[], float] = time.monotonic,
+        patience: float = 2.0,
     ) -> None:
         self.set_limits(budget, reserve)
         self._root = root
         self._look = look
         self._clock = clock
         self._looking = threading.Lock()
-        self._pools: tuple[_MemoryTotals, ...] = ()  # of the devices
-        self._devices_due = clock()
-        self.refresh({})
+        self._devices: tuple[_MemoryTotals, ...] = ()
+        self._devices_due = self._devices_seen = clock()
+        self._fault = ""
+        self._found: tuple[_MemoryTotals, ...] = (self._main_memory(()),)
+        self._due = clock()
+        if (first := self._look_in_background({})) is not None:
+            first.join(patience)
 
     def set_limits(self, budget: int | None, reserve: int | None) -> None:
         """Sets the limits from the next call on."""
         self._budget, self._reserve = budget, reserve
 
     def __call__(self, runners: Mapping[int, RequiredMemory] | None = None) -> RequiredMemory:
-        if self._clock() >= self._due and self._looking.acquire(blocking=False):
+        if self._clock() >= self._due:
             self._look_in_background(runners or {})
         ram, *vram = map(self._ours, self._found)
         return RequiredMemory(ram if self._budget is None else self._budget, tuple(vram))
@@ -66,19 +72,26 @@ class MemoryProbe:
         self._devices_due = self._clock()
         self._look_again(runners)
 
-    def _look_in_background(self, runners: Mapping[int, RequiredMemory]) -> None:
+    def _look_in_background(self, runners: Mapping[int, RequiredMemory]) -> threading.Thread | None:
+        """Returns the thread that measures, None if one does so already, or if none can be had."""
+        if not self._looking.acquire(blocking=False):
+            return None
+        thread = threading.Thread(target=self._look_again, args=(runners,), name="memory probe", daemon=True)
         try:
-            threading.Thread(target=self._look_again, args=(runners,), name="memory probe", daemon=True).start()
-        except RuntimeError as error:  # no thread can be had: the last figures stay
+            thread.start()
+        except RuntimeError as error:  # the last figures stay
             self._looking.release()
             log.warning("the memory cannot be looked at: %s", error)
+            return None
+        return thread
 
     def _look_again(self, runners: Mapping[int, RequiredMemory]) -> None:
         """Measures; the caller holds the lock."""
         try:
             if self._clock() >= self._devices_due:
-                self._look_at_devices(runners)
-            self._found = (self._main_memory(runners), *self._pools)
+                self._devices = self._device_memory(runners)
+                self._devices_due = self._clock() + _DEVICES_AGE
+            self._found = (self._main_memory(runners), *self._devices)
         finally:
             self._due = self._clock() + _AGE
             self._looking.release()
@@ -96,21 +109,29 @@ class MemoryProbe:
         reserve = pool.total // 10 if self._reserve is None else self._reserve
         return max(0, pool.free - reserve)
 
-    def _look_at_devices(self, runners: Mapping[int, RequiredMemory]) -> None:
-        """The free memory and what our runners hold belong together: both are taken from one look, and stay until the
-        next, since our own runners do not change their sum. A look during which one of them ended is made again."""
-        before = _processes(runners) if self._pools else None
+    def _device_memory(self, runners: Mapping[int, RequiredMemory]) -> "tuple[_MemoryTotals, ...]":
+        """Asks the drivers. What a runner held then counts as free until they are asked again, even if it has ended
+        since: the figures of free memory are of then, too. A device that is gone keeps its number and has no memory; a
+        driver that does not answer for `_FORGOTTEN` seconds counts as gone with all its devices."""
+        ours = _process_ids(runners)
         try:
             seen = self._look()
         except (OSError, ValueError) as error:  # a timeout is an OSError
-            log.warning("the devices cannot be seen, their last figures stay: %s", error)
-        else:
-            pids = _processes(runners) if seen else set()
-            if before is not None and before != pids and seen:
-                return
-            pools = [_MemoryTotals(d.total, d.free + _held(i, d, runners, pids)) for i, d in enumerate(seen)]
-            self._pools = tuple(pools)
-        self._devices_due = self._clock() + _DEVICES_AGE
+            late = self._clock() >= self._devices_seen + _FORGOTTEN
+            self._say(f"{error}: {'no device is used' if late else 'the last figures stay'}")
+            return (_MemoryTotals(0, 0),) * len(self._devices) if late else self._devices
+        self._devices_seen = self._clock()
+        seen += (NO_MEMORY,) * (len(self._devices) - len(seen))
+        gone = [str(number) for number, device in enumerate(seen) if device == NO_MEMORY]
+        self._say(f"device {', '.join(gone)} does not answer, and is not used" if gone else "")
+        ours |= _process_ids(runners)
+        return tuple([_MemoryTotals(d.total, d.free + _held(i, d, runners, ours)) for i, d in enumerate(seen)])
+
+    def _say(self, fault: str) -> None:
+        """Logs a fault of the devices once, and its end."""
+        if fault != self._fault:
+            log.warning("devices: %s", fault or "all answer again")
+        self._fault = fault
 
 
 class _MemoryTotals(NamedTuple):
@@ -120,7 +141,7 @@ class _MemoryTotals(NamedTuple):
     free: int
 
 
-def _processes(runners: Iterable[int]) -> set[int]:
+def _process_ids(runners: Iterable[int]) -> set[int]:
     return {process.pid for pid in runners for process in process_tree(pid)}
 
 

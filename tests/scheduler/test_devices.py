@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.scheduler.devices import MIB, DeviceMemory, devices, held_by
+from modelrunner.scheduler.devices import MIB, DeviceMemory, devices, held_by, hung_queries
 from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.types import RequiredMemory
 from tests.waiting import HUNG
@@ -119,16 +119,26 @@ def test_an_engine_that_ends_leaves_its_memory_to_others_at_once(tmp_path: Path)
     assert len(looks) == 2
 
 
-def test_a_driver_that_does_not_answer_leaves_the_last_figures(tmp_path: Path) -> None:
+def test_a_driver_that_does_not_answer_leaves_the_last_figures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     now, seen = [0.0], [DeviceMemory(100, 50)]
 
     def look() -> tuple[DeviceMemory, ...]:
         return (seen.pop(),) if seen else _hang()
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
-    now[0] = 60.0
+    for now[0], expected in ((59.0, 50), (61.0, 0)):  # a minute later it counts as gone
+        probe.refresh({})
+        assert probe().vram == (expected,)
+    seen.append(DeviceMemory(100, 40))
     probe.refresh({})
-    assert probe().vram == (50,)
+    assert probe().vram == (40,)
+    assert [record.args for record in caplog.records] == [
+        ("nvidia-smi did not answer: the last figures stay",),
+        ("nvidia-smi did not answer: no device is used",),
+        ("all answer again",),
+    ]
 
 
 def _hang() -> tuple[DeviceMemory, ...]:
@@ -151,3 +161,46 @@ def test_a_call_never_waits_for_a_look(tmp_path: Path) -> None:
     gate.set()
     thread.join()
     assert (probe().vram, looks[0]) == ((2,), 2)
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def look() -> tuple[DeviceMemory, ...]:
+        assert gate.wait(HUNG)
+        return (DeviceMemory(100, 50),)
+
+    probe = MemoryProbe(7, 0, root=tmp_path, look=look, patience=0)
+    (thread,) = [t for t in threading.enumerate() if t.name == "memory probe"]
+    assert probe() == RequiredMemory(7)
+    gate.set()
+    thread.join()
+    assert probe() == RequiredMemory(7, (50,))
+
+
+def test_a_device_that_is_gone_keeps_its_number(nvidia: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "gpus").write_text(GPUS.replace("24576, 20000", "[GPU is lost], [GPU is lost]"))
+    assert [device.total // MIB for device in devices(nvidia, tmp_path)] == [0, 49152, 8192]
+    seen = [(DeviceMemory(100, 50), DeviceMemory(200, 60)), (DeviceMemory(100, 50),)]
+    probe = MemoryProbe(7, 0, root=tmp_path, look=lambda: seen.pop(0))
+    assert probe().vram == (50, 60)
+    probe.refresh({})
+    assert probe().vram == (50, 0)
+
+
+def test_a_driver_that_cannot_be_ended_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep {HUNG}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("modelrunner.scheduler.devices._TIMEOUT", 0.5)
+    monkeypatch.setattr("subprocess.Popen.kill", lambda process: None)  # it waits for the device, and no signal helps
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for expected in ("within 0.5 s", "cannot be ended"):
+        with pytest.raises(TimeoutError, match=expected):
+            devices(environ, tmp_path)
+    assert (tmp_path / "asked").read_text().split() == ["asked"]
+    monkeypatch.undo()
+    for process in hung_queries:
+        process.kill()
+        process.communicate()
+    hung_queries.clear()
