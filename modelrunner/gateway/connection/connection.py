@@ -25,7 +25,7 @@ from modelrunner.http.requests import (
     http2_refusal,
     path_of,
 )
-from modelrunner.http.responses import NO_HEAD, part_length, same_head
+from modelrunner.http.responses import part_length
 from modelrunner.keys.ring import Scope
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it can read the reason
@@ -62,7 +62,6 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
         self._data = b""
         self._admitted: AdmittedHead | None = None
-        self._before, self._after = NO_HEAD  # the parts of its head
         self._body: RequestBody | None = None  # an incomplete one
         self._head = b""  # of the last body that came in pieces
         self._pieces: list[bytes] = []  # of an inference request's body
@@ -203,14 +202,12 @@ class ClientConnection(asyncio.Protocol):
             return
         if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is allowed
             data = data[2:]
-        length, end = same_head(data, self._before, self._after)
-        if not end:
-            end = data.find(b"\r\n\r\n") + 4
+        end = data.find(b"\r\n\r\n") + 4
         if data.startswith(HTTP2_PREFACE):
             self.write(http2_refusal("this server speaks HTTP/1.1 only"))
             self._linger()
         elif 4 <= end <= self._limits.head:
-            self._read_head(data, end, length)
+            self._read_head(data, end)
         elif self._half_closed:  # the rest will not come
             self._leave()
             self._transport.close()
@@ -228,14 +225,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._deadline = min(self._deadline, self._loop.time() + self._limits.header_timeout)
 
-    def _read_head(self, data: bytes, end: int, length: int) -> None:
-        """`length` is that of the body in bytes if the head was admitted before, else -1."""
+    def _read_head(self, data: bytes, end: int) -> None:
         self._deadline = _NEVER
         self.keep_alive = False
         try:
-            admitted = self._admitted
-            if length < 0 or admitted is None or admitted.generation != self._pipeline.access.generation:
-                admitted, length = self._admit(data[:end])
+            admitted, length = self._admit(data[:end])
             body, inference = b"", admitted.inference
             if 0 < length <= len(data) - end and inference is not None and not inference.route.uploads:
                 body = data[end : end + length]  # whole, as usual
@@ -262,7 +256,6 @@ class ClientConnection(asyncio.Protocol):
         """Returns the admitted head and the length of its body in bytes, -1 for none. Raises `ModelRunnerError`."""
         before, after, length = part_length(head)
         self._admitted = admitted = self._admission.read(before, after, self._pipeline.access.generation)
-        self._before, self._after = (before, after) if length is not None else NO_HEAD
         return admitted, admitted.length if length is None else length
 
     def _begin_body(self, admitted: AdmittedHead, length: int | None, head: bytes, data: bytes) -> None:
