@@ -23,7 +23,7 @@ _OVER_TLS = (
         "test_observers",
         "test_request_limits",
     ),
-    "test_terms",
+    "test_inference_head",
 )
 
 

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _ROOM = 100  # levels by which later callers may be deeper, or nest a value deeper
-SURELY_SHALLOW = 200
+_SURELY_SHALLOW = 200
 """The most brackets of a text that needs no room."""
 
 
 def decode_with_room(decode: Callable[[bytes], T], data: bytes) -> T:
     """Returns `decode(data)`. Raises what that raises, and `RecursionError` for data that is nested so deep that there
     is no room left."""
-    if data.count(b"[") + data.count(b"{") <= SURELY_SHALLOW:
+    if data.count(b"[") + data.count(b"{") <= _SURELY_SHALLOW:
         return decode(data)
     return _lower(decode, data, _ROOM)
 

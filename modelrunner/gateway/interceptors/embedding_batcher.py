@@ -24,7 +24,7 @@ from modelrunner.http.answers import Header
 
 _EMBEDDINGS = "/v1/embeddings"
 _LONGEST = 64 << 10
-"""The largest body that is gathered, in bytes: a long text fills the engine's batch by itself."""
+"""The largest body that is batched, in bytes: a long text fills the engine's batch by itself."""
 _TOKENIZING = 5.0  # seconds
 # Texts that are counted at once. llama.cpp's server has few threads, and each open connection takes one for seconds:
 # with one for every text, requests waited until others were closed.
@@ -34,7 +34,7 @@ _members = msgspec.json.Decoder(Members)
 _Shape = tuple[object, ...]
 
 
-class _GatheredAnswer(msgspec.Struct):
+class _BatchedAnswer(msgspec.Struct):
     data: list[Members]
     usage: dict[str, Any] | None = None
 
@@ -46,7 +46,7 @@ class _Tokenized(msgspec.Struct):
 class EmbeddingBatcher:
     """An `Interceptor` for `/v1/embeddings` with one text or list of tokens. Requests that come within `window` seconds
     of the first go together, at most `most` of them. Only requests of one caller that differ in nothing but their text
-    are gathered, and only for a model that is resolved already."""
+    go together, and only for a model that is resolved already."""
 
     def __init__(self, exchanges: Exchanges, window: float, most: int) -> None:
         self._exchanges = exchanges
@@ -75,22 +75,22 @@ class EmbeddingBatcher:
             *(route, head.caller, head.owner, head.batch, ask.keep_alive, isinstance(text, str)),
             *sorted((name, bytes(value)) for name, value in members.items()),
         )
-        gathering = self._open.get(shape)
-        if gathering is None:
-            gathering = self._open[shape] = _EmbeddingBatch(self._exchanges, members)
-            gathering.timer = asyncio.get_running_loop().call_later(self._window, self._close, shape)
-        request = ForwardedRequest(self._exchanges, ask, sink, gathering)
-        gathering.texts[request] = text
-        if len(gathering.texts) == self._most:
-            gathering.timer.cancel()
+        batch = self._open.get(shape)
+        if batch is None:
+            batch = self._open[shape] = _EmbeddingBatch(self._exchanges, members)
+            batch.timer = asyncio.get_running_loop().call_later(self._window, self._close, shape)
+        request = ForwardedRequest(self._exchanges, ask, sink, batch)
+        batch.texts[request] = text
+        if len(batch.texts) == self._most:
+            batch.timer.cancel()
             del self._open[shape]
-            asyncio.get_running_loop().call_soon(gathering.ask)  # the last request is yet to begin
+            asyncio.get_running_loop().call_soon(batch.ask)  # the last request is yet to begin
         return request
 
     def _close(self, shape: _Shape) -> None:
-        """Sends the gathered requests to the engine; the next request begins another gathering."""
-        if (gathering := self._open.pop(shape, None)) is not None:
-            gathering.ask()
+        """Sends the batched requests to the engine; the next request begins another batch."""
+        if (batch := self._open.pop(shape, None)) is not None:
+            batch.ask()
 
 
 class _EmbeddingBatch:
@@ -190,7 +190,7 @@ class _EmbeddingBatch:
     def _taken_apart(self, counts: Sequence[int]) -> list[tuple[bytes, int]]:
         """Returns the answer and the tokens of each request, in their order. Raises `EngineProtocolError`."""
         whole = _members.decode(self._body)
-        found = msgspec.json.decode(self._body, type=_GatheredAnswer)
+        found = msgspec.json.decode(self._body, type=_BatchedAnswer)
         vectors = {msgspec.json.decode(one.get("index", b"0"), type=int): one for one in found.data}
         if vectors.keys() != set(range(len(self._asked))):
             raise EngineProtocolError("the engine has not answered each of the texts")

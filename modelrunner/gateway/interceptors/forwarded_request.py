@@ -1,4 +1,4 @@
-"""A client's request whose answer comes by a interceptor."""
+"""A client's request that another request answers, or a kept answer."""
 
 from time import perf_counter
 from typing import Protocol

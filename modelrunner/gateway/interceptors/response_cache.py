@@ -94,30 +94,28 @@ class ResponseCache:
 
     def _ask(self, digest: RequestDigest, ask: Inference, sink: Sink) -> ForwardedRequest:
         def ended() -> None:
-            if self._running.get(digest) is recording:
+            if self._running.get(digest) is shared:
                 del self._running[digest]
-            self._keep(digest, recording, exchange)
+            self._keep(digest, shared, exchange)
 
         def unheard() -> None:
             exchange.cancel()
             ended()
 
-        recording = SharedResponse(self._memory // _SHARE, unheard=unheard, ended=ended)
-        recording.work = exchange = self._exchanges.make(ask, recording)
-        self._running[digest] = recording
-        return ForwardedRequest(
-            self._exchanges, ask, sink, recording, headers=((_HEADER, b"miss"),), counted_by=exchange
-        )
+        shared = SharedResponse(self._memory // _SHARE, unheard=unheard, ended=ended)
+        shared.work = exchange = self._exchanges.make(ask, shared)
+        self._running[digest] = shared
+        return ForwardedRequest(self._exchanges, ask, sink, shared, headers=((_HEADER, b"miss"),), counted_by=exchange)
 
-    def _keep(self, digest: RequestDigest, recording: SharedResponse, exchange: Exchange) -> None:
-        head, lease = recording.head, exchange.lease
-        if not recording.complete or recording.start or head is None or head[0] != 200 or lease is None:
+    def _keep(self, digest: RequestDigest, shared: SharedResponse, exchange: Exchange) -> None:
+        head, lease = shared.head, exchange.lease
+        if not shared.complete or shared.start or head is None or head[0] != 200 or lease is None:
             return
         if exchange.ask.fields.stream and lease.waited:
             return  # its stream may begin with signs of life
         runner, model = lease.runner, exchange.ask.fields.model
         kept = _CachedAnswer(
-            *(head[1], head[2], bytes(recording.data), model, runner.key, served_by(runner), self._clock())
+            *(head[1], head[2], bytes(shared.data), model, runner.key, served_by(runner), self._clock())
         )
         self._forget(digest)
         self._kept[digest] = kept

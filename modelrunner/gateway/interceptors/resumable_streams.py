@@ -15,8 +15,8 @@ _PIECE = 1 << 16
 
 
 class ResumableStream(SharedResponse):
-    """A recording that pauses its engine rather than drop bytes that no client has read. One client reads at a time,
-    the newest; `heard` is called when it begins. `owner` is an `ApiKey.owner`, "" for the daemon's owner."""
+    """A shared response that pauses its engine rather than drop bytes that no client has read. One client reads at a
+    time, the newest; `heard` is called when it begins. `owner` is an `ApiKey.owner`, "" for the daemon's owner."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class ResponseWriter:
         self._sink.write(self._framed(data) + b"0\r\n\r\n" if self._framing else data)
 
     def _framed(self, data: bytes) -> bytes:
-        """Returns the data in chunks, if this passage makes them: one, or one for each line."""
+        """Returns the data in chunks, if this writer makes them: one, or one for each line."""
         if not self._framing or not data:
             return data
         if self._translation is not None and self._translation.chunk_per_line:
