@@ -48,6 +48,9 @@ class BenchBackend(Backend):
     async def disk_usage(self) -> int:
         return 0
 
+    def default_context_size(self, bundle: Bundle) -> int:
+        return 4096
+
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return 4096  # nothing waits for its turn: it is the way to the engine that is measured
 
