@@ -19,11 +19,12 @@ _NULL = b"null"
 class EngineRequest:
     """A request for the engine's endpoint `path`. `body` is the client's: JSON, or a `RequestUpload`."""
 
-    __slots__ = ("_body", "_changed", "_members", "_spliced", "content_type", "passes", "path")
+    __slots__ = ("_body", "_changed", "_members", "_spliced", "content_type", "is_json", "passes", "path")
 
     def __init__(self, path: str, body: bytes | RequestUpload, content_type: str = JSON_TYPE) -> None:
         self.path = path
         self.content_type = content_type
+        self.is_json = isinstance(body, bytes)
         self.passes = True  # the members are the client's, but for those that were set
         self._body = body
         self._members: dict[str, Any] | None = None
@@ -36,10 +37,6 @@ class EngineRequest:
         request = cls(path, b"")
         request._members, request._changed, request.passes = members, True, False
         return request
-
-    @property
-    def is_json(self) -> bool:
-        return isinstance(self._body, bytes)
 
     @property
     def upload(self) -> RequestUpload | None:

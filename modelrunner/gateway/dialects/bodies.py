@@ -122,7 +122,8 @@ class JsonDialect(JsonBodies):
         if not ask.fields.stream and (as_stream := runner.api.as_stream(path)):
             replaced |= as_stream
             assembly = self.assembly()
-        request.set(replaced)
+        if replaced:
+            request.set(replaced)
         return request, assembly
 
 

@@ -182,7 +182,8 @@ class Exchange:
         self._note_unread(lease, request, endpoint.shape)
         if request.is_json and (defaults := runner.spec.bundle.defaults) is not None:
             apply_defaults(request, endpoint.shape, defaults)
-        self._limit(lease, request, endpoint.shape)
+        if lease.limits is not NO_LIMITS or ask.head.key is not None:
+            self._limit(lease, request, endpoint.shape)
         if endpoint.unheld and request.is_json:
             self._ignored = tuple(dict.fromkeys((*self._ignored, *hold_schemas(request, endpoint.unheld))))
         fields = ask.fields
@@ -205,8 +206,6 @@ class Exchange:
         `BadRequest`."""
         key = self.ask.head.key
         limits = lease.limits if key is None else lease.limits.least(key.limits)
-        if limits is NO_LIMITS:
-            return
         if limits.seconds is not None:
             self._beside().limit(limits.seconds)
         if limits.tokens is not None and request.is_json:

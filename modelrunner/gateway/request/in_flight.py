@@ -49,7 +49,9 @@ class InFlight:
         observers, unless none `is_told`."""
         ask = work.ask
         self.running.discard(work)
-        self.drop(ask.body if ask.upload is None else ask.upload)
+        self.buffered -= ask.size
+        if ask.upload is not None:
+            ask.upload.close()
         if not is_told:
             return
         record = work.record()

@@ -61,7 +61,7 @@ class Leases:
         """Leases a runner that is ready and free now; None for a request that must wait. Raises `ModelRunnerError` as
         `lease`."""
         head, target = ask.head, self.known(ask)
-        if target is not None:
+        if target is not None and head.key is not None:
             head.check_model(target.spec.bundle)
         if head.route.runner is not None:
             return self.lease_runner(ask, head.route.runner, target)

@@ -201,15 +201,17 @@ class Pipeline:
             target = self.leases.known(ask)
             if target is None or target.recording:
                 tap = self._recorder.tap(ask, sink)
-                tap.work = self._unrecorded(ask, tap, interceptors)
+                tap.work = self._intercepted(ask, tap, interceptors) or self.exchanges.make(ask, tap)
                 return tap
-        return self._unrecorded(ask, sink, interceptors)
+        if interceptors and (work := self._intercepted(ask, sink, interceptors)) is not None:
+            return work
+        return self.exchanges.make(ask, sink)
 
-    def _unrecorded(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay:
+    def _intercepted(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay | None:
         for interceptor in interceptors:
             if (work := interceptor.take(ask, sink)) is not None:
                 return work
-        return self.exchanges.make(ask, sink)
+        return None
 
     def _interceptors_of(self, ask: Inference) -> tuple[Interceptor, ...]:
         return (*self._streams, *self._interceptors) if ask.head.resumable else self._interceptors
@@ -217,6 +219,8 @@ class Pipeline:
     def _counted(self, key: KeyHolder | None, peer: str, size: int, now: float) -> tuple[Allowance, ...]:
         """Counts a request, and returns the allowances that count it. Raises `RateLimited`, `Unauthorized` and
         `Forbidden`."""
+        if key is None and not self.addresses.active:
+            return ()
         if key is not None and not key.may_always_ask:
             key.check(Scope.INFERENCE)
         address = self.addresses.of(peer)  # None on the Unix socket
