@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
-from modelrunner.engineapi import EngineApi
+from modelrunner.engineapi import EngineApi, ServiceCall
 from modelrunner.errors import BadRequest, ModelRunnerError
+from modelrunner.modelformat import FileFormat
 from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, QuantizeSpec, RequiredMemory, RunSpec, Variant
 
 
@@ -86,6 +88,11 @@ class Backend(ABC):
     name: ClassVar[str]
     formats: ClassVar[frozenset[ModelFormat]]
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION})
+    file_formats: ClassVar[tuple[FileFormat, ...]] = ()
+    """The formats that the backend brings, besides modelrunner's."""
+    calls: ClassVar[Mapping[str, ServiceCall]] = MappingProxyType({})
+    """The calls that the backend adds to the daemon's HTTP interface, by their paths (`/v1/audio/speech`), which also
+    have the prefix of an engine or a runner. A path of modelrunner's own keeps its meaning."""
     uses_tcp: ClassVar[bool] = False
     installs_on_demand: ClassVar[bool] = False
     """True if the first request that needs its engine installs it: tens of megabytes, not gigabytes."""

@@ -78,6 +78,20 @@ MESSAGES_ENDPOINTS: Mapping[str, EndpointApi] = MappingProxyType(
 )
 """Anthropic's messages. They are translated to chats for an engine without these endpoints."""
 
+
+@dataclass(frozen=True, slots=True)
+class ServiceCall:
+    """A call that a backend adds to the daemon's HTTP interface, for a mode of its own. An endpoint of the same path of
+    its engine answers it."""
+
+    mode: Mode
+    shape: ApiShape = ApiShape.OPAQUE
+    """`OPAQUE`, `TRANSCRIPTION`: the body passes as it comes, and the model is named by a form's part `model` or by the
+    query (`?model=NAME`). With other shapes the body is a JSON object with a `model`."""
+    text: str = "Asks an engine of a backend that was added."
+    """Describes the call in the document of the interface."""
+
+
 _PROBES: Mapping[Mode, tuple[str, Mapping[str, Any]]] = {
     Mode.COMPLETION: ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
     Mode.EMBEDDING: ("/v1/embeddings", {"input": "a"}),
@@ -128,6 +142,8 @@ class EngineApi:
     @classmethod
     def openai(cls, mode: Mode, model: str) -> "EngineApi":
         """Returns OpenAI's API, of an engine that runs in `mode` and knows the model as `model`."""
+        if mode not in _PROBES:
+            return cls()
         path, body = _PROBES[mode]
         return cls(probe=Probe(path, json.dumps({"model": model, **body}).encode()))
 

@@ -1,7 +1,8 @@
 """The values that pass between the parts: frozen, with no behaviour but their own text form."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -13,13 +14,33 @@ from modelrunner.errors import BadRequest
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.units import format_bytes, format_duration, parse_duration
 
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
-class ModelFormat(StrEnum):
+
+class OpenNames(StrEnum):
+    """Names to which a backend may add its own: `Mode("speech")` makes a member, and returns it ever after. Iteration
+    yields those of modelrunner."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = member._value_ = value
+        return cls._value2member_map_.setdefault(value, member)  # type: ignore[return-value]
+
+    @classmethod
+    def known(cls) -> list[Self]:
+        """Returns modelrunner's, and those that were added."""
+        return list(cls._value2member_map_.values())  # type: ignore[arg-type]
+
+
+class ModelFormat(OpenNames):
     GGUF = "gguf"
     SAFETENSORS = "safetensors"
 
 
-class Mode(StrEnum):
+class Mode(OpenNames):
     """The purpose of a runner. An engine started in one mode does not serve another."""
 
     COMPLETION = "completion"
@@ -29,8 +50,8 @@ class Mode(StrEnum):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Returns the mode. Raises `BadRequest`, which names the modes, for any other text."""
-        if text not in list(cls):
-            raise BadRequest(f"there is no mode {text!r}: {', '.join(cls)}", param="mode")
+        if text not in cls.known():
+            raise BadRequest(f"there is no mode {text!r}: {', '.join(cls.known())}", param="mode")
         return cls(text)
 
 
@@ -199,8 +220,15 @@ CAPABILITIES = (
     "audio",
     "reasoning",
 )
-"""The possible capabilities of a model, in the order in which they are shown. A generative model has "completion", with
+"""The capabilities of a model that modelrunner knows, in the order in which they are shown; a format of a backend may
+have others. A generative model has "completion", with
 a chat template "chat" too; "tools" and "reasoning" come from its template; "vision" and "audio" are its inputs."""
+
+
+def in_order(capabilities: Iterable[str]) -> tuple[str, ...]:
+    """Returns the capabilities in the order in which they are shown."""
+    found = set(capabilities)
+    return (*(name for name in CAPABILITIES if name in found), *sorted(found.difference(CAPABILITIES)))
 
 
 @dataclass(frozen=True, slots=True)

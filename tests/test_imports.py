@@ -16,7 +16,7 @@ PACKAGE = ROOT / "modelrunner"
 # The values, errors and helpers that everybody may use.
 SHARED = {
     *("modelrunner", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "schema", "types"),
-    *("aliases", "defaults", "engineapi", "jsonfile", "modelfile", "progress", "sandbox", "units"),
+    *("aliases", "defaults", "engineapi", "jsonfile", "modelformat", "modelfile", "progress", "sandbox", "units"),
 }
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "chattemplates": set(),
     "defaults": set(),
     "modelfile": set(),
+    "modelformat": set(),
     "cli": {"config", "daemon", "oci", "wire"},
     "concurrency": set(),
     "config": set(),

@@ -13,7 +13,7 @@ from modelrunner.models.remote import RemoteModel
 from modelrunner.progress import FileProgress, RunningPull, WorkProgress
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.store.details import ModelDetails
-from modelrunner.types import CAPABILITIES
+from modelrunner.types import in_order
 
 
 def model(found: StoredModel, abilities: Abilities) -> wire.Model:
@@ -35,7 +35,7 @@ def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShow
 
 def remote_model(found: RemoteModel) -> wire.Model:
     """Returns a model at its source, with the ID "" if the source gives none."""
-    order = [capability for capability in CAPABILITIES if capability in found.capabilities]
+    order = list(in_order(found.capabilities))
     return wire.Model(_id(found), [found.name], 0, found.config, "", order, found.config.get("context_size"))
 
 

@@ -58,7 +58,7 @@ from modelrunner.pull import Puller, Transfers
 from modelrunner.pull.uploads import Uploads
 from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
-from modelrunner.store import Reference, Store
+from modelrunner.store import Reference, Store, foreignformats
 from modelrunner.telemetry.accesslog import AccessLog
 
 
@@ -109,11 +109,13 @@ def build(
     state = data / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     durable.sweep_temporaries(state)
-    store = Store(data, settings.models_quota, settings.model_dirs)
     registry = registry or BackendRegistry.discover(
         lambda backend: _context(settings, backend),
         chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
     )
+    for format in [format for backend in registry for format in backend.file_formats]:
+        foreignformats.register(format)
+    store = Store(data, settings.models_quota, settings.model_dirs)
     configurations = Configurations(
         state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
     )

@@ -15,7 +15,7 @@ from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store, StoredModel
-from modelrunner.types import CAPABILITIES, Adapter, Mode
+from modelrunner.types import Adapter, Mode, in_order
 
 MOST_AT_ONCE = 256
 """The most models whose abilities a list of models waits for: about a millisecond each."""
@@ -183,4 +183,4 @@ def _applied(adapters: Sequence[Adapter]) -> tuple[wire.AppliedAdapter, ...]:
 
 
 def _ordered(capabilities: Collection[str]) -> tuple[str, ...]:
-    return tuple(name for name in CAPABILITIES if name in capabilities)
+    return in_order(capabilities)

@@ -29,8 +29,8 @@ from modelrunner.types import Bundle, KeepAlive, Mode, RequestLimits, RunnerKey
 
 _MOST_REMEMBERED = 4096
 _INSTALLING_RETRY = 10.0  # seconds, for Retry-After
-# A mode needs one of these capabilities. For a model without capabilities, the engine decides. Any text model has
-# embeddings.
+# A mode needs one of these capabilities, and a mode of a backend's own the one of its name. For a model without
+# capabilities, the engine decides. Any text model has embeddings.
 _CAPABILITIES = {
     Mode.COMPLETION: {"completion"},
     Mode.EMBEDDING: {"embedding", "completion"},
@@ -208,14 +208,14 @@ class Resolver:
             raise NotImplementedHere(f"no backend here offers the mode {mode}")
         if mode not in backend.modes:
             raise BadRequest(f"{backend.name} does not offer {mode}; it offers {', '.join(sorted(backend.modes))}")
-        if bundle.capabilities and not _CAPABILITIES[mode] & bundle.capabilities:
+        if bundle.capabilities and not _CAPABILITIES.get(mode, {mode}) & bundle.capabilities:
             offered = ", ".join(sorted(bundle.capabilities))
             raise BadRequest(f"{model} does not offer {mode}; it offers {offered}", param="model")
 
 
 def main_mode(bundle: Bundle) -> Mode:
     """Returns the mode of a model for requests that name none."""
-    return next((mode for mode in Mode if mode.value in bundle.capabilities), Mode.COMPLETION)
+    return next((mode for mode in Mode.known() if mode in bundle.capabilities), Mode.COMPLETION)
 
 
 def _check_installed(backend: Backend) -> None:

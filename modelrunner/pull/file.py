@@ -22,9 +22,9 @@ from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull import linking
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way
-from modelrunner.store import Store, adapters
+from modelrunner.store import Store, adapters, foreignformats
 from modelrunner.store.files import require_space
-from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
+from modelrunner.store.names import PROJECTOR, TEMPLATE, WEIGHTS, is_code
 from modelrunner.types import ModelFormat
 
 _MAGIC = b"GGUF"
@@ -173,7 +173,7 @@ def _shards(file: Path) -> dict[str, Path]:
         found = {name: place.with_name(shard) for name, shard in with_shards(beside, place.name).items()}
         if len(found) > 1:
             return found
-    return {"model.gguf": file}
+    return {file.name if foreignformats.is_file(file.name) else "model.gguf": file}
 
 
 def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
@@ -181,6 +181,8 @@ def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
     out: the caller can change the folder."""
     within = (folder, *(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()))
     names = [str(path.relative_to(folder)) for place in within for path in place.iterdir()]
+    if (foreign := foreignformats.format_of(names)) is not None and not any(name.endswith(WEIGHTS) for name in names):
+        return {name: folder / name for name in foreign.chosen(names)}
     code = sorted(name for name in names if is_code(name))
     if code and not trust:
         raise UnsupportedModel(

@@ -14,7 +14,15 @@ from modelrunner.backend import (
     check_context,
     default_context_size,
 )
-from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, Probe
+from modelrunner.engineapi import (
+    MESSAGES_ENDPOINTS,
+    OPENAI_ENDPOINTS,
+    ApiShape,
+    EndpointApi,
+    EngineApi,
+    Probe,
+    ServiceCall,
+)
 from modelrunner.errors import (
     BackendExited,
     BackendUnavailable,
@@ -24,6 +32,7 @@ from modelrunner.errors import (
     InvalidModel,
     ModelRunnerError,
 )
+from modelrunner.modelformat import FileFormat, FormatReading
 from modelrunner.processes.process import run, scrubbed_environment
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import (
@@ -59,6 +68,8 @@ __all__ = [
     "Endpoint",
     "EndpointApi",
     "EngineApi",
+    "FileFormat",
+    "FormatReading",
     "InstallProgress",
     "InsufficientDisk",
     "InvalidModel",
@@ -75,6 +86,7 @@ __all__ = [
     "RequiredMemory",
     "RunSpec",
     "Sandbox",
+    "ServiceCall",
     "Tensor",
     "Variant",
     "check_context",

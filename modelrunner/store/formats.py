@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from modelrunner.store import gguf_model, safetensors_model
+from modelrunner.store import foreignformats, gguf_model, safetensors_model
 from modelrunner.store.describe import Reading
+from modelrunner.store.foreignformats import ForeignReader
 from modelrunner.store.names import CONFIG, WEIGHTS
 from modelrunner.types import ModelFormat, ModelHeader
 
@@ -35,9 +36,16 @@ _READERS: dict[ModelFormat, Reader] = {
 
 def format_of(names: Iterable[str]) -> ModelFormat:
     """Returns the format. GGUF files may have any name; the files of a safetensors model have fixed names."""
-    folder = any(name == CONFIG or name.endswith(WEIGHTS) for name in names)
-    return ModelFormat.SAFETENSORS if folder else ModelFormat.GGUF
+    names = list(names)
+    if any(name.endswith(WEIGHTS) for name in names):
+        return ModelFormat.SAFETENSORS
+    if (foreign := foreignformats.format_of(names)) is not None:
+        return foreign.format
+    return ModelFormat.SAFETENSORS if CONFIG in names else ModelFormat.GGUF
 
 
 def reader_of(names: Iterable[str]) -> Reader:
-    return _READERS[format_of(names)]
+    names = list(names)
+    foreign = foreignformats.format_of(names)
+    format = format_of(names)
+    return ForeignReader(foreign) if foreign is not None and foreign.format is format else _READERS[format]

@@ -14,6 +14,7 @@ import msgspec
 from modelrunner import lora
 from modelrunner.defaults import ModelDefaults
 from modelrunner.errors import InvalidModel, InvalidReference
+from modelrunner.store import foreignformats
 from modelrunner.store.digests import Digest
 from modelrunner.store.mediatypes import (
     CONFIG_TYPE,
@@ -244,7 +245,11 @@ def _folder_files(pieces: Sequence[_Piece]) -> list[tuple[str, StoredFile]]:
         shard = f"model-{number:05}-of-{len(nameless):05}.safetensors"
         named.append(("model.safetensors" if len(nameless) == 1 else shard, piece.file))
     return sorted(
-        ((name, file) for name, file in named if in_folder(name) or lora.name_and_scale(name)),
+        (
+            (name, file)
+            for name, file in named
+            if in_folder(name) or lora.name_and_scale(name) or foreignformats.is_file(name)
+        ),
         key=lambda item: (item[0] != CONFIG, item[0]),
     )
 

@@ -69,3 +69,39 @@ def test_a_daemon_finds_it_and_reaches_its_engine_on_tcp(with_plugin, tmp_path):
         assert runner["endpoint"].startswith("http://127.0.0.1:")
     finally:
         daemon.stop()
+
+
+def test_a_mode_a_format_and_an_engine_come_in_one_file(with_plugin, tmp_path):
+    """Its body is no JSON, and the same engine again is a value of ten lines."""
+    assert len((SOURCE / "modelrunner_bytes.py").read_text().splitlines()) < 120
+    (tmp_path / "three.shift").write_text("3\n")
+    (tmp_path / "wrong.shift").write_text("three\n")
+    daemon = Daemon(
+        tmp_path / "data",
+        tmp_path / "run" / "modelrunner.sock",
+        environment(tmp_path / "data", tmp_path / "run") | with_plugin,
+    )
+    daemon.start()
+    try:
+        refused = daemon.run("package", "--file", str(tmp_path / "wrong.shift"), "wrong")
+        assert "one number, not 'three'" in refused.stderr
+        packaged = daemon.run("package", "--file", str(tmp_path / "three.shift"), "mine")
+        assert packaged.returncode == 0, packaged.stderr
+        for backend in ("bytes", "bytes-by-value"):
+            path = f"/engines/{backend}/v1/bytes?model=mine"
+            answer = daemon.post(path, b"HAL\xff")
+            assert (answer.status_code, answer.content) == (200, b"KDO\x02"), answer.text
+            assert answer.headers["Content-Type"] == "application/octet-stream"
+        assert daemon.post("/v1/bytes?model=mine", b"HAL").content == b"KDO"
+        assert {(runner["backend_name"], runner["mode"]) for runner in daemon.runners()} == {
+            ("bytes", "bytes"),
+            ("bytes-by-value", "bytes"),
+        }
+    finally:
+        daemon.stop()
+    daemon.start()
+    try:
+        [shown] = [model for model in daemon.get("/models").json() if "mine" in str(model)]
+        assert shown["config"]["format"] == "shift"
+    finally:
+        daemon.stop()

@@ -22,7 +22,7 @@ def build_wheel(
         for line in (f"[{group}]", *(f"{name} = {target}" for name, target in points.items()))
     ]
     files = {
-        f"{module}.py": Path(f"{module}.py").read_text("utf-8"),
+        **{path.name: path.read_text("utf-8") for path in Path().glob("modelrunner_*.py")},
         f"{info}/METADATA": "\n".join(["Metadata-Version: 2.1", *metadata, ""]),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: offline_build\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": "\n".join([*entries, ""]),

@@ -1,0 +1,47 @@
+"""A format of models that a backend brings."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from modelrunner.types import ModelFormat
+
+
+@dataclass(frozen=True, slots=True)
+class FormatReading:
+    """The description of a model's files."""
+
+    metadata: Mapping[str, Any]
+    """Texts and numbers about the model, for `modelrunner show` and the backend (`spec.bundle.header`)."""
+    capabilities: frozenset[str]
+    """A mode that needs no known capability needs the one of its own name."""
+    context_length: int | None = None
+    """The tokens that the model was trained for, None if that means nothing here."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """A format by the names of its files, without folders in them. Other files of a folder are left out."""
+
+    format: ModelFormat
+    weights: str
+    """A pattern (`*.voice`) for the file by which the format is known, and which engines open."""
+    read: Callable[[Mapping[str, Path]], FormatReading]
+    """Reads the files, by name. Raises `InvalidModel` if they make no model. It may be called on any thread."""
+    others: tuple[str, ...] = ()
+    """Patterns for the other files of such a model."""
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Returns the names of a model's files, the weights first; none if there are no weights, or several."""
+        names = [name for name in names if "/" not in name]
+        weights = [name for name in names if fnmatchcase(name, self.weights)]
+        if len(weights) != 1:
+            return []
+        others = {name for name in names for pattern in self.others if fnmatchcase(name, pattern)}
+        return [*weights, *sorted(others.difference(weights))]
+
+    def has(self, name: str) -> bool:
+        """Returns whether a file of this name can belong to such a model."""
+        return "/" not in name and any(fnmatchcase(name, pattern) for pattern in (self.weights, *self.others))
