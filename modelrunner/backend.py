@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
@@ -13,7 +14,18 @@ from pydantic import BaseModel, ConfigDict
 from modelrunner.engineapi import EngineApi, ServiceCall
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.modelformat import FileFormat
-from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, QuantizeSpec, RequiredMemory, RunSpec, Variant
+from modelrunner.types import (
+    DECLARED,
+    Bundle,
+    Endpoint,
+    Mode,
+    ModelFormat,
+    ModelHeader,
+    QuantizeSpec,
+    RequiredMemory,
+    RunSpec,
+    Variant,
+)
 
 
 class BackendState(StrEnum):
@@ -75,6 +87,34 @@ class BackendContext:
     state: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredModel:
+    """A model that is not in the daemon's store."""
+
+    name: str
+    """As clients write it, and as the engine knows it."""
+    capabilities: frozenset[str]
+    """Some of `CAPABILITIES`, or those that modes of the backend need; empty if unknown."""
+    size: int = 0
+    """Bytes; 0 if unknown."""
+    context_length: int | None = None
+    """The tokens that the model was trained for, None if unknown."""
+
+    def bundle(self, backend: str) -> Bundle:
+        """Returns the model as a bundle without files."""
+        return Bundle(
+            model_id="declared:" + sha256(f"{backend}/{self.name}".encode()).hexdigest(),
+            references=(self.name,),
+            format=DECLARED,
+            directory=Path("/"),
+            files={},
+            header=ModelHeader({}, ()),
+            size=self.size,
+            context_length=self.context_length,
+            capabilities=self.capabilities,
+        )
+
+
 class NoSettings(BaseModel):
     """The settings of a backend that has none."""
 
@@ -93,6 +133,8 @@ class Backend(ABC):
     calls: ClassVar[Mapping[str, ServiceCall]] = MappingProxyType({})
     """The calls that the backend adds to the daemon's HTTP interface, by their paths (`/v1/audio/speech`), which also
     have the prefix of an engine or a runner. A path of modelrunner's own keeps its meaning."""
+    uses_external_model_management: ClassVar[bool] = False
+    """True if the engine has its models itself, and the daemon's store has none of them: see `DeclaresModels`."""
     uses_tcp: ClassVar[bool] = False
     installs_on_demand: ClassVar[bool] = False
     """True if the first request that needs its engine installs it: tens of megabytes, not gigabytes."""
@@ -168,6 +210,16 @@ class Ranks(Protocol):
     def priority(self, bundle: Bundle) -> float:
         """Returns the rank for this model on this machine. The daemon chooses the highest. Raises `BackendUnavailable`
         if the backend cannot run on this machine."""
+
+
+@runtime_checkable
+class DeclaresModels(Protocol):
+    """Of a backend that `uses_external_model_management`. A model of the store with the same name comes first. Such a
+    model cannot be pulled, removed or checked, and has the settings of any other."""
+
+    def models(self) -> Sequence[DeclaredModel]:
+        """Returns the models that the engine can run. The daemon asks when a request names a model that is not in the
+        store, and for lists."""
 
 
 @runtime_checkable
@@ -333,6 +385,18 @@ class Quantizes(Protocol):
 
 
 OPTIONAL: tuple[type, ...] = (
-    *(Ranks, Versioned, Updates, TakesFlags, ChecksRuns, HasDefaults, Grows, HasVariants, HasDryRun, Diagnoses),
+    *(
+        Ranks,
+        DeclaresModels,
+        Versioned,
+        Updates,
+        TakesFlags,
+        ChecksRuns,
+        HasDefaults,
+        Grows,
+        HasVariants,
+        HasDryRun,
+        Diagnoses,
+    ),
     *(ExplainsErrors, ChecksRequests, SavesState, Sleeps, Quantizes),
 )

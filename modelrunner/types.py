@@ -40,6 +40,10 @@ class ModelFormat(OpenNames):
     SAFETENSORS = "safetensors"
 
 
+DECLARED = ModelFormat("declared")
+"""That of a model without files here, which its engine manages itself."""
+
+
 class Mode(OpenNames):
     """The purpose of a runner. An engine started in one mode does not serve another."""
 
@@ -277,6 +281,8 @@ class Bundle:
     @property
     def paths(self) -> tuple[Path, ...]:
         """Everything that an engine opens, links and their targets: folders with everything below, and files."""
+        if self.format is DECLARED:
+            return ()
         named = (self.directory, *self.files.values(), *(adapter.path for adapter in self.adapters))
         return tuple(dict.fromkeys((*named, *(path.resolve() for path in named))))
 

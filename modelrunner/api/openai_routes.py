@@ -49,6 +49,12 @@ class OpenAIRoutes:
             for model, abilities in zip(models, await self._library.abilities(models), strict=True)
             for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
         ]
+        declared = await self._library.declared(request.match_info.get("backend"))
+        data += [
+            openaiforms.declared_model(model, backend)
+            for backend, model in declared
+            if self._reach.allows(request, model.name)
+        ]
         return json_response(wire.OpenAIModels(data))
 
     @documented(wire.OpenAIModel, errors=(422,))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from modelrunner import wire
-from modelrunner.backend import SavesState
+from modelrunner.backend import DeclaredModel, SavesState
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
     BadRequest,
@@ -355,6 +355,11 @@ class Library:
     def serves(self, backend: str, model: StoredModel) -> bool:
         """Returns True if the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""
         return model.format in self._registry.get(backend).formats
+
+    async def declared(self, backend: str | None = None) -> list[tuple[str, DeclaredModel]]:
+        """Returns the models that engines manage themselves, each with the name of its backend."""
+        found = await asyncio.to_thread(self._registry.declared, backend)
+        return [(one.name, model) for one, model in found]
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
         """Returns the abilities of each model: those of its runner if it is loaded, else those that its settings

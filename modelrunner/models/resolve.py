@@ -25,7 +25,7 @@ from modelrunner.models.runspecs import RunSpecs, in_effect
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import RetainedSettings, Target
 from modelrunner.store import Reference, Store
-from modelrunner.types import Bundle, KeepAlive, Mode, RequestLimits, RunnerKey
+from modelrunner.types import DECLARED, Bundle, KeepAlive, Mode, RequestLimits, RunnerKey
 
 _MOST_REMEMBERED = 4096
 _INSTALLING_RETRY = 10.0  # seconds, for Retry-After
@@ -185,12 +185,23 @@ class Resolver:
     def _target(self, name: str | None, model: str, mode: Mode) -> Target:
         if name is not None:
             self._registry.get(name)
-        bundle = self._store.bundle(model)
-        backend = self.backend_of(name, bundle, mode)
+        backend, bundle = self._found(name, model, mode)
         _check_installed(backend)
-        self._check_format(backend, bundle, model)
+        if bundle.format is not DECLARED:
+            self._check_format(backend, bundle, model)
         self.check_mode(backend, bundle, model, mode)
         return self.target(backend, bundle, mode, self._configurations.settings)
+
+    def _found(self, name: str | None, model: str, mode: Mode) -> tuple[Backend, Bundle]:
+        """Returns the model of the store, else the one that an engine manages itself, and its backend."""
+        try:
+            bundle = self._store.bundle(model)
+        except (ModelNotFound, InvalidReference):
+            for backend, declared in self._registry.declared(name):
+                if declared.name == model:
+                    return backend, declared.bundle(backend.name)
+            raise
+        return self.backend_of(name, bundle, mode), bundle
 
     def _check_format(self, backend: Backend, bundle: Bundle, model: str) -> None:
         if bundle.format in backend.formats:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from modelrunner.backend import DeclaredModel
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
 T = TypeVar("T")
@@ -79,6 +80,10 @@ def variants(value: Any) -> list[Variant]:
         instance(str)(variant.label)
         byte_count(variant.rank)
     return found
+
+
+def declared_models(value: Any) -> list[DeclaredModel]:
+    return [instance(DeclaredModel)(model) for model in value]
 
 
 def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:

@@ -233,6 +233,7 @@ class _OptionalCall:
 _CALLS: Mapping[str, _OptionalCall] = {
     "priority": _OptionalCall(checks.finite),
     "version": _OptionalCall(checks.instance(str), otherwise=""),
+    "models": _OptionalCall(checks.declared_models, otherwise=()),
     "check_flags": _OptionalCall(checks.nothing),
     "fold_flags": _OptionalCall(checks.folded),
     "check": _OptionalCall(checks.nothing),

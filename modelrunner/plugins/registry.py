@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Self
 
-from modelrunner.backend import OPTIONAL, Backend, BackendContext, BackendState, BackendStatus, Ranks
+from modelrunner.backend import (
+    OPTIONAL,
+    Backend,
+    BackendContext,
+    BackendState,
+    BackendStatus,
+    DeclaredModel,
+    DeclaresModels,
+    Ranks,
+)
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.errors import BackendNotFound, BackendUnavailable, ModelRunnerError, UnsupportedModel
 from modelrunner.jsonfile import JsonFile
@@ -105,6 +114,15 @@ class BackendRegistry:
             self._remember(bundle.model_id, best.name)
         return best
 
+    def declared(self, name: str | None = None) -> list[tuple[Backend, DeclaredModel]]:
+        """Returns the models that engines manage themselves, of the backend `name` or of all. It blocks."""
+        found = []
+        for backend in self:
+            if backend.uses_external_model_management and name in (None, backend.name):
+                declares = interface_of(backend, DeclaresModels)
+                found += [(backend, model) for model in (declares.models() if declares else ())]
+        return found
+
     def _remember(self, model_id: str, name: str) -> None:
         self._chosen = {**self._chosen, model_id: name}
         if self._file is not None:
@@ -162,6 +180,8 @@ def _check_class(entry: EntryPoint, kind: type[Backend]) -> None:
         if missing and missing != methods:
             named = ", ".join(sorted(methods))
             raise ValueError(f"it has no {min(missing)}: {interface.__name__} are the methods {named} together")
+    if kind.uses_external_model_management and not hasattr(kind, "models"):
+        raise ValueError("it manages its models itself, and has no `models` that declares them")
     for name in ("run", "install", "uninstall", "disk_usage", "required_memory"):
         if not asyncio.iscoroutinefunction(getattr(kind, name)):
             raise ValueError(f"its {name} is not a coroutine function (async def)")
