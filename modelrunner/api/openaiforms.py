@@ -3,12 +3,11 @@
 from typing import Any
 
 from modelrunner import wire
-from modelrunner.backend import DeclaredModel
 from modelrunner.batches.batch import Batch, BatchState, LineError
 from modelrunner.batches.filestore import UploadedFile
 from modelrunner.models.abilities import Abilities
 from modelrunner.store import StoredModel
-from modelrunner.types import in_order
+from modelrunner.types import Bundle, in_order
 
 
 def openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.OpenAIModel:
@@ -22,7 +21,7 @@ def openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.Op
     )
 
 
-def declared_model(found: DeclaredModel, backend: str) -> wire.OpenAIModel:
+def declared_model(found: Bundle, backend: str) -> wire.OpenAIModel:
     """Returns a model that its engine manages itself."""
     return wire.OpenAIModel(
         id=found.name,

@@ -13,13 +13,16 @@ from modelrunner.config.registrytables import RegistryTable
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
 from modelrunner.daemon.sources import sources_of
+from modelrunner.engineapi import ApiShape, ServiceCall
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
+from modelrunner.gateway.calls import Call
 from modelrunner.gateway.interceptors.embedding_batcher import EmbeddingBatcher
 from modelrunner.gateway.interceptors.response_cache import ResponseCache
 from modelrunner.gateway.interceptors.resumable_streams import ResumableStreams
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.request.work import Interceptor
+from modelrunner.gateway.routes import add_calls
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
@@ -113,8 +116,10 @@ def build(
         lambda backend: _context(settings, backend),
         chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
     )
-    for format in [format for backend in registry for format in backend.file_formats]:
-        foreignformats.register(format)
+    for backend in registry:
+        add_calls({path: _call(path, added) for path, added in backend.calls.items()})
+        for format in backend.file_formats:
+            foreignformats.register(format)
     store = Store(data, settings.models_quota, settings.model_dirs)
     configurations = Configurations(
         state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
@@ -203,6 +208,11 @@ def build(
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
         keys=keys,
     )
+
+
+def _call(path: str, added: ServiceCall) -> Call:
+    passes = added.shape in (ApiShape.OPAQUE, ApiShape.TRANSCRIPTION)
+    return Call(added.mode, path, text=added.text, uploads=passes)
 
 
 def _rules(tables: Mapping[str, RegistryTable]) -> dict[str, RegistryRules]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from modelrunner import wire
-from modelrunner.backend import DeclaredModel, SavesState
+from modelrunner.backend import SavesState
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
     BadRequest,
@@ -35,7 +35,7 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Reference, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
-from modelrunner.types import ModelFormat
+from modelrunner.types import Bundle, ModelFormat
 
 log = logging.getLogger(__name__)
 
@@ -356,10 +356,10 @@ class Library:
         """Returns True if the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""
         return model.format in self._registry.get(backend).formats
 
-    async def declared(self, backend: str | None = None) -> list[tuple[str, DeclaredModel]]:
+    async def declared(self, backend: str | None = None) -> list[tuple[str, Bundle]]:
         """Returns the models that engines manage themselves, each with the name of its backend."""
         found = await asyncio.to_thread(self._registry.declared, backend)
-        return [(one.name, model) for one, model in found]
+        return [(one.name, model.bundle(one.name)) for one, model in found]
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
         """Returns the abilities of each model: those of its runner if it is loaded, else those that its settings

@@ -75,6 +75,7 @@ def test_a_mode_a_format_and_an_engine_come_in_one_file(with_plugin, tmp_path):
     """Its body is no JSON, and the same engine again is a value of ten lines."""
     assert len((SOURCE / "modelrunner_bytes.py").read_text().splitlines()) < 120
     (tmp_path / "three.shift").write_text("3\n")
+    (tmp_path / "config.toml").write_text(f'[backends.fake]\nengine = "{FAKE_ENGINE}"\n')
     (tmp_path / "wrong.shift").write_text("three\n")
     daemon = Daemon(
         tmp_path / "data",
