@@ -5,7 +5,9 @@
   rules  the table of docs/scheduling.md: answers, loads and the worst wait in each workload, with all rules, without
          each, and with each that was dropped
 
---parts time,rules  --seeds N (5) of each workload
+  places machines with devices: answers, loads, the mean and the worst wait
+
+--parts time,rules,places  --seeds N (5) of each workload
 """
 
 import argparse
@@ -19,8 +21,8 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scheduling_rules import DROPPED, RULES
-from simulator import Outcome, Simulation
-from workloads import Workload, workloads
+from simulator import Outcome, Rules, Simulation
+from workloads import Workload, device_workloads, workloads
 
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import Group, Phase, Request, RunOption, Slot, State
@@ -103,6 +105,15 @@ def compare_rules(seeds: int) -> None:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
+def show_places(seeds: int) -> None:
+    for workload in device_workloads():
+        found = [Simulation(workload, Rules(), seed).run() for seed in range(seeds)]
+        answers, loads = mean(o.answers for o in found), mean(o.loads for o in found)
+        usual, worst = mean(mean(o.waits) for o in found), max(o.quantile(1.0) for o in found)
+        print(f"{workload.name}: {answers:,.0f} answers, {loads:.0f} loads, waits {usual:.1f} s, at most {worst:.1f} s")
+        print(f"  {workload.about}")
+
+
 def cell(workload: Workload, found: list[Outcome]) -> str:
     """Mean answers and loads of all seeds, and the worst wait of all; or the median time to the first token, of which
     the worst is a load."""
@@ -115,13 +126,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/bench scheduler", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default="time,rules")
+    parser.add_argument("--parts", default="time,rules,places")
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     parts = options.parts.split(",")
     good = measure_time() if "time" in parts else True
     if "rules" in parts:
         compare_rules(options.seeds)
+    if "places" in parts:
+        show_places(options.seeds)
     return int(not good)
 
 

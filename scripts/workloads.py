@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, cycle
 
 from modelrunner.scheduler.state import RunOption, RunPlace
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -141,3 +141,31 @@ def workloads() -> Iterator[Workload]:
     yield slow_loads()
     yield poller()
     yield its_own_batch()
+
+
+def _devices(name: str, about: str, sizes: Sequence[int], devices: Sequence[int], on: Sequence[int]) -> Workload:
+    """`sizes` of the models on each of their devices, and of the `devices`, in GiB; a model loads in 2 s and a quarter
+    of a second for each GiB."""
+    models = [
+        Model(f"model-{i}", size << 30, load=2 + size / 4, work=0.5, on=count)
+        for i, (size, count) in enumerate(zip(sizes, on, strict=True))
+    ]
+    names, weights = [model.name for model in models], [1 / (i + 1) for i in range(len(models))]
+    clients = [Client(lambda r: r.choices(names, weights)[0], think=4.0) for _ in range(len(devices) + 4)]
+    return Workload(name, about, models, 1 << 40, clients, 900.0, devices=tuple(size << 30 for size in devices))
+
+
+def device_workloads() -> Iterator[Workload]:
+    """Machines with devices, by which the rule of places was chosen."""
+    turns = cycle(("a", "b"))
+    models = [Model(name, 17 << 30, load=5.0, work=0.5) for name in "ab"]
+    client = Client(lambda r: next(turns), think=20.0, count=60)
+    about = "two models on two equal devices with room for one each, asked in turn 60 times"
+    yield Workload("two in turn", about, models, 1 << 40, [client], 3600.0, devices=(22 << 30, 22 << 30))
+    yield _devices("four equal", "six models of one device each, by a Zipf law", [20] * 6, [22] * 4, [1] * 6)
+    halves = [10, 20, 10, 20, 10]
+    yield _devices("two equal", "five models of half a device or one", halves, [22] * 2, [1] * 5)
+    sizes = [20, 40, 7, 20, 7, 12, 20, 5]
+    yield _devices("four unequal", "eight models, some for one device alone", sizes, [24, 48, 8, 24], [1] * 8)
+    sizes, on = [10, 20, 20, 10, 20, 10, 20, 10, 20, 10, 20, 20], [1, 1, 2, 1, 2, 1, 1, 1, 2, 1, 1, 4]
+    yield _devices("eight equal", "twelve models of half a device, one, two and four", sizes, [22] * 8, on)

@@ -205,7 +205,7 @@ class Account:
         label = f"computes elsewhere than on device {', '.join(map(str, idle))}"
         if label not in slot.variant.label:
             log.warning("%s %s; its log may say why: `modelrunner logs %s`", slot.target.name, label, slot.target.name)
-            slot.variant = replace(slot.variant, label=", ".join(filter(None, (slot.variant.label, label))))
+            slot.add_label(label)
         slot.count(measured, measured)
 
 

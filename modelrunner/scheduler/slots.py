@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from modelrunner.engine.connections import UpstreamConnection
@@ -158,6 +159,10 @@ class RunnerSlot:
     def count(self, memory: RequiredMemory, measured: RequiredMemory | None) -> None:
         """Sets the memory that counts from now on, and what was measured."""
         self.memory, self.measured = memory, measured
+
+    def add_label(self, label: str) -> None:
+        """Adds to what is said about how the runner differs from the configured way."""
+        self.variant = replace(self.variant, label=", ".join(filter(None, (self.variant.label, label))))
 
     def retain(self, settings: RetainedSettings) -> None:
         """Gives the runner new settings. A keep-alive that the last request asked for stays."""
