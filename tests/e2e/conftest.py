@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.backend import BackendContext
 from modelrunner.config.locations import Locations
+from modelrunner_llamacpp import engines
+from modelrunner_llamacpp.engines import EngineKind
 from tests.conftest import living_children
 from tests.e2e.daemons import Daemon, environment
 from tests.models import prepare
 from tests.models.prepare import GEMMA3, MINILM, PREPARED, SMOLLM2
 
 __all__ = ["GEMMA3", "MINILM", "PREPARED", "SMOLLM2"]
-BUILDS = {"wheel": [], "native": ["--build"]}
 ENGINES = ["wheel", pytest.param("native", marks=pytest.mark.nightly)]
 
 _NOT_MODELS = shutil.ignore_patterns("daemon.lock", "logs", "state")
@@ -31,6 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
 
 
+def cached_engine(kind: EngineKind) -> Path:
+    """The newest finished engine of a kind in the cache. Skips the test without one."""
+    cache = Locations.find().cache
+    entries = [entry for entry in cache.glob(f"llama.cpp-{kind}-*") if engines.usable(entry, kind)]
+    if not entries:
+        build = " --build" if kind is EngineKind.NATIVE else ""
+        pytest.skip(f"no {kind} engine in {cache}: scripts/install-engine{build}")
+    return max(entries, key=lambda entry: entry.stat().st_mtime)
+
+
 @pytest.fixture(scope="session")
 def prepared() -> Path:
     """A data directory with the models, in the cache."""
@@ -40,11 +52,8 @@ def prepared() -> Path:
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """Every engine that is there: from its wheel, and compiled."""
-    kind: str = request.param
-    cache = Locations.find().cache
-    if not list(cache.glob(f"llama.cpp-{kind}-*/engine.json")):
-        pytest.skip(f"no {kind} engine in {cache}: scripts/install-engine {' '.join(BUILDS[kind])}")
-    return kind
+    cached_engine(EngineKind(request.param))
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -77,9 +86,10 @@ def make_daemon(no_process_left: None, prepared: Path) -> Iterator[Callable[...,
             made.append(daemon)
             ends.callback(daemon.stop)
             if engine is not None:
-                installed = daemon.run("install", "llama.cpp", *BUILDS[engine])
-                assert installed.returncode == 0, installed.stderr
-                assert daemon.run("shutdown").returncode == 0
+                kind, place = EngineKind(engine), home / "data" / "engines"
+                place.mkdir(parents=True, exist_ok=True)
+                context = BackendContext(place, Locations.find().cache, home / "logs", {})
+                engines.link(context, kind).symlink_to(cached_engine(kind))
             return daemon
 
         yield make

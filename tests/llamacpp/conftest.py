@@ -14,7 +14,7 @@ from modelrunner.store import Store
 from modelrunner.types import Bundle
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import EngineKind
-from tests.e2e.conftest import GEMMA3, SMOLLM2, prepared
+from tests.e2e.conftest import GEMMA3, SMOLLM2, cached_engine, prepared
 from tests.models import bert, tiny
 
 __all__ = ["prepared"]
@@ -38,14 +38,7 @@ def gemma3(models: Store) -> Bundle:
 
 
 def _cached(context: BackendContext, kind: EngineKind) -> dict[str, Any]:
-    """Links the newest finished engine of a kind in the cache."""
-    cache = Locations.find().cache
-    entries = [entry for entry in cache.glob(f"llama.cpp-{kind}-*") if engines.usable(entry, kind)]
-    if not entries:
-        pytest.skip(
-            f"no {kind} engine in {cache}: scripts/install-engine{' --build' if kind is EngineKind.NATIVE else ''}"
-        )
-    engines.link(context, kind).symlink_to(max(entries, key=lambda entry: entry.stat().st_mtime))
+    engines.link(context, kind).symlink_to(cached_engine(kind))
     return {}
 
 
