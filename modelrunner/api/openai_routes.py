@@ -16,6 +16,11 @@ _NOT_OFFERED = {
     "audio/speech": "no engine here speaks",
     "audio/transcriptions": "no engine here transcribes: ask a chat model that takes audio",
     "audio/translations": "no engine here translates audio: ask a chat model that takes audio",
+    **dict.fromkeys(
+        ("images/generations", "images/edits", "images/variations"),
+        "no engine here draws: a chat model with vision reads images",
+    ),
+    "responses/compact": "no conversation is compacted here: send the items that matter",
 }
 _REALTIME = "there are no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream set to true"
 

@@ -158,3 +158,55 @@ async def test_an_empty_answer_is_a_text(folder: Path) -> None:
         served.runner.change((CHAT,), as_stream={"stream": True})
         answer = await served.ask(request(CHAT, {"model": "m", "messages": []}))
         assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": ""}
+
+
+async def engine_gets(folder: Path, path: str, reads: set[str], **fields: Any) -> tuple[int, dict[str, Any]]:
+    """Returns the status, and what an engine that reads these fields alone gets, without nulls."""
+    async with proxy(folder, "fast") as served:
+        served.runner.change((path,), reads=frozenset(reads))
+        answer = await served.ask(request(path, {"model": "m"} | fields))
+        got = msgspec.json.decode(served.engine.received[-1].body) if served.engine.received else {}
+        return answer.status, {name: value for name, value in got.items() if value is not None and name != "model"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "got"),
+    [
+        ({"json": {"type": "object"}}, {"json_schema": {"type": "object"}}),
+        ({"choice": ["yes", 'n"o']}, {"grammar": 'root ::= "yes" | "n\\"o"'}),
+        ({"grammar": "root ::= [0-9]"}, {"grammar": "root ::= [0-9]"}),
+        ({"json_object": True, "regex": None}, {"response_format": {"type": "json_object"}}),
+        ({"regex": "a+"}, None),
+    ],
+)
+async def test_structured_outputs_are_held_by_what_the_engine_has(
+    folder: Path, outputs: dict[str, Any], got: dict[str, Any] | None
+) -> None:
+    reads = {"messages", "json_schema", "grammar", "response_format"}
+    status, sent = await engine_gets(folder, CHAT, reads, messages=[], structured_outputs=outputs)
+    assert (status, sent) == ((200, {"messages": [], **got}) if got is not None else (400, {}))
+
+
+async def test_the_schema_of_a_json_object_holds(folder: Path) -> None:
+    wanted = {"type": "json_object", "value": {"type": "object"}}
+    _, sent = await engine_gets(folder, CHAT, {"messages", "response_format"}, messages=[], response_format=wanted)
+    assert sent["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+@pytest.mark.parametrize(("sent", "reads", "got"), [("prompt", "content", "content"), ("content", "prompt", "prompt")])
+async def test_a_text_to_tokenize_has_the_name_that_the_engine_reads(
+    folder: Path, path: str, sent: str, reads: str, got: str
+) -> None:
+    async with proxy(folder, "fast") as served:
+        served.runner.change(("/tokenize",), reads=frozenset({reads}))
+        answer = await served.ask(request(path, {"model": "m", sent: "a b"}))
+        assert (answer.status, "x-modelrunner-ignored" in answer.headers) == (200, False)
+        assert msgspec.json.decode(served.engine.received[-1].body)[got] == "a b"
+        assert (await served.ask(request(path, {"model": "m"}))).error["param"] == "prompt"
+
+
+async def test_no_alternatives_are_probabilities_of_the_answer(folder: Path) -> None:
+    """llama.cpp takes `top_logprobs` 0 for no probabilities."""
+    assert (await asked(folder, CHAT, messages=[], logprobs=True, top_logprobs=0))["top_logprobs"] == 1
+    assert (await asked(folder, CHAT, messages=[], logprobs=False, top_logprobs=0))["top_logprobs"] == 0

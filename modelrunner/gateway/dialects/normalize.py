@@ -13,7 +13,7 @@ from modelrunner.schema import whole_number
 
 # A text may match, too: then the body is decoded for nothing.
 _NULL = re.compile(rb"[:\[,]\s*+null\b")
-_CALLS = b'"tool_calls"'
+_CALLS, _TOPS = b'"tool_calls"', b'"top_logprobs"'
 # What these hold is the client's: null is a value there. A null in a message's `content` is one, too.
 _OPAQUE = frozenset(
     (
@@ -21,15 +21,20 @@ _OPAQUE = frozenset(
         *("json_schema", "logit_bias", "metadata", "parameters", "schema", "structured_outputs", "value"),
     )
 )
+LEAST_LOGPROBS = 1
+"""The `top_logprobs` of a request for the probabilities of the answer's own tokens alone: llama.cpp takes 0 for no
+probabilities at all."""
 
 
 def normalized(body: bytes) -> bytes:
     """Returns the JSON object `body` for an engine: the same bytes unless something in it needs another form."""
-    has_null, has_calls = _NULL.search(body) is not None, _CALLS in body
-    if not has_null and not has_calls:
+    has_null, has_calls, has_tops = _NULL.search(body) is not None, _CALLS in body, _TOPS in body
+    if not has_null and not has_calls and not has_tops:
         return body
     fields = decode_with_room(msgspec.json.decode, body)
     changed = has_null and _without_nulls(fields)
+    if fields.get("logprobs") is True and fields.get("top_logprobs") == 0:
+        fields["top_logprobs"], changed = LEAST_LOGPROBS, True
     if has_calls:
         changed = _with_readable_arguments(fields.get("messages")) or changed
     return msgspec.json.encode(fields) if changed else body

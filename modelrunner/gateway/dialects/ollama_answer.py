@@ -4,6 +4,7 @@ Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md; du
 """
 
 import math
+import secrets
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any, ClassVar
@@ -92,7 +93,9 @@ class OllamaLines(ChunkTranslation):
             if (arguments := call.decoded()) is None:
                 broken += call.arguments
             else:
-                made.append({"function": {"index": len(made), "name": call.name, "arguments": arguments}})
+                id = call.id or f"call_{secrets.token_hex(4)}"
+                function = {"index": len(made), "name": call.name, "arguments": arguments}
+                made.append({"id": id, "function": function})
         return made, broken
 
     def figures(self) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 from modelrunner.defaults import SamplingOptions
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.calls import Fields, decoded
+from modelrunner.gateway.dialects.normalize import LEAST_LOGPROBS
 from modelrunner.schema import whole_number
 from modelrunner.types import KeepAlive
 
@@ -71,7 +72,7 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
             schema = {"name": "answer", "schema": self.format, "strict": True}
             found["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.logprobs:
-            found |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+            found |= {"logprobs": True, "top_logprobs": self.top_logprobs or LEAST_LOGPROBS}
         if self.think is not None:
             thinks = _THINKS.get(self.think, self.think)
             if isinstance(thinks, str) and thinks not in _LEVELS:

@@ -1,16 +1,18 @@
 """OpenAI's family, with the calls that vLLM and Jina added. Engines speak it, so requests and answers pass through."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from modelrunner.errors import ModelRunnerError
-from modelrunner.gateway.calls import JSON, Call, Fields
+from modelrunner.engine.runner import Runner
+from modelrunner.errors import BadRequest, ModelRunnerError
+from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.dialect import WITH_ENGINE, refusal_headers, streamed
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.http.answers import Header
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Mode
@@ -29,6 +31,25 @@ _SCORE = Call(
     body=requestshapes.ScoreRequest,
     answer=answershapes.Scores,
 )
+
+
+_TOKENIZE = Call(
+    Mode.COMPLETION,
+    "/tokenize",  # llama.cpp and vLLM have this one and the next at the root
+    text="Splits a text into tokens.",
+    body=requestshapes.TokenizeRequest,
+    answer=answershapes.TokenList,
+)
+_DETOKENIZE = Call(
+    Mode.COMPLETION,
+    "/detokenize",
+    text="Makes a text of tokens.",
+    body=requestshapes.DetokenizeRequest,
+    answer=answershapes.DetokenizedText,
+)
+_GENERATING = ("/v1/chat/completions", "/v1/completions")
+_SAME = {"prompt": "content", "add_special_tokens": "add_special"}
+"""What vLLM's clients call what llama.cpp's call so, when they tokenize."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)] | None
@@ -91,20 +112,10 @@ class OpenAI(JsonDialect):
         "/rerank": _RERANK,
         "/v1/score": _SCORE,
         "/score": _SCORE,
-        "/v1/tokenize": Call(
-            Mode.COMPLETION,
-            "/tokenize",  # neither llama.cpp nor vLLM has this one and the next under /v1
-            text="Splits a text into tokens.",
-            body=requestshapes.TokenizeRequest,
-            answer=answershapes.TokenList,
-        ),
-        "/v1/detokenize": Call(
-            Mode.COMPLETION,
-            "/detokenize",
-            text="Makes a text of tokens.",
-            body=requestshapes.DetokenizeRequest,
-            answer=answershapes.DetokenizedText,
-        ),
+        "/v1/tokenize": _TOKENIZE,
+        "/tokenize": _TOKENIZE,
+        "/v1/detokenize": _DETOKENIZE,
+        "/detokenize": _DETOKENIZE,
         "/v1/apply-template": Call(
             Mode.COMPLETION,
             "/apply-template",
@@ -116,6 +127,19 @@ class OpenAI(JsonDialect):
     prefixes: ClassVar[tuple[str, ...]] = WITH_ENGINE
     assembly = OpenAIAnswer
     error_shape = answershapes.ErrorAnswer
+
+    def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
+        read = super().reads(ask, path, runner)
+        return read if read is None or path != _TOKENIZE.path else {*read, *_SAME, *_SAME.values()}
+
+    def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
+        request, translation = super().request(ask, runner)
+        read = runner.api.reads(request.path)
+        if read is not None and request.path == _TOKENIZE.path:
+            _rename(request, read)
+        elif read is not None and request.path in _GENERATING:
+            _hold(request, read)
+        return request, translation
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         return (JSON, *refusal_headers(error)), msgspec.json.encode(error.as_dict(request_id))
@@ -133,3 +157,34 @@ class OpenAI(JsonDialect):
             place = {"position": progress.position, "expected_seconds": seconds and round(seconds, 1)}
         news = msgspec.json.encode({"stage": progress.stage, **place, "waited": round(waited, 3)})
         return b"event: modelrunner.progress\ndata: %b\n\n" % news
+
+
+def _hold(request: EngineRequest, read: Collection[str]) -> None:
+    """Writes what holds the answer as the engine reads it: vLLM's `structured_outputs` as llama.cpp's `json_schema` and
+    `grammar`, and the schema beside Hugging Face's `json_object` as one of OpenAI's. What has no such form stays, and
+    is refused."""
+    wanted = request.get("response_format") if request.has("response_format") else None
+    if isinstance(wanted, dict) and wanted.get("type") in ("json", "json_object") and "value" in wanted:
+        schema = {"name": "answer", "schema": wanted["value"]}
+        request.set({"response_format": {"type": "json_schema", "json_schema": schema}})
+    name = "structured_outputs"
+    outputs = request.get(name) if request.has(name) and name not in read else None
+    match {key: value for key, value in outputs.items() if value is not None} if isinstance(outputs, dict) else None:
+        case {"json": dict() as held, **more} if not more and "json_schema" in read:
+            request.set({name: None, "json_schema": held})
+        case {"json_object": True, **more} if not more and "response_format" in read:
+            request.set({name: None, "response_format": {"type": "json_object"}})
+        case {"grammar": str() as held, **more} if not more and "grammar" in read:
+            request.set({name: None, "grammar": held})
+        case {"choice": list() as held, **more} if not more and "grammar" in read and held:
+            texts = [msgspec.json.encode(str(one)).decode() for one in held]
+            request.set({name: None, "grammar": f"root ::= {' | '.join(texts)}"})
+
+
+def _rename(request: EngineRequest, read: Collection[str]) -> None:
+    """Gives a request to tokenize the names that the engine reads. Raises `BadRequest` without a text."""
+    for theirs, other in (*_SAME.items(), *((value, name) for name, value in _SAME.items())):
+        if request.has(theirs) and theirs not in read and other in read and not request.has(other):
+            request.set({other: request.raw(theirs)})
+    if not any(name in read and request.has(name) for name in ("content", "prompt", "messages")):
+        raise BadRequest("the engine of this model tokenizes a text: send it as `content` or `prompt`", param="prompt")

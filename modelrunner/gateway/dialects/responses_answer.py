@@ -62,16 +62,17 @@ class _OpenItem:
         self.kind = kind
         self.index = index
         self.pieces: list[str] = []
+        self.logprobs: list[msgspec.Raw] = []
         event = f"response.{kind}.delta"
         self.start = (
             f'event: {event}\ndata: {{"type":"{event}","item_id":"{self.id}","output_index":{index},"content_index":0,'
-            f'"logprobs":[],"delta":'
+            f'"delta":'
         ).encode()
 
     @property
     def part(self) -> dict[str, Any]:
         text = "".join(self.pieces)
-        more: dict[str, Any] = {"annotations": [], "logprobs": []} if self.kind == "output_text" else {}
+        more: dict[str, Any] = {"annotations": [], "logprobs": self.logprobs} if self.kind == "output_text" else {}
         return {"type": self.kind, "text": text, **more}
 
     def item(self, status: str) -> dict[str, Any]:
@@ -108,12 +109,12 @@ class ResponseEvents(ChunkTranslation):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
     def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
-        return self._grow("output_text", text)
+        return self._grow("output_text", text, logprobs or [])
 
     def thought(self, text: str) -> bytes:
-        return self._grow("reasoning_text", text)
+        return self._grow("reasoning_text", text, [])
 
-    def _grow(self, kind: str, text: str) -> bytes:
+    def _grow(self, kind: str, text: str, logprobs: list[msgspec.Raw]) -> bytes:
         item, before = self._open, b""
         if item is None or item.kind != kind:
             before = self._close()
@@ -122,9 +123,11 @@ class ResponseEvents(ChunkTranslation):
             before += self.event("response.output_item.added", **place)
             before += self.event("response.content_part.added", **self._place(item), part=item.part)
         item.pieces.append(text)
+        item.logprobs += logprobs
         number = self._number
         self._number += 1
-        return b'%b%b%b,"sequence_number":%d}\n\n' % (before, item.start, _encode(text), number)
+        more = (_encode(text), _encode(logprobs), number)
+        return b'%b%b%b,"logprobs":%b,"sequence_number":%d}\n\n' % (before, item.start, *more)
 
     def _place(self, item: _OpenItem) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": item.index, "content_index": 0}
@@ -135,7 +138,7 @@ class ResponseEvents(ChunkTranslation):
             return b""
         place, part = self._place(item), item.part
         self._done.append(item.item(status))
-        more: dict[str, Any] = {"logprobs": []} if item.kind == "output_text" else {}
+        more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "output_text" else {}
         return (
             self.event(f"response.{item.kind}.done", **place, text=part["text"], **more)
             + self.event("response.content_part.done", **place, part=part)
@@ -175,7 +178,7 @@ class ResponseEvents(ChunkTranslation):
             found["incomplete_details"] = {"reason": reason}
         found["usage"] = {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached},
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -13,7 +13,7 @@ import msgspec
 
 from modelrunner.errors import BadRequest, NotFound, PayloadTooLarge
 from modelrunner.gateway.calls import Fields, decoded
-from modelrunner.gateway.dialects.normalize import readable_arguments
+from modelrunner.gateway.dialects.normalize import LEAST_LOGPROBS, readable_arguments
 from modelrunner.gateway.dialects.responses_tools import OfferedTools, arguments_with, function_name
 from modelrunner.gateway.response_store import ResponseStore
 
@@ -96,7 +96,7 @@ class ResponseFields(Fields, frozen=True, gc=False):
         if self.max_output_tokens is not None:
             body["max_tokens"] = self.max_output_tokens
         if self.top_logprobs or _LOGPROBS in (self.include or ()):
-            body |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+            body |= {"logprobs": True, "top_logprobs": self.top_logprobs or LEAST_LOGPROBS}
         offered = self.offered()
         if tools := offered.functions():
             body["tools"] = tools
