@@ -20,7 +20,7 @@ _NOT_OFFERED = {
         ("images/generations", "images/edits", "images/variations"),
         "no engine here draws: a chat model with vision reads images",
     ),
-    "responses/compact": "no conversation is compacted here: send the items that matter",
+    "responses/compact": "no engine here compacts a conversation: send the items that matter",
 }
 _REALTIME = "there are no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream set to true"
 

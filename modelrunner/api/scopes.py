@@ -7,7 +7,7 @@ from modelrunner.keys.ring import Scope
 _LOOKING = ("GET", "HEAD", "OPTIONS")
 # Files, batches, stored responses, streams and tools are inference, as are calls that no engine offers. A key for
 # inference also lists the stored models.
-_USES = re.compile(r"(/engines)?/v1/(files|batches|responses|streams|tools|moderations|audio|realtime)(/.*)?")
+_USES = re.compile(r"(/engines)?/v1/(files|batches|responses|streams|tools|moderations|audio|images|realtime)(/.*)?")
 _RECORDED = re.compile(r"/engines/requests/[^/]+")  # each key sees its own
 _LISTS = re.compile(
     r"/|/version|/models(/.*)?|(/engines(/[^/]+)?|/anthropic)?/v1/models(/.*)?|/api/(version|tags|ps|show)"

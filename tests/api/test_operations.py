@@ -251,7 +251,9 @@ async def test_an_origin_that_is_none_stops_the_start(start_daemon: StartDaemon)
         await start_daemon(listen="", origins=("localhost:3000",))
 
 
-@pytest.mark.parametrize("path", ["/v1/moderations", "/engines/v1/moderations", "/v1/audio/speech"])
+@pytest.mark.parametrize(
+    "path", ["/v1/moderations", "/engines/v1/moderations", "/v1/images/generations", "/v1/responses/compact"]
+)
 async def test_what_no_engine_serves_is_said(start_daemon: StartDaemon, path: str) -> None:
     daemon = await start_daemon()
     async with daemon.tcp.post(path, json={"input": "x"}) as answer:

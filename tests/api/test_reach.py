@@ -37,10 +37,14 @@ NAMES_NO_MODEL = """
     GET /engines/v1/files/{id}
     GET /engines/v1/files/{id}/content
     GET /engines/v1/models
+    POST /engines/v1/images/edits
+    POST /engines/v1/images/generations
+    POST /engines/v1/images/variations
     POST /engines/v1/moderations
     GET /engines/v1/realtime
     DELETE /engines/v1/responses/{id}
     GET /engines/v1/responses/{id}
+    POST /engines/v1/responses/compact
     POST /engines/v1/responses/{id}/cancel
     GET /engines/v1/responses/{id}/input_items
     GET /engines/{backend}/v1/models
@@ -62,10 +66,14 @@ NAMES_NO_MODEL = """
     GET /v1/files/{id}
     GET /v1/files/{id}/content
     GET /v1/models
+    POST /v1/images/edits
+    POST /v1/images/generations
+    POST /v1/images/variations
     POST /v1/moderations
     GET /v1/realtime
     DELETE /v1/responses/{id}
     GET /v1/responses/{id}
+    POST /v1/responses/compact
     POST /v1/responses/{id}/cancel
     GET /v1/responses/{id}/input_items
     GET /v1/tools
@@ -168,7 +176,7 @@ async def test_a_key_of_some_models_does_with_these_what_it_may(start_daemon: St
     _, listed = await call(daemon, "GET", "/models", key)
     assert [model["tags"] for model in listed] == [["team/mine"]]
     _, listed = await call(daemon, "GET", "/api/tags", key)
-    assert [model["name"] for model in listed["models"]] == ["team/mine"]
+    assert [model["name"] for model in listed["models"]] == ["team/mine:latest"]
     _, used = await call(daemon, "GET", "/engines/df", key)
     assert [model["tags"] for model in used["models"]] == [["team/mine"]]
     assert (await call(daemon, "POST", "/models/team%2Fmine/tag?repo=team/too", key))[0] == 201

@@ -38,10 +38,14 @@ TABLE = {
         GET /engines/v1/files/{id}/content
         GET /engines/v1/models
         GET /engines/v1/models/{ref}
+        POST /engines/v1/images/edits
+        POST /engines/v1/images/generations
+        POST /engines/v1/images/variations
         POST /engines/v1/moderations
         GET /engines/v1/realtime
         DELETE /engines/v1/responses/{id}
         GET /engines/v1/responses/{id}
+        POST /engines/v1/responses/compact
         POST /engines/v1/responses/{id}/cancel
         GET /engines/v1/responses/{id}/input_items
         GET /engines/{backend}/v1/models
@@ -65,10 +69,14 @@ TABLE = {
         GET /v1/files/{id}/content
         GET /v1/models
         GET /v1/models/{ref}
+        POST /v1/images/edits
+        POST /v1/images/generations
+        POST /v1/images/variations
         POST /v1/moderations
         GET /v1/realtime
         DELETE /v1/responses/{id}
         GET /v1/responses/{id}
+        POST /v1/responses/compact
         POST /v1/responses/{id}/cancel
         GET /v1/responses/{id}/input_items
         GET /v1/streams/{id}

@@ -210,3 +210,27 @@ async def test_no_alternatives_are_probabilities_of_the_answer(folder: Path) -> 
     """llama.cpp takes `top_logprobs` 0 for no probabilities."""
     assert (await asked(folder, CHAT, messages=[], logprobs=True, top_logprobs=0))["top_logprobs"] == 1
     assert (await asked(folder, CHAT, messages=[], logprobs=False, top_logprobs=0))["top_logprobs"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_has_the_probabilities_that_it_includes(folder: Path, stream: bool) -> None:
+    found = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]
+
+    async def script(call: Call) -> None:
+        choice = {"delta": {"content": "x"}, "logprobs": {"content": found}, "finish_reason": "stop"}
+        await call.send(SSE + event(msgspec.json.encode({"choices": [choice]}).decode()) + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script) as served:
+        body = {"model": "m", "input": "a", "stream": stream, "include": ["message.output_text.logprobs"]}
+        answer = await served.ask(request("/v1/responses", body))
+        sent = msgspec.json.decode(served.engine.received[-1].body)
+        assert (sent["logprobs"], sent["top_logprobs"]) == (True, 1)
+        assert "x-modelrunner-ignored" not in answer.headers
+        if stream:
+            events = [msgspec.json.decode(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
+            assert [one["logprobs"] for one in events if one["type"] == "response.output_text.delta"] == [found]
+            whole = events[-1]["response"]
+        else:
+            whole = answer.json()
+        assert whole["output"][0]["content"][0]["logprobs"] == found
+        assert whole["usage"]["input_tokens_details"]["cache_write_tokens"] == 0

@@ -167,7 +167,9 @@ async def test_calls_of_tools_are_put_together(folder: Path, kind: str, stream: 
     tools = [{"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}}}]
     async with proxy(folder, kind, answering(*CALLS)) as served:
         found = lines(await served.ask(chat(tools=tools, stream=stream)))
-        calls = [call["function"] for line in found for call in line["message"].get("tool_calls", ())]
+        made = [call for line in found for call in line["message"].get("tool_calls", ())]
+        assert [call["id"] for call in made] == ["a", "b"]
+        calls = [call["function"] for call in made]
         assert [(call["name"], call["arguments"]) for call in calls] == [("sum", {"x": 1}), ("now", {})]
         assert found[-1]["done_reason"] == "stop"
         assert asked(served)["tools"] == tools
