@@ -13,6 +13,7 @@ from tests.e2e.conftest import MINILM, SMOLLM2
 from tests.models.prompts import MESSAGES as QUESTION
 from tests.models.prompts import PARIS
 
+LONG = "hello " * 3000
 COLD = {"temperature": 0, "seed": 1}
 
 
@@ -74,6 +75,13 @@ def test_embeddings(client: ollama.Client) -> None:
     assert client.embeddings(MINILM, "a cat").embedding == pytest.approx(found.embeddings[0], abs=1e-3)
 
 
+def test_a_long_text_is_cut(client: ollama.Client) -> None:
+    found = client.embed(MINILM, ["a cat", LONG])
+    assert [len(vector) for vector in found.embeddings] == [384, 384]
+    assert found.prompt_eval_count == 512 + 4
+    assert len(client.embed(MINILM, "a cat", dimensions=8).embeddings[0]) == 8
+
+
 def test_models(client: ollama.Client) -> None:
     models = {model.model: model for model in client.list().models}
     assert {SMOLLM2, f"{MINILM}:latest"} <= set(models)
@@ -96,8 +104,8 @@ def test_errors(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="it offers embedding") as mode:
         client.chat(MINILM, QUESTION)
     assert mode.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="context") as long:
-        client.chat(SMOLLM2, [{"role": "user", "content": "hello " * 9000}])
+    with pytest.raises(ollama.ResponseError, match="tokens") as long:
+        client.embed(MINILM, LONG, truncate=False)
     assert long.value.status_code == 400
 
 

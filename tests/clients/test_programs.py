@@ -55,6 +55,11 @@ def test_litellm(base: str, stops_the_engine: StopsTheEngine) -> None:
     assert {SMOLLM2, MINILM} <= {model.removeprefix("openai/") for model in found["models"]}
 
 
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no JDK is here")
+def test_the_jdks_client_with_its_default_settings(base: str) -> None:
+    assert run(["java", PROGRAMS / "JdkClient.java"], base) == {"statuses": [200, 200]}
+
+
 @pytest.mark.parametrize(("name", "error"), [("openai", "NotFoundError"), ("ollama", "ResponseError 404")])
 def test_javascript_clients(base: str, stops_the_engine: StopsTheEngine, tmp_path: Path, name: str, error: str) -> None:
     modules, program = installed("npm", name) / "node_modules", f"{name}_client.mjs"
