@@ -16,6 +16,7 @@ from modelrunner.engine.receivers import Collector, Receiver
 from modelrunner.errors import EngineProtocolError
 from modelrunner.http.responsebodies import Body, CloseDelimitedBody, is_last_event
 from modelrunner.http.responses import ResponseHead, ResponseHeads
+from modelrunner.processes import peers
 from modelrunner.types import Endpoint
 
 _MOST_INTERIM = 16  # interim answers (1xx) before an answer
@@ -251,8 +252,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
+        path = self._pool.endpoint.path
         if self._receiver is None:
             self._transport.abort()  # type: ignore[union-attr]
+        elif path is not None and peers.is_another(transport.get_extra_info("socket"), path):
+            self.fail(EngineProtocolError("another program listens on the engine's socket, and got nothing"))
         else:
             self._transport.write(self._request)  # type: ignore[union-attr]
             self._send_rest()

@@ -1,4 +1,5 @@
-"""Ends an engine that takes far more than was planned for it, in memory or in files of its folder. No kernel limits
+"""Ends an engine that oversteps: that takes far more than was planned for it, in memory or in files of its folder, or
+puts another program in its place. No kernel limits
 that for a program without privileges and without breaking engines, which reserve addresses as they like. So this
 module looks once a second."""
 
@@ -34,6 +35,11 @@ class Excess:
         self._folder = folder
         self._pids: list[int] = []
         self._looks = 0
+        self._deceives = False
+
+    def is_another(self) -> None:
+        """Records that another program listens on the engine's socket. Any thread may call it."""
+        self._deceives = True
 
     async def watch(self, pid: int) -> NoReturn:
         """Raises `EngineFailed` once the engine `pid` holds too much."""
@@ -46,6 +52,8 @@ class Excess:
 
     def _found(self, pid: int) -> str:
         """Returns a sentence about what is too much, "" for nothing."""
+        if self._deceives:
+            return "the engine was ended because it put another program's socket in the place of its own"
         if self._looks % _TREE == 0:
             self._pids = [process.pid for process in process_tree(pid)]
         self._looks += 1

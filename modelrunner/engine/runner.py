@@ -27,6 +27,7 @@ from modelrunner.engine.watchdog import Watchdog
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, EngineProtocolError, Misdirected, ModelRunnerError
 from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.processes import peers
 from modelrunner.processes.processtree import memory_of, oom_kills
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
@@ -316,6 +317,8 @@ class Runner:
         self.sandbox = sandbox
         self.pid = self._readiness.pid = pid
         self._has_process.set()
+        if self.endpoint.path is not None:
+            peers.expected[self.endpoint.path] = peers.Expected(pid, self._excess.is_another)
         self._changed()
 
     def _process_said(self, line: str) -> None:
@@ -339,6 +342,8 @@ class Runner:
         self.pid = None
         self.abandoned.end()
         self.upstream.close()
+        if self.endpoint.path is not None:
+            peers.expected.pop(self.endpoint.path, None)
         self.mark_stopping()
 
     async def _remove_folder(self) -> None:

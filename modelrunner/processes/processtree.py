@@ -148,6 +148,15 @@ def process_tree(pid: int) -> list[psutil.Process]:
         return []
 
 
+def with_guardian(pid: int) -> tuple[int, ...]:
+    """Returns the engine `pid` and its guardian, from which every process of the engine descends."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        guardian = psutil.Process(pid).parent()
+        if guardian is not None and os.getsid(pid) == guardian.pid:
+            return pid, guardian.pid
+    return (pid,)
+
+
 def descends_from(pid: int, ancestors: Collection[int]) -> bool | None:
     """Tells whether the process `pid` of ours is one of `ancestors`, or descends from one; None if it has ended. Where
     an ancestor ends meanwhile, and another process takes its children, the way up begins anew."""

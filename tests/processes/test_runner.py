@@ -13,7 +13,15 @@ from modelrunner.engine.lastwords import last_words
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import free_port, pause
 from modelrunner.engine.runner import Runner
-from modelrunner.errors import BackendExited, BackendUnavailable, EngineFailed, Misdirected, OutOfMemory, TimedOut
+from modelrunner.errors import (
+    BackendExited,
+    BackendUnavailable,
+    EngineFailed,
+    EngineProtocolError,
+    Misdirected,
+    OutOfMemory,
+    TimedOut,
+)
 from modelrunner.processes import process
 from modelrunner.processes.processtree import activity_of
 from modelrunner.types import Endpoint, ProcessOptions, RequiredMemory, RunSpec
@@ -508,3 +516,28 @@ async def test_an_engine_that_fills_its_folder_is_ended(watch, tmp_path):
     async with asyncio.timeout(HUNG):
         with pytest.raises(EngineFailed, match="20000 files"):
             await watched.task
+
+
+async def test_an_engine_cannot_lead_the_daemon_to_another_program(watch, tmp_path):
+    """By a link in the place of its socket. The other program sees nothing, and the engine ends."""
+    seen = []
+
+    async def accept(reader, writer):
+        seen.append(await reader.read())
+        writer.close()
+        await writer.wait_closed()
+
+    watched = watch()
+    runner = await watched.ready()
+    assert (await runner.upstream.fetch("GET", "/health", timeout=HUNG))[0] == 200
+    other = await asyncio.start_unix_server(accept, str(tmp_path / "other.sock"))
+    (tmp_path / "run" / "r.sock").unlink()
+    (tmp_path / "run" / "r.sock").symlink_to(tmp_path / "other.sock")
+    with pytest.raises(EngineProtocolError, match="another program"):
+        await runner.upstream.fetch("GET", "/health", timeout=HUNG)
+    async with asyncio.timeout(HUNG):
+        with pytest.raises(EngineFailed, match="in the place of its own"):
+            await watched.task
+    other.close()
+    await other.wait_closed()
+    assert b"".join(seen) == b""
