@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
         "telemetry",
         "tools",
         "ui",
+        "web",
         "wire",
     },
     "backend": set(),

@@ -34,6 +34,7 @@ from modelrunner.http.answers import Header, cors
 from modelrunner.http.limits import Limits
 from modelrunner.keys.allowances import AddressAllowances, count_all
 from modelrunner.keys.ring import KeyHolder, Scope
+from modelrunner.web.session import public_only
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +167,7 @@ class RequestEnvelope:
         began, status = perf_counter(), _LEFT
         request_id_of(request)  # while the transport is known
         transport = request[_HANDED_OVER]
+        public_only.set(transport is not None and not transport.local)
         try:
             response = await self._answer(request, handler, transport)
             status = response.status

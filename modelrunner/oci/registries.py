@@ -36,11 +36,12 @@ class RegistryRules:
 @dataclass(frozen=True, slots=True)
 class RegistryEndpoint:
     """An address that answers for a registry. `host` is the name under which its credentials are stored, `url` has no
-    path; `rules` are those of `host`."""
+    path; `rules` are those of `host`. `configured` is True if the configuration names it."""
 
     host: str
     url: str
     rules: RegistryRules = field(default_factory=RegistryRules)
+    configured: bool = False
 
     @property
     def token_hosts(self) -> tuple[str, ...]:
@@ -50,8 +51,8 @@ class RegistryEndpoint:
 
     @property
     def named(self) -> frozenset[str]:
-        """Returns the hosts that the configuration names for the registry."""
-        return frozenset({*self.rules.token_hosts, *self.rules.hosts})
+        """Returns the hosts that the configuration names for the registry, and itself if it does."""
+        return frozenset({*self.rules.token_hosts, *self.rules.hosts, *((self.host,) if self.configured else ())})
 
 
 class Registries:
@@ -70,14 +71,14 @@ class Registries:
     def endpoints(self, host: str) -> list[RegistryEndpoint]:
         """Returns the endpoints to pull from, in the order in which they are asked."""
         rules = self._rules.get(host, RegistryRules())
-        return [*(self._endpoint(mirror) for mirror in rules.mirrors), self.origin(host)]
+        return [*(self._endpoint(mirror, configured=True) for mirror in rules.mirrors), self.origin(host)]
 
     def origin(self, host: str) -> RegistryEndpoint:
         """Returns the endpoint to push to: the registry itself, or its `location`."""
         rules = self._rules.get(host, RegistryRules())
-        return self._endpoint(rules.location) if rules.location else self._endpoint(host)
+        return self._endpoint(rules.location, configured=True) if rules.location else self._endpoint(host)
 
-    def _endpoint(self, place: str) -> RegistryEndpoint:
+    def _endpoint(self, place: str, *, configured: bool = False) -> RegistryEndpoint:
         """Returns the endpoint of `place`, a host, or an address whose scheme says whether TLS is used."""
         scheme, _, host = place.rpartition("://")
         host = host.rstrip("/")
@@ -87,4 +88,5 @@ class Registries:
             if plain is None:
                 plain = rules.ca is None and is_loopback(urlsplit(f"//{host}").hostname or "")
             scheme = "http" if plain else "https"
-        return RegistryEndpoint(host, f"{scheme}://{_HUB_HOST if host == HUB else host}", rules)
+        url = f"{scheme}://{_HUB_HOST if host == HUB else host}"
+        return RegistryEndpoint(host, url, rules, configured or host in self._rules)

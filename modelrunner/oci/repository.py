@@ -210,4 +210,4 @@ def _client(endpoint: RegistryEndpoint) -> "httpx.AsyncClient":
             context = trusted_certificates(besides=ca)
         except OSError as error:
             raise SourceFailed(f"the certificates in {ca} cannot be used: {error.strerror or error}") from None
-    return new_client(endpoint.url, context=context, named=endpoint.named)
+    return new_client(endpoint.url, context=context, named=endpoint.named, by_client=True)

@@ -163,7 +163,7 @@ class AddressSource(Source):
         return RemoteFile(address.file, address.url, int(size), address.sha256)
 
     async def _client(self, address: Address) -> "httpx.AsyncClient":
-        return await in_thread(lambda _: new_client(address.url, transport=self._transport))
+        return await in_thread(lambda _: new_client(address.url, transport=self._transport, by_client=True))
 
 
 def _headers(token: str | None) -> dict[str, str]:

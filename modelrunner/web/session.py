@@ -11,18 +11,21 @@ import ssl
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelrunner.errors import SourceFailed
+from modelrunner.errors import Forbidden, SourceFailed
 from modelrunner.web import proxies
 from modelrunner.web.proxies import Address, literal
 
 if TYPE_CHECKING:
     import httpx
 
+public_only: ContextVar[bool] = ContextVar("public_only", default=False)
+"""True in what a client of the network asked for: it must not make the daemon look into this machine or its network."""
 LOOK_UP_LIMIT = 60.0  # seconds for one answer of a hub or index, from the request to its last byte
 _LONGEST_PATIENCE = 86_400.0
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -36,16 +39,18 @@ def new_client(
     proxy: str | None = None,
     transport: "httpx.AsyncBaseTransport | None" = None,
     named: Collection[str] | None = None,
+    by_client: bool = False,
 ) -> "httpx.AsyncClient":
     """Returns a client that connects to `origin` and, by redirects and links, to public addresses; to private ones only
     if the origin's own is private; never to link-local ones (metadata services of clouds). So a hub, or an attacker who
     controls it, cannot make the daemon talk to this machine's services. `named` are hosts (with a port, or for any
-    port) that the configuration names; if it is given, only they may be private or without TLS besides the origin. The
+    port) that the configuration names; if it is given, only they may be private or without TLS besides the origin.
+    `by_client` is True if a client chose the origin: where `public_only` is set, it must then be public, or named. The
     address is checked after the name was resolved, before anything is sent; the connections of a proxy are the proxy's
     to check. `proxy` replaces those of the environment. The first client takes 50 ms (the certificates)."""
     import httpx
 
-    guard = _Guard(httpx.URL(origin), named)
+    guard = _Guard(httpx.URL(origin), named, by_client)
     certificates = context or _default_certificates()
     return httpx.AsyncClient(
         verify=certificates,
@@ -79,7 +84,8 @@ def trusted_certificates(file: str | None = None, *, besides: Path | None = None
 class _Guard:
     """Checks each request of a client, and each connection that is made for it."""
 
-    def __init__(self, origin: "httpx.URL", named: Collection[str] | None) -> None:
+    def __init__(self, origin: "httpx.URL", named: Collection[str] | None, by_client: bool) -> None:
+        self._by_client = by_client
         self._origin = origin
         self._named = named
         address = literal(origin.host)
@@ -89,6 +95,8 @@ class _Guard:
     async def check(self, request: "httpx.Request") -> None:
         """Checks a request. httpx calls it before every request, also after a redirect."""
         url = request.url
+        if self._must_be_public(url):
+            await _require_public(url.host)
         if not self._is_origin(url) and not self._is_named(url):
             if url.scheme != "https" and (self._origin.scheme == "https" or self._named is not None):
                 raise SourceFailed(f"the source redirects to {url.host} without TLS; this is not followed")
@@ -96,6 +104,9 @@ class _Guard:
             if address is not None:
                 self._require_allowed(url.host, address)
         request.extensions["trace"] = self._tracer(url)
+
+    def _must_be_public(self, url: "httpx.URL") -> bool:
+        return self._by_client and public_only.get() and not self._is_named(url)
 
     def _is_origin(self, url: "httpx.URL") -> bool:
         origin = self._origin
@@ -116,7 +127,7 @@ class _Guard:
             elif event == "connection.connect_tcp.complete" and host == url.raw_host.decode("ascii"):
                 try:
                     self._check_peer(url, info["return_value"].get_extra_info("server_addr"))
-                except SourceFailed:
+                except (SourceFailed, Forbidden):
                     await info["return_value"].aclose()
                     raise
 
@@ -126,6 +137,8 @@ class _Guard:
         address = _meant(ipaddress.ip_address(str(peer[0]).partition("%")[0]))
         if self._is_named(url):
             return
+        if self._must_be_public(url) and not address.is_global:  # its name stood for another address before
+            raise _not_public(url.host)
         if not self._is_origin(url) or (self._connected and not self._inside):
             self._require_allowed(url.host, address)
         else:
@@ -136,6 +149,24 @@ class _Guard:
         inside = self._inside and self._named is None
         if address.is_link_local or address.is_multicast or (not address.is_global and not inside):
             raise SourceFailed(f"the source redirects to {host}, which is not a public address; this is not followed")
+
+
+async def _require_public(host: str) -> None:
+    """Raises `Forbidden` unless `host` stands for public addresses alone. It asks the name server, and connects
+    nowhere: an answer does not tell which ports are open. A name without an address is left to the connection."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    if not all(_meant(ipaddress.ip_address(str(at[4][0]).partition("%")[0])).is_global for at in found):
+        raise _not_public(host)
+
+
+def _not_public(host: str) -> Forbidden:
+    return Forbidden(
+        f"{host} is on this machine or in a private network, where no client over TCP may send the daemon: ask on the "
+        f'Unix socket, or name it in config.toml with [registries."{host}"] (with its port)'
+    )
 
 
 def _meant(address: Address) -> Address:

@@ -20,6 +20,7 @@ from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.connection.server import InferenceServer
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.limits import Limits
+from modelrunner.web.session import public_only
 from tests.gateway.fakes import (
     FakeResolver,
     FakeRunner,
@@ -213,6 +214,10 @@ async def _unread(request: web.Request) -> web.Response:
     return web.json_response({})
 
 
+async def _public_only(request: web.Request) -> web.Response:
+    return web.json_response(public_only.get())
+
+
 async def _large(request: web.Request) -> web.Response:
     """A body of 4 MiB in one piece."""
     return web.Response(body=b"x" * (4 << 20))
@@ -247,7 +252,7 @@ async def proxy(
         app.on_response_prepare.append(finish_head)
         app.add_routes([web.get("/health", _health), web.post("/other", _health)])
         app.add_routes([web.post("/headers", _headers), web.post("/unread", _unread), web.get("/lines", _lines)])
-        app.add_routes([web.get("/large", _large), *UiRoutes().routes()])
+        app.add_routes([web.get("/large", _large), web.get("/public", _public_only), *UiRoutes().routes()])
         app[WRITTEN] = written = [0]
         served = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await served.setup()

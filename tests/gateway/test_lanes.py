@@ -295,3 +295,12 @@ async def test_a_failure_after_comments_is_an_error_event(folder: Path, kind: st
             pass
         assert b'\n\nevent: error\ndata: {"error":{"message":"no room"' in answer.body
         assert not answer.complete
+
+
+@pytest.mark.parametrize("tcp", [True, False])
+async def test_only_the_owner_may_send_the_daemon_into_this_network(folder: Path, tcp: bool) -> None:
+    """A mark of requests over TCP, with which sources of models refuse private addresses (tests/oci/test_inside.py)."""
+    async with proxy(folder, "fast") as served:
+        for _ in range(2):
+            asked = request("/public", b"", method="GET", Content_Length="", Host=served.host())
+            assert (await served.ask(asked, tcp=tcp)).json() is tcp
