@@ -293,15 +293,6 @@ class HasVariants(Protocol):
 
 
 @runtime_checkable
-class HasDryRun(Protocol):
-    """An engine that can say what it needs without loading a model."""
-
-    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
-        """Returns the engine's own estimate of the run's memory; None if the engine cannot estimate. It may take a
-        second, and no load waits for it."""
-
-
-@runtime_checkable
 class Diagnoses(Protocol):
     """Knows the words of its engine. `modelrunner.sdk.diagnosis.Diagnosis` makes all three from a list."""
 
@@ -395,7 +386,6 @@ OPTIONAL: tuple[type, ...] = (
         HasDefaults,
         Grows,
         HasVariants,
-        HasDryRun,
         Diagnoses,
     ),
     *(ExplainsErrors, ChecksRequests, SavesState, Sleeps, Quantizes),

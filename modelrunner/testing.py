@@ -41,7 +41,6 @@ from modelrunner.backend import (
     ChecksRuns,
     Grows,
     HasDefaults,
-    HasDryRun,
     HasVariants,
     Ranks,
     Sleeps,
@@ -132,7 +131,6 @@ class BackendContract:
                 (ChecksRuns, "check", (spec,)),
                 (Grows, "growth", (spec,)),
                 (HasVariants, "variants", (spec, budget)),
-                (HasDryRun, "dry_run", (spec,)),
                 (Sleeps, "sleep_level", (spec,)),
                 (ChecksRequests, "check_request", (spec, "/v1/chat/completions", {})),
             )

@@ -110,7 +110,6 @@ async def held(runner: Runner) -> RequiredMemory:
 async def row(name: str, backend: LlamaCppBackend, spec: RunSpec, folder: Path) -> None:
     ledger = Ledger()
     before = await ledger.required(backend, spec)
-    asked = await backend.dry_run(spec)
     async with serving(backend, spec, folder / "run/engine.sock") as runner:
         loaded = await held(runner)
         after = await ledger.record(backend, spec, loaded, fresh=True)
@@ -120,14 +119,14 @@ async def row(name: str, backend: LlamaCppBackend, spec: RunSpec, folder: Path) 
     def cell(figure: RequiredMemory | None) -> str:
         return "" if figure is None else f"{figure.ram / MIB:.0f} ({figure.ram / full - 1:+.0%})"
 
-    figures = [f"{loaded.ram / MIB:.0f}", f"{full / MIB:.0f}", cell(before), cell(asked), cell(after)]
+    figures = [f"{loaded.ram / MIB:.0f}", f"{full / MIB:.0f}", cell(before), cell(after)]
     print(f"| {name} | {' | '.join(figures)} |", flush=True)
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> None:
     store = store_of(arguments.data, folder)
     for kind, backend in backends(folder, arguments.engines):
-        print(f"\n| {kind} | loaded | full | before | asked | after |\n|---|---|---|---|---|---|")
+        print(f"\n| {kind} | loaded | full | before | after |\n|---|---|---|---|---|")
         for model in store.list():
             bundle = store.bundle(model.id)
             name = next(iter(bundle.references), model.id)

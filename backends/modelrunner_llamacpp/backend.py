@@ -35,7 +35,6 @@ from modelrunner_llamacpp import (
     engines,
     environment,
     errors,
-    fit,
     flags,
     install,
     memory,
@@ -173,15 +172,6 @@ class LlamaCppBackend(Backend):
 
         layers = Header(spec.bundle.header).layers
         return await asyncio.to_thread(split.variants, spec, place, self._required, layers)
-
-    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
-        engine, options = self._found(), self._options(spec)
-        rows = await fit.ask(engine, spec.bundle, options, self.context.logs / "fit-llama.cpp.log") if engine else []
-        if not rows:
-            return None
-        return await asyncio.to_thread(
-            fit.corrected, await self.required_memory(spec), rows, spec.bundle, options, self._features
-        )
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)

@@ -53,7 +53,6 @@ from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.http.limits import Limits
 from modelrunner.keys.ring import KeyRing
-from modelrunner.models.dryruns import DryRuns
 from modelrunner.models.making import Maker
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import confinement, peers
@@ -222,10 +221,8 @@ class Daemon:
         if certificate is not None:
             log.info("the TLS certificate has the SHA-256 fingerprint %s", certificate.fingerprint)
         parts = self._parts
-        dry_runs = DryRuns(parts.store, parts.resolver, parts.scheduler)
         self._background = [
             asyncio.create_task(parts.preloader.run(), name="preload"),
-            asyncio.create_task(dry_runs.run(), name="dry runs"),
             asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
             asyncio.create_task(parts.last_used.run(), name="last used"),
             asyncio.create_task(parts.verifier.run(), name="verify"),

@@ -241,7 +241,6 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "default_parallel": _OptionalCall(checks.count),
     "growth": _OptionalCall(checks.memory),
     "variants": _OptionalCall(checks.variants),
-    "dry_run": _OptionalCall(checks.optional(checks.memory)),
     "explain": _OptionalCall(checks.optional(checks.instance(str)), otherwise=None),
     "ran_out_of_memory": _OptionalCall(checks.instance(bool), otherwise=False),
     "request_error": _OptionalCall(checks.optional(checks.instance(ModelRunnerError)), otherwise=None),

@@ -1,17 +1,16 @@
-"""The memory that each model needs: the measured figure of a run, else the engine's own figure, else the backend's
-estimate. `Account` adds the budget and the measurements of the scheduler's runners."""
+"""The memory that each model needs: the measured figure of a run, else the backend's estimate. `Account` adds the
+budget and the measurements of the scheduler's runners."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from modelrunner.backend import Backend, Grows, HasDryRun, HasVariants, Versioned
+from modelrunner.backend import Backend, Grows, HasVariants, Versioned
 from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import asked, interface_of
@@ -23,22 +22,15 @@ from modelrunner.scheduler.state import Phase
 from modelrunner.scheduler.target import Target
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _MAX_ENTRIES = 4096
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """The known memory of a run at a full context: `measured`, or stated by the engine without loading the model."""
-
-    memory: RequiredMemory
-    measured: bool
-
-
 class _LedgerFile(msgspec.Struct, frozen=True):
-    format: Literal[2]  # counts up when figures or their keys get another meaning
-    figures: dict[str, Figure]
+    format: Literal[3]  # counts up when figures or their keys get another meaning
+    figures: dict[str, RequiredMemory]
+    """The measured memory of a run at a full context."""
 
 
 class Ledger:
@@ -50,10 +42,9 @@ class Ledger:
         content = self._file.load() if self._file is not None else None
         self._known = content.figures if content is not None else {}
         self._estimates: dict[str, RequiredMemory] = {}
-        self._asking = asyncio.Lock()
 
     async def required(self, backend: Backend, spec: RunSpec) -> RequiredMemory:
-        """Bytes to count for a run: the measured figure, else the engine's own, else the backend's estimate."""
+        """Bytes to count for a run: the measured figure, else the backend's estimate."""
         entry = await _entry(backend, spec)
         if entry not in self._known and entry not in self._estimates:
             self._estimates[entry] = await backend.required_memory(spec)
@@ -69,22 +60,7 @@ class Ledger:
         return [replace(v, memory=self._counts(entry)) for v, entry in zip(found, entries, strict=True)]
 
     def _counts(self, entry: str) -> RequiredMemory:
-        figure = self._known.get(entry)
-        return figure.memory if figure is not None else self._estimates[entry]
-
-    async def ask(self, backend: Backend, spec: RunSpec) -> None:
-        """Asks the engine itself what a run needs, unless that is known; one engine at a time. Takes a second; a load
-        never waits for it."""
-        tool = interface_of(backend, HasDryRun)
-        if tool is None:
-            return
-        entry = await _entry(backend, spec)
-        async with self._asking:
-            if entry in self._known:
-                return
-            told = await tool.dry_run(spec)
-        if told is not None and entry not in self._known:
-            self._keep(entry, Figure(told, measured=False))
+        return self._known[entry] if entry in self._known else self._estimates[entry]
 
     async def record(
         self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
@@ -99,15 +75,14 @@ class Ledger:
                 raise ValueError(f"growth() gave no valid figure: {measured!r}")
         entry = await _entry(backend, spec)
         known = self._known.get(entry)
-        before = known.memory if known else self._estimates.get(entry, RequiredMemory(0))
-        if known and known.measured:
-            measured = before.most(measured)
+        if known is not None:
+            measured = known.most(measured)
         elif not measured.vram:
-            measured = replace(measured, vram=before.vram)
-        self._keep(entry, Figure(measured, measured=True))
+            measured = replace(measured, vram=self._estimates.get(entry, RequiredMemory(0)).vram)
+        self._keep(entry, measured)
         return measured
 
-    def _keep(self, entry: str, figure: Figure) -> None:
+    def _keep(self, entry: str, figure: RequiredMemory) -> None:
         before = self._known.pop(entry, None)
         self._known[entry] = figure  # at the end: the newest are kept longest
         if figure != before:
@@ -169,12 +144,6 @@ class Account:
             shown = repr(wrong[0]) if wrong else "nothing"
             raise EngineFailed(f"the backend {name} gave no valid memory estimate of {target.name}: {shown}")
         return found
-
-    async def ask(self, target: Target, budget: RequiredMemory) -> None:
-        """Asks the engine itself for the memory of the preferred variant, if it can say. Slow; counts for later
-        loads."""
-        preferred, *_ = await self.variants(target, budget)
-        await self._ledger.ask(self._registry.get(target.key.backend), preferred.spec)
 
     async def seen(self, slot: RunnerSlot) -> RequiredMemory | None:
         """The memory that the runner holds now, None if it cannot be measured. Does not count for its next load."""

@@ -185,11 +185,6 @@ class Scheduler:
         """The IDs of the paused models."""
         return self._reconciler.paused
 
-    async def ask(self, target: Target) -> None:
-        """Asks the engine itself how much memory the target will need, where it can say; the answer counts for later
-        loads. Takes a second. Raises what the backend raises."""
-        await self._account.ask(target, self._reconciler.budget())
-
     def retain(self, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
         """Changes the settings of the model's present runners in that mode. A keep-alive that the last request asked
         for stays. Later loads take them from their target."""

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from modelrunner.types import Bundle, Tensor
-from modelrunner_llamacpp import args, fit, memory, repack
+from modelrunner_llamacpp import args, memory, repack
 from modelrunner_llamacpp.engines import EngineKind
-from modelrunner_llamacpp.fit import Row
 from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 from tests.llamacpp.test_engines import MakeBackend, make_backend, managed
@@ -110,16 +109,3 @@ def test_those_of_a_draft_model_too() -> None:
     options = args.effective(run)
     both = memory.required(run, EngineKind.NATIVE, options, AVX2)
     assert both.ram - memory.required(run, EngineKind.NATIVE, options).ram == 8 * MIB
-
-
-def test_llama_fit_params_leaves_them_out() -> None:
-    """So that what it does not say of the weights is what is held twice, whatever was expected of the processor."""
-    model = quantized("Q4_K", tied=False)
-    run = spec(model, parallel=1)
-    options = args.effective(run)
-    told = [Row(None, memory.weights(model) - 4 * MIB, MIB * 3 // 2, 98 * MIB)]  # one layer has keys
-    figures = set()
-    for features in (AVX2, frozenset[str]()):
-        estimate = memory.required(run, EngineKind.NATIVE, options, features)
-        figures.add(fit.corrected(estimate, told, model, options, features).ram)
-    assert figures == {memory.required(run, EngineKind.NATIVE, options, AVX2).ram}

@@ -104,7 +104,6 @@ async def test_results_come_back_from_another_thread(isolated: Any, spec: RunSpe
         ("required_memory", RequiredMemory(1 << 80)),
         ("required_memory", Unprintable()),
         ("growth", RequiredMemory(1, shared=-1)),
-        ("dry_run", "a lot"),
         ("api", {"/v1/chat/completions": "chat"}),
         ("sleep_level", 3),
     ],

@@ -1,4 +1,3 @@
-import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -115,18 +114,10 @@ async def test_a_file_that_cannot_be_written_costs_the_memory_of_it_only(
 
 
 class Growing(FakeBackend):
-    """Its engines grow by 30 after their load, and are asked what they need."""
-
-    asked = 0
-    told: RequiredMemory | None = RequiredMemory(120)
+    """Its engines grow by 30 after their load."""
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
         return RequiredMemory(30)
-
-    async def dry_run(self, spec: RunSpec) -> RequiredMemory | None:
-        self.asked += 1
-        await asyncio.sleep(0)
-        return self.told
 
 
 @pytest.fixture
@@ -142,28 +133,3 @@ async def test_a_fresh_load_counts_for_what_it_will_grow_to(growing: Growing) ->
     assert await ledger.record(growing, SPEC, RequiredMemory(90, shared=60)) == RequiredMemory(110, shared=60)
     assert await ledger.record(growing, SPEC, RequiredMemory(115, shared=60)) == RequiredMemory(115, shared=60)
     assert await ledger.required(growing, SPEC) == RequiredMemory(115, shared=60)
-
-
-async def test_the_engine_is_asked_once_and_what_it_told_is_kept(tmp_path: Path, growing: Growing) -> None:
-    file = tmp_path / "memory.json"
-    ledger = Ledger(file)
-    assert await ledger.required(growing, SPEC) == RequiredMemory(100)
-    await asyncio.gather(*(ledger.ask(growing, SPEC) for _ in range(5)))
-    assert growing.asked == 1
-    assert await Ledger(file).required(growing, SPEC) == RequiredMemory(120)
-
-
-async def test_what_was_measured_wins_over_what_was_told(growing: Growing) -> None:
-    ledger = Ledger()
-    await ledger.ask(growing, SPEC)
-    assert await ledger.record(growing, SPEC, RequiredMemory(80)) == RequiredMemory(80)
-    await ledger.ask(growing, SPEC)
-    assert growing.asked == 1
-    assert await ledger.required(growing, SPEC) == RequiredMemory(80)
-
-
-async def test_an_engine_that_cannot_say_leaves_the_estimate(growing: Growing) -> None:
-    growing.told = None
-    ledger = Ledger()
-    await ledger.ask(growing, SPEC)
-    assert await ledger.required(growing, SPEC) == RequiredMemory(100)

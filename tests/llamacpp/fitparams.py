@@ -1,20 +1,16 @@
-"""Gets a run's memory from `llama-fit-params`, which a native build puts beside llama-server. The program reads the
-model's header and allocates nothing (tools/fit-params of llama.cpp)."""
+"""What a run needs according to `llama-fit-params`, which a native build puts beside llama-server. The program reads
+the model's header and allocates nothing (tools/fit-params of llama.cpp)."""
 
-import asyncio
 import re
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelrunner.sdk import BackendUnavailable, Bundle, RequiredMemory, programs
-from modelrunner_llamacpp import memory
-from modelrunner_llamacpp.engines import Engine, EngineKind
+from modelrunner.sdk import Bundle, RequiredMemory, RunSpec, programs
+from modelrunner_llamacpp import LlamaCppBackend, args, engines, memory, repack
 from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.memory import MIB
 
-_LIMIT = 60.0  # seconds
 _ROW = re.compile(r"([A-Za-z]+)(\d*) (\d+) (\d+) (\d+) ?")
 _TAKEN = (
     *("--ctx-size", "--parallel", "--batch-size", "--ubatch-size", "--cache-type-k", "--cache-type-v", "--flash-attn"),
@@ -32,20 +28,16 @@ class Row:
     compute: int
 
 
-async def ask(engine: Engine, bundle: Bundle, options: Mapping[str, str], log: Path) -> list[Row]:
-    """Returns the rows that the program prints, none if the engine lacks it. The program takes half a second at low
-    priority."""
-    program = engine.program.with_name("llama-fit-params")
-    if engine.kind is not EngineKind.NATIVE or not program.exists():
-        return []
-    lines: list[str] = []
-    nice = [found, "-n", "19"] if (found := shutil.which("nice")) else []
-    try:
-        async with asyncio.timeout(_LIMIT):
-            await programs.execute([*nice, *command(program, bundle, options)], log=log, on_line=lines.append)
-    except (BackendUnavailable, TimeoutError):
-        return []  # its reason is in the log
-    return parse(lines)
+async def needed(backend: LlamaCppBackend, run: RunSpec) -> RequiredMemory:
+    """Returns the backend's estimate, corrected by the program's figures. Requires a native build."""
+    engine = engines.find(backend.context, backend.settings)
+    assert engine is not None
+    batch = 64 if engine.devices is False else None  # as the backend starts its engine (docs/memory.md)
+    rearranged = repack.most(run.bundle.header.tensors, repack.features())
+    options, lines = args.effective(run, batch=batch, rearranged=rearranged), list[str]()
+    words = command(engine.program.with_name("llama-fit-params"), run.bundle, options)
+    await programs.execute(words, log=backend.context.logs / "fit.log", on_line=lines.append)
+    return corrected(await backend.required_memory(run), parse(lines), run.bundle, options, repack.features())
 
 
 def command(program: Path, bundle: Bundle, options: Mapping[str, str]) -> list[str]:
@@ -75,7 +67,7 @@ def corrected(
     rows: Iterable[Row],
     bundle: Bundle,
     options: Mapping[str, str],
-    features: Collection[str] = (),
+    features: Collection[str],
 ) -> RequiredMemory:
     """Returns the estimate, corrected by the engine's figures for weights, caches and device buffers. Its figure for
     the buffers of the CPU is not used: most of them are never touched. Weights that the engine omits are those that it
