@@ -28,7 +28,8 @@ probabilities at all."""
 
 def normalized(body: bytes) -> bytes:
     """Returns the JSON object `body` for an engine: the same bytes unless something in it needs another form."""
-    has_null, has_calls, has_tops = _NULL.search(body) is not None, _CALLS in body, _TOPS in body
+    has_null = b"null" in body and _NULL.search(body) is not None  # the pattern stops at every colon and comma
+    has_calls, has_tops = _CALLS in body, _TOPS in body
     if not has_null and not has_calls and not has_tops:
         return body
     fields = decode_with_room(msgspec.json.decode, body)
