@@ -20,7 +20,13 @@ _context_option = click.option(
 
 @click.command()
 @click.argument("name")
-@click.option("--gguf", "--file", "file", type=_FILE, help="A GGUF file, or one of several shards.")
+@click.option(
+    "--gguf",
+    "--file",
+    "file",
+    type=_FILE,
+    help="A GGUF file, or one of several shards, or a file of a backend's format.",
+)
 @click.option(
     "--safetensors-dir",
     "folder",
