@@ -7,9 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from modelrunner.batches.batchstore import open_store
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import InsufficientDisk
 from modelrunner.jsonfile import JsonFile
+from modelrunner.keys.ring import KeyRing
 from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.store import Store
 from tests.store.samples import add_model, files_under, ingest
@@ -32,12 +34,20 @@ def refused(action: Callable[[], object]) -> str:
 
 def main(root: Path) -> None:
     store = Store(root / "data")
+    (root / "state").mkdir()
+    batches, files = open_store(root / "state", 1 << 30)
+    line = b'{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m"}}'
+    file = files.write("file-a", [line], "a", "")
     for seed, name in enumerate(("a", "b", "c")):
         add_model(store, name, seed=seed)
     store.tag("a", "a2")
     blob = ingest(store, 9)
     models, before = store.list(), files_under(store.data)
     fill(root, "one")
+
+    refused(lambda: batches.create(file.id, "/v1/embeddings", "24h", 60.0, {}, ""))
+    refused(lambda: KeyRing(root / "state/keys.json").create("kim"))
+    assert (batches.all(""), list(KeyRing(root / "state/keys.json"))) == ([], [])
 
     message = refused(lambda: store.create({"m": blob}, "d"))
     assert "256KiB are needed and 0B free" in message, message
