@@ -234,3 +234,49 @@ async def test_a_response_has_the_probabilities_that_it_includes(folder: Path, s
             whole = answer.json()
         assert whole["output"][0]["content"][0]["logprobs"] == found
         assert whole["usage"]["input_tokens_details"]["cache_write_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("size", [7, 1 << 20])
+async def test_a_completion_has_its_probabilities_in_lists(folder: Path, stream: bool, size: int) -> None:
+    """llama.cpp has them as in a chat."""
+
+    async def script(call: Call) -> None:
+        told = [
+            {"token": text, "logprob": place - 1.5, "top_logprobs": [{"token": "o", "logprob": -9.5}]}
+            for place, text in enumerate(("ab", "c"))
+        ]
+        chunks = [
+            {
+                "object": "text_completion",
+                "choices": [{"index": 0, "text": one["token"], "logprobs": {"content": [one]}}],
+            }
+            for one in told
+        ]
+        last = {"object": "text_completion", "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+        whole = b"".join(b"data: %b\n\n" % msgspec.json.encode(one) for one in (*chunks, last)) + b"data: [DONE]\n\n"
+        await call.send(SSE)
+        for start in range(0, len(whole), size):
+            piece = whole[start : start + size]
+            await call.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        await call.send(b"0\r\n\r\n")
+
+    lists = {
+        "tokens": ["ab", "c"],
+        "token_logprobs": [-1.5, -0.5],
+        "top_logprobs": [{"o": -9.5}, {"o": -9.5}],
+        "text_offset": [0, 2],
+    }
+    async with proxy(folder, "fast", script) as served:
+        served.runner.change(("/v1/completions",), as_stream={"stream": True})
+        body = {"model": "m", "prompt": "x", "logprobs": 1, "stream": stream}
+        answer = await served.ask(request("/v1/completions", body))
+        assert (answer.status, answer.complete) == (200, True)
+        if not stream:
+            assert answer.json()["choices"][0]["logprobs"] == lists
+            return
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        events = [msgspec.json.decode(event[6:]) for event in answer.body.split(b"\n\n")[:-2]]
+        found = [event["choices"][0].get("logprobs") for event in events]
+        assert found[-1] is None
+        assert {name: [one for part in found[:-1] for one in part[name]] for name in lists} == lists

@@ -10,6 +10,7 @@ from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.bodies import JsonDialect
+from modelrunner.gateway.dialects.completion_logprobs import CompletionEvents
 from modelrunner.gateway.dialects.dialect import WITH_ENGINE, refusal_headers, streamed
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.gateway.engine_request import EngineRequest
@@ -47,7 +48,8 @@ _DETOKENIZE = Call(
     body=requestshapes.DetokenizeRequest,
     answer=answershapes.DetokenizedText,
 )
-_GENERATING = ("/v1/chat/completions", "/v1/completions")
+_COMPLETIONS = "/v1/completions"
+_GENERATING = ("/v1/chat/completions", _COMPLETIONS)
 _SAME = {"prompt": "content", "add_special_tokens": "add_special"}
 """What vLLM's clients call what llama.cpp's call so, when they tokenize."""
 
@@ -139,6 +141,9 @@ class OpenAI(JsonDialect):
             _rename(request, read)
         elif read is not None and request.path in _GENERATING:
             _hold(request, read)
+        fields = ask.fields
+        if request.path == _COMPLETIONS and isinstance(fields, OpenAIFields) and fields.logprobs and fields.stream:
+            translation = translation or CompletionEvents()
         return request, translation
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from modelrunner.gateway.dialects.assembly import Assembly, Event, finished, grow, is_null
+from modelrunner.gateway.dialects.completion_logprobs import in_lists
 
 _GROWING = frozenset(("content", "reasoning_content", "refusal", "arguments"))
 _STREAMED_ONLY = frozenset(("choices", "prompt_progress"))
@@ -90,6 +91,8 @@ class _ChoicePieces:
         if self._logprobs:
             lists = {name: b"[%b]" % b",".join(elements) for name, elements in self._logprobs.items()}
             answer["logprobs"] = {name: msgspec.Raw(elements) for name, elements in lists.items()}
+            if "text" in answer and "content" in lists:
+                answer["logprobs"], _ = in_lists({"content": msgspec.json.decode(lists["content"])}, 0)
         message = answer.get("message")
         if message is not None and message.get("tool_calls"):
             calls = message["tool_calls"]
