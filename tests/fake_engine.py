@@ -267,7 +267,7 @@ class Exchange:
 
     def wrong(self, request: dict) -> str:
         """The first field of a type that engines refuse, "" without one."""
-        kinds = {"max_tokens": int, "stream": bool, "stream_options": dict, "input": str | list}
+        kinds = {"max_tokens": int, "stream": bool, "stream_options": dict, "input": str | list, "samplers": list}
         found = (name for name, kind in kinds.items() if not isinstance(request.get(name), kind | None))
         missing = self.path == "/v1/embeddings" and not isinstance(request.get("input"), str | list)
         return next(found, "input" if missing else "")

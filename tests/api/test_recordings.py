@@ -75,7 +75,7 @@ async def test_a_cold_model_streams_other_families_and_errors(daemon: Daemon) ->
     ollama = {"model": "smol", "messages": [], "stream": False}
     assert await ask(daemon, "ollama", "/api/chat", ollama | {"messages": chat()["messages"]}) == 200
     assert await ask(daemon, "named", "/engines/fake/v1/chat/completions") == 200
-    assert await ask(daemon, "wrong", body=chat(max_tokens="x")) == 400
+    assert await ask(daemon, "wrong", body=chat(samplers=1)) == 400
     answer = (await recorded(daemon, "cold"))["answer"]["text"]
     assert answer.startswith("data: {")
     assert answer.endswith("data: [DONE]\n\n")  # without the framing of chunks

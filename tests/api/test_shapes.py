@@ -92,6 +92,6 @@ def decoded_type(call: ast.Call) -> ast.expr | None:
 def is_safe(kind: object) -> bool:
     if args := get_args(kind):
         return all(map(is_safe, args))
-    return kind in (Any, dict, list, str, bytes, int, msgspec) or (
+    return kind in (Any, dict, list, frozenset, str, bytes, int, msgspec) or (
         isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     )
