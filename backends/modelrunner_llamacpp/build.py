@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ _OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
+_NO_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+"""GCC 12 drops the stores that fill a tile's configuration before it is loaded (its bug 114098, mended by 14), and
+llama.cpp then crashes at the first prompt on processors with AMX."""
 _NO_COMPILER = (
     "a build needs a C++ compiler, and none is here: install one (Debian and Ubuntu: apt install build-essential; "
     "Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
@@ -51,7 +55,7 @@ def compiler() -> str | None:
 def entry_name(card: Card | None, targets: Sequence[str] = TARGETS) -> str:
     """Returns the name in the cache of a build that has the programs `targets`. A build that lacks any has another
     name."""
-    options = [*_OPTIONS, card.option if card else "", _cpu(), *targets]
+    options = [*_options(card), _cpu(), *targets]
     return enginecache.key(f"llama.cpp-{EngineKind.NATIVE}", SOURCE_VERSION, *options)
 
 
@@ -62,6 +66,21 @@ def find_card() -> Card | None:
     if card is not None and card.is_buildable:
         return card
     return cards.GRAPHICS if cards.GRAPHICS.is_buildable and any(Path("/dev/dri").glob("renderD*")) else None
+
+
+def _options(card: Card | None) -> list[str]:
+    options = [*_OPTIONS, *([card.option] if card else [])]
+    if " amx_tile" in _cpu() and _breaks_tiles():
+        options += [f"-DCMAKE_{language}_FLAGS={_NO_TILES}" for language in ("C", "CXX")]
+    return options
+
+
+def _breaks_tiles() -> bool:
+    """Whether the compiler is a GCC with the bug of `_NO_TILES`."""
+    command = [compiler() or "c++", "-E", "-dM", "-x", "c++", os.devnull]
+    macros = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stdout
+    version = re.search(r"^#define __GNUC__ (\d+)", macros, re.MULTILINE)
+    return "__clang__" not in macros and version is not None and int(version[1]) < 14
 
 
 def _cpu() -> str:
@@ -114,9 +133,8 @@ class _BuildRun:
     async def _compile(self, tree: Path, out: Path, path: str) -> None:
         what = f"llama.cpp for {self._card.means if self._card else 'the CPU'}"
         self._progress(InstallProgress(f"configuring {what}"))
-        options = [*_OPTIONS, *([self._card.option] if self._card else [])]
         env = {"PATH": path}
-        configure = ["cmake", "-S", str(tree), "-B", str(out), "-G", "Ninja", *options]
+        configure = ["cmake", "-S", str(tree), "-B", str(out), "-G", "Ninja", *_options(self._card)]
         await programs.execute(configure, log=self._log, env=env)
 
         def tell(line: str) -> None:
