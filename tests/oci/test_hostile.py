@@ -29,7 +29,7 @@ from tests.pull.test_hostile import at_once
 from tests.pull.test_puller import ignore
 
 SIZE = 3 << 20
-IMPATIENT = Manner(pause=at_once, look_up_limit=0.5, patience=0.2)
+IMPATIENT = Manner(pause=at_once, look_up_limit=4.0, patience=0.2)
 ADA = Credential("ada", "a-secret-word")
 
 
