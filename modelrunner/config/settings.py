@@ -140,9 +140,9 @@ def _server_names(value: Mapping[str, McpServer]) -> Mapping[str, McpServer]:
 
 
 def _origin(value: str) -> str:
-    if value not in ("*", "null") and "://" not in value:
+    if value not in ("*", "null", "local") and "://" not in value:
         raise ValueError(
-            f"{value!r} is not an origin: write SCHEME://HOST[:PORT] such as http://localhost:*, null, or *"
+            f"{value!r} is not an origin: write SCHEME://HOST[:PORT] such as http://localhost:*, local, null, or *"
         )
     return value
 

@@ -7,13 +7,20 @@ from collections.abc import Iterable
 from modelrunner.errors import Forbidden
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+LOCAL = "local"
+"""The origin that stands for pages on this machine's ports, and for apps that show files of their own."""
+_LOCAL_ORIGINS = (
+    *(f"{scheme}://{name}:*" for scheme in ("http", "https") for name in LOOPBACK_NAMES),
+    *("app://", "file://", "tauri://", "vscode-webview://"),
+)
 
 
 class Access:
     """`hosts` are the allowed values of a Host header on TCP, port included ("localhost:12434"). `origins` are the
     allowed origins: exact ("https://chat.example", "null"), with any port ("http://localhost:*"), with any name
-    ("https://*.example", "chrome-extension://*"), all of a scheme ("app://"), or "*" for all but "null". At the end of
-    a host or an origin, `:*` means any port or none. `generation` grows with each change of hosts, origins or keys."""
+    ("https://*.example", "chrome-extension://*"), all of a scheme ("app://"), "local" (`_LOCAL_ORIGINS`), or "*" for
+    all but "null". At the end of a host or an origin, `:*` means any port or none. `generation` grows with each change
+    of hosts, origins or keys."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
         self.generation = 0
@@ -23,6 +30,7 @@ class Access:
         """Replaces both lists."""
         self.generation += 1
         self._hosts = _matching(host.lower() for host in hosts)
+        origins = [allowed for origin in origins for allowed in (_LOCAL_ORIGINS if origin == LOCAL else (origin,))]
         self._origins = _matching(f"{origin}*" if origin.endswith("://") else origin.rstrip("/") for origin in origins)
 
     def renew(self) -> None:
@@ -47,8 +55,9 @@ class Access:
 
     def _check_host(self, host: str | None) -> None:
         if host is None or not self._hosts.fullmatch(host.lower()):
-            name = _quoted((host or "").rpartition(":")[0] if _has_port(host or "") else host or "")
-            raise Forbidden(f"{(host or '')[:200]!r} does not name this server; allow it with hosts = [{name}]")
+            name = (host or "").rpartition(":")[0] if _has_port(host or "") else host or ""
+            allowed = _quoted(f"{name[:190]}:*")  # a tunnel or a proxy changes the port, or leaves it out
+            raise Forbidden(f"{(host or '')[:200]!r} does not name this server; allow it with hosts = [{allowed}]")
 
     def _allows(self, origin: str, host: str | None, local: bool) -> bool:
         if self._origins.fullmatch(origin):
@@ -80,9 +89,10 @@ def _has_port(host: str) -> bool:
 
 
 def host_names(port: int, hosts: Iterable[str]) -> list[str]:
-    """Returns the allowed values of a Host header for a listener on `port`: the loopback names and `hosts`, each with
-    its own port or with this one."""
-    named = [host if _has_port(host) else f"{host}:{port}" for host in (*LOOPBACK_NAMES, *hosts)]
+    """Returns the allowed values of a Host header for a listener on `port`: the loopback names with any port, since
+    tunnels and proxies change it and no name that was rebound to loopback is one of them, and `hosts`, each with its
+    own port or with this one."""
+    named = [host if _has_port(host) else f"{host}:{port}" for host in hosts]
     if port in (80, 443):  # a client omits the default port
         named += [host.removesuffix(f":{port}") for host in named]
-    return named
+    return [*(f"{name}:*" for name in LOOPBACK_NAMES), *named]

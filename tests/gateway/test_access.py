@@ -43,7 +43,7 @@ def test_the_refusal_says_which_setting_allows_it() -> None:
     access = Access(host_names(12434, []))
     with pytest.raises(Forbidden, match=r'origins = \["http://localhost:3000"\]'):
         access.check(SERVER, "http://localhost:3000", None, local=False)
-    with pytest.raises(Forbidden, match=r'hosts = \["box"\]'):
+    with pytest.raises(Forbidden, match=r'hosts = \["box:\*"\]'):
         access.check("box:12434", None, None, local=False)
 
 
@@ -62,3 +62,24 @@ def test_no_star_stands_for_a_name_of_the_server() -> None:
     for host in ("evil.test:12434", "a.example:12434"):
         with pytest.raises(Forbidden):
             access.check(host, None, None, local=False)
+
+
+def test_a_tunnel_may_change_the_port_of_this_machine() -> None:
+    access = Access(host_names(12434, []))
+    for host in ("localhost", "localhost:9999", "127.0.0.1:80", "[::1]:9999"):
+        access.check(host, None, None, local=False)
+
+
+def test_the_advice_about_a_host_helps() -> None:
+    for host in ("box:9999", "chat.example"):
+        with pytest.raises(Forbidden) as caught:
+            Access(host_names(12434, [])).check(host, None, None, local=False)
+        advised = caught.value.message.partition('["')[2].partition('"]')[0]
+        Access(host_names(12434, [advised])).check(host, None, None, local=False)
+
+
+def test_local_origins_are_this_machine_s_pages_and_apps() -> None:
+    for origin in ("http://localhost:3000", "https://127.0.0.1", "app://obsidian.md", "tauri://localhost", "file://"):
+        assert allows(["local"], origin)
+    for origin in ("null", "https://evil.example", "http://localhost.evil.example", "chrome-extension://x"):
+        assert not allows(["local"], origin)

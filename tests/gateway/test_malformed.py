@@ -152,8 +152,8 @@ async def test_the_answer_is_read_though_the_body_was_not(folder: Path, kind: st
 
 HOSTS = {
     "a stranger": (request(Host="evil.example"), 403),
-    "our name with another port": (request(Host="localhost:1"), 403),
-    "our name without a port": (request(Host="localhost"), 403),
+    "our name with another port, as a tunnel has": (request(Host="localhost:1"), 200),
+    "our name without a port": (request(Host="localhost"), 200),
     "a name that only begins like ours": (request(Host="localhost.evil.example:PORT"), 403),
     "an absolute target that is a stranger": (request(f"http://evil.example{CHAT}", Host="localhost:PORT"), 403),
     "a host that is a stranger, an absolute target that is not": (
