@@ -80,9 +80,10 @@ class KeyHolder:
             raise Forbidden(f"the key {key.name} lacks the scope {scope}; it has {', '.join(key.scopes)}")
 
     def check_model(self, *names: str) -> None:
-        """Raises `Forbidden` unless the key allows one of the `names` of a model."""
+        """Raises `Forbidden` unless the key allows one of the `names` of a model. The text names no model: it is the
+        same for one that is here, one that is not, and an alias."""
         if not self.allows(*names):
-            raise Forbidden(f"the key {self.key.name} may not use {names[0]}; it may use {', '.join(self.key.models)}")
+            raise Forbidden(f"the key {self.key.name} may not use this model; it may use {', '.join(self.key.models)}")
 
     def allows(self, *names: str) -> bool:
         """Returns whether the key allows one of the names."""
