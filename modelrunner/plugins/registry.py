@@ -93,6 +93,7 @@ class BackendRegistry:
 
         The one chosen before is asked first, so that a new backend which answers slowly delays no present model."""
         unfit: ModelRunnerError | None = None
+        all_asked = True
         ranked: list[tuple[bool, float, bool, Backend]] = []
         chosen = self._chosen.get(bundle.model_id)
         for backend in sorted(self, key=lambda backend: (backend.name != chosen, backend.name)):
@@ -102,6 +103,9 @@ class BackendRegistry:
                     priority = ranks.priority(bundle) if ranks else 0.0
                 except ModelRunnerError as error:
                     unfit = unfit or error
+                    all_asked &= isinstance(
+                        error, UnsupportedModel | BackendUnavailable
+                    )  # another error says nothing of the model
                     continue
                 installed = backend.status().state is BackendState.RUNNING
                 if installed and backend.name == chosen:
@@ -110,7 +114,7 @@ class BackendRegistry:
         if not ranked:
             raise unfit or UnsupportedModel(f"no backend here runs models in the {bundle.format} format")
         missing, _, _, best = min(ranked, key=lambda rank: (*rank[:3], rank[3].name))
-        if not missing:
+        if not missing and all_asked:
             self._remember(bundle.model_id, best.name)
         return best
 

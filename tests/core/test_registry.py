@@ -11,7 +11,7 @@ import modelrunner.plugins.registry
 from modelrunner import sdk
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.config.locations import ConfigurationError
-from modelrunner.errors import BackendNotFound, BackendUnavailable, UnsupportedModel
+from modelrunner.errors import BackendNotFound, BackendUnavailable, TimedOut, UnsupportedModel
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.types import Bundle, ModelFormat, ModelHeader
@@ -160,3 +160,22 @@ def test_what_a_plug_in_was_wrongly_given_is_told(monkeypatch: pytest.MonkeyPatc
 def test_the_plug_in_api_is_whole() -> None:
     for name in sdk.__all__:
         assert getattr(sdk, name) is not None
+
+
+def test_a_choice_while_a_backend_could_not_be_asked_is_not_kept(tmp_path: Path) -> None:
+    """It was late once: the model goes back to it, also after a restart."""
+
+    class Late(Better):
+        late = True
+
+        def priority(self, bundle: Bundle) -> float:
+            if self.late:
+                raise TimedOut("it did not answer in time")
+            return super().priority(bundle)
+
+    late, plain, model = Late(context()), Plain(context()), bundle(ModelFormat.GGUF)
+    file = JsonFile(tmp_path / "chosen.json", dict[str, str])
+    registry = BackendRegistry({"better": late, "plain": plain}, chosen=file)
+    assert registry.choose(model) is plain
+    late.late = False
+    assert registry.choose(model) is late
