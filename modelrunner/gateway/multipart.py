@@ -10,11 +10,11 @@ from modelrunner.errors import BadRequest
 _MOST_PARTS = 256
 _LONGEST_HEAD = 8 << 10  # bytes of one part's fields
 _LONGEST_NAME = 1 << 10  # bytes of a model's name
-_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"\\]{1,70})"|([^\s";,]{1,70}))\s*(?:;|$)', re.IGNORECASE)
-_NAME = re.compile(
-    rb'content-disposition:[ \t]*form-data\b[^\r\n]*?;[ \t]*name=(?:"([^"\r\n]*)"|([^\s;]+))', re.IGNORECASE
-)
-_PREFIX = b"\r\n--"
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_VALUE = re.compile(rf"[ \t]*([^\s;]+)[ \t]*((?:;[ \t]*{_TOKEN}=(?:{_TOKEN}|\"(?:[^\"\\]|\\.)*\")[ \t]*)*);?[ \t]*")
+_PARAMETER = re.compile(rf";[ \t]*({_TOKEN})=(\"(?:[^\"\\]|\\.)*\"|{_TOKEN})")
+_PLAIN_BOUNDARY = re.compile(r"[ -!#-\[\]-~]{1,70}")
+_FIELD = re.compile(rf"({_TOKEN}):([\t -\x7e\x80-\xff]*)")
 
 
 class ModelPart(NamedTuple):
@@ -28,10 +28,7 @@ class ModelPart(NamedTuple):
 def model_part(content_type: str, pieces: Iterable[bytes]) -> ModelPart:
     """Finds the only part with the name `model` in the pieces of a form. At most one piece and a part's head are in
     memory. Raises `BadRequest` for a body that is no such form, or names no model or several."""
-    found = _BOUNDARY.search(content_type)
-    if found is None:
-        raise BadRequest("the form has no boundary: send multipart/form-data as HTTP libraries make it")
-    form = _MultipartReader(_PREFIX + (found[1] or found[2]).encode("latin-1"))
+    form = _MultipartReader(_boundary(content_type))
     for piece in pieces:
         form.feed(piece)
     if not form.ended:
@@ -41,13 +38,44 @@ def model_part(content_type: str, pieces: Iterable[bytes]) -> ModelPart:
     return form.model
 
 
+def _boundary(content_type: str) -> bytes:
+    found = _parameters(content_type)
+    if found is None or not _PLAIN_BOUNDARY.fullmatch(boundary := found.get("boundary", "")):
+        raise BadRequest("the form has no boundary: send multipart/form-data as HTTP libraries make it")
+    return boundary.encode("latin-1")
+
+
+def _parameters(value: str) -> dict[str, str] | None:
+    """Returns the parameters of a field's value, their names in lower case, None if readers may differ about them: they
+    are malformed, or one is given twice."""
+    found = _VALUE.fullmatch(value)
+    if found is None:
+        return None
+    pairs = [(name.lower(), text) for name, text in _PARAMETER.findall(found[2])]
+    names = {name for name, _ in pairs}
+    return {name: text.strip('"') for name, text in pairs} if len(names) == len(pairs) else None
+
+
+def _part_name(head: bytes) -> str:
+    """Returns the name of the part with these fields. Raises `BadRequest` for a head that two readers may read
+    differently: with folded or repeated fields, or a name in another encoding (`name*`)."""
+    lines = [_FIELD.fullmatch(line) for line in head.decode("latin-1").split("\r\n")]
+    dispositions = [line[2] for line in lines if line is not None and line[1].lower() == "content-disposition"]
+    found = _parameters(dispositions[0]) if len(dispositions) == 1 and None not in lines else None
+    if found is None or "name" not in found or "name*" in found or "\\" in found["name"]:
+        raise BadRequest("a part of the form has a malformed head: send multipart/form-data as HTTP libraries make it")
+    return found["name"]
+
+
 class _MultipartReader:
-    """Reads a form piece by piece. A part begins after a boundary and ends before the next one."""
+    """Reads a form piece by piece. A part begins after a boundary and ends before the next one. What some readers take
+    for a boundary and others do not is refused: a line that begins with it after a bare LF, or right after a part's
+    head."""
 
     def __init__(self, boundary: bytes) -> None:
         self.model: ModelPart | None = None
         self.ended = False
-        self._boundary = boundary
+        self._boundary = b"\n--" + boundary
         self._data = b"\r\n"  # the first boundary may begin the body
         self._at = -2  # of `_data` in the body
         self._parts = 0
@@ -68,18 +96,20 @@ class _MultipartReader:
         """Goes on behind the next boundary. Returns False if more data must come first."""
         found = self._data.find(self._boundary)
         end = found + len(self._boundary)
+        if not self._parts and ((found < 0 and len(self._data) > len(self._boundary) + 4) or found > 3):
+            raise BadRequest("the form does not begin with its boundary")
         if self._is_model:
             self._check_length(found)
-        elif found < 0:
-            self._drop(max(0, len(self._data) - len(self._boundary) - 2))
+        elif found < 0 and self._parts:
+            self._drop(max(0, len(self._data) - len(self._boundary) - 1))
         if found < 0 or len(self._data) < end + 2:
             return False
         after = self._data[end : end + 2]
-        if self._is_model:
-            self._take_model(found)
-        self._drop(end)
-        if after not in (b"\r\n", b"--"):
+        if self._data[max(0, found - 1) : found] != b"\r" or after not in (b"\r\n", b"--"):
             raise BadRequest("the form's boundary stands in a part of it")
+        if self._is_model:
+            self._take_model(found - 1)
+        self._drop(end)
         self.ended = after == b"--"
         self._in_head = not self.ended
         self._parts += 1
@@ -93,9 +123,9 @@ class _MultipartReader:
             raise BadRequest("a part of the form has too long a head")
         if end < 0:
             return False
-        names = [quoted or plain for quoted, plain in _NAME.findall(self._data[:end])]
-        self._drop(end + 4)
-        self._in_head, self._is_model = False, names == [b"model"]
+        name = _part_name(self._data[2:end])
+        self._drop(end + 3)  # the last LF stays: a boundary may not follow at once
+        self._in_head, self._is_model = False, name == "model"
         if self._is_model and self.model is not None:
             raise BadRequest("`model` must be given once", param="model")
         return True
@@ -106,7 +136,7 @@ class _MultipartReader:
 
     def _take_model(self, end: int) -> None:
         try:
-            name = self._data[:end].decode()
+            name = self._data[1:end].decode()
         except UnicodeDecodeError:
             raise BadRequest("the form's `model` is not UTF-8", param="model") from None
-        self.model, self._is_model = ModelPart(name, self._at, self._at + end), False
+        self.model, self._is_model = ModelPart(name, self._at + 1, self._at + end), False

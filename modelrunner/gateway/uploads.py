@@ -78,7 +78,9 @@ class RequestUpload:
 
     def _write(self) -> None:
         """Moves what waits to the file, in a thread. The client is paused meanwhile."""
-        if self._writing is not None or not self._pieces or self._error is not None:
+        if self._error is not None:  # the body is refused when it is whole: no more of it stays in memory
+            self._pieces, self._waiting = [], 0
+        if self._writing is not None or not self._pieces:
             return
         pieces, self._pieces, self._waiting = self._pieces, [], 0
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import psutil
@@ -12,10 +13,15 @@ from modelrunner.engineapi import ApiShape, EndpointApi, EngineApi
 from modelrunner.errors import BadRequest
 from modelrunner.gateway import routes
 from modelrunner.gateway.calls import Call as EngineCall
+from modelrunner.gateway.calls import Fields
+from modelrunner.gateway.connection.decode import Decoding
 from modelrunner.gateway.multipart import ModelPart, model_part
+from modelrunner.gateway.uploads import RequestUpload
 from modelrunner.types import Endpoint, Mode
-from tests.gateway.fakes import OK, until
+from tests.gateway import fakes
+from tests.gateway.fakes import OK, FakeRunner, scripted_engine, until
 from tests.gateway.harness import Proxy, only, proxy
+from tests.waiting import HUNG
 
 FORM, BYTES = "/v1/test/form", "/v1/test/bytes"
 TYPE = "multipart/form-data; boundary=frontier"
@@ -34,6 +40,11 @@ def part(name: str, data: bytes, file: str = "") -> bytes:
     named = f'; filename="{file}"' if file else ""
     head = f'--frontier\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'
     return head.encode() + data + b"\r\n"
+
+
+def headed(head: bytes, data: bytes = b"other") -> bytes:
+    """A part with a head that the test writes."""
+    return b"--frontier\r\n" + head + b"\r\n\r\n" + data + b"\r\n"
 
 
 def form(*parts: bytes) -> bytes:
@@ -140,6 +151,54 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(folder: Path) -
         assert not served.engine.received
 
 
+async def test_an_engine_that_dies_during_an_upload_leaves_the_whole_to_the_next(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has got a part. The client sent its body once, and gets one answer."""
+    body = form(part("model", b"m"), part("file", os.urandom(9 << 20), "a.wav"))
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1 << 20)
+        served.runner.die()
+        served.scheduler.runner = spare
+        writer.transport.abort()
+
+    engine = await asyncio.start_unix_server(die, str(folder / "dying.sock"))
+    async with engine, proxy(folder, kind) as served, scripted_engine(folder / "spare.sock") as second:
+        serves_sounds(served)
+        served.pipeline.spool = folder
+        served.runner.upstream = UpstreamPool(Endpoint(path=folder / "dying.sock"))
+        spare = FakeRunner(second.endpoint)
+        spare.api = served.runner.api
+        monkeypatch.setattr(fakes, "FAKE_API", spare.api)
+        answer = await served.ask(post(FORM, body) + body)
+        assert (answer.status, answer.body) == (200, b'{"ok":true}')
+        assert [received.body == body for received in second.received] == [True]
+        assert (served.scheduler.granted, served.scheduler.leases) == (2, 0)
+        await until(lambda: served.pipeline.in_flight.buffered == 0)
+        spare.upstream.close()
+
+
+async def test_a_client_that_leaves_closes_no_file_that_a_thread_reads(folder: Path) -> None:
+    """The number of the file could already be another's, whose bytes the thread would take."""
+    begun, go_on = threading.Event(), threading.Event()
+    upload, given_up = RequestUpload(folder, lambda held: None), asyncio.Event()
+    upload.add(SOUND)
+
+    def read() -> Fields:
+        begun.set()
+        go_on.wait(HUNG)
+        return Fields("m")
+
+    work = Decoding(upload, read, lambda fields: None, given_up.set)
+    await asyncio.to_thread(begun.wait, HUNG)
+    work.cancel()
+    assert not given_up.is_set()
+    go_on.set()
+    async with asyncio.timeout(HUNG):
+        await given_up.wait()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -149,12 +208,45 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(folder: Path) -
         form(part("model", b"m" * 2000)),
         form(part("model", b"\xff")),
         part("model", b"m"),
-        form(*[part("x", b"")] * 300, part("model", b"m")),
+        form(*[part("x", b"")] * 10_000, part("model", b"m")),
+        form(headed(b"Content-Disposition: form-data; name*=utf-8''model"), part("model", b"m")),
+        form(headed(b'Content-Disposition: form-data; name="mo\\del"'), part("model", b"m")),
+        form(headed(b'Content-Disposition: form-data; name = "model"'), part("model", b"m")),
+        form(headed(b'Content-Disposition: form-data;\r\n name="model"'), part("model", b"m")),
+        form(headed(b'Content-Disposition: form-data; name="x"; name="model"'), part("model", b"m")),
+        form(headed(b'Content-Disposition: form-data; filename="a"; name="model"; "'), part("model", b"m")),
+        form(headed(b'Content-Disposition : form-data; name="model"'), part("model", b"m")),
+        form(headed(b'Content-Disposition: form-data; name="x"\r\n' * 2), part("model", b"m")),
+        form(part("x", b"\n--frontier\n" + part("model", b"other")), part("model", b"m")),
+        form(headed(b'Content-Disposition: form-data; name="x"')[:-7] + part("model", b"other"), part("model", b"m")),
+        b"preamble\n" + form(part("model", b"m")),
     ],
 )
 def test_a_form_that_two_readers_may_read_differently_is_refused(body: bytes) -> None:
+    for size in (1 << 16, 5):
+        with pytest.raises(BadRequest):
+            model_part(TYPE, [body[at : at + size] for at in range(0, len(body), size)])
+
+
+@pytest.mark.parametrize("kind", [TYPE + "; boundary=other", f'{TYPE[:20]}a="; boundary=frontier"; boundary=other'])
+def test_a_form_with_two_boundaries_is_refused(kind: str) -> None:
     with pytest.raises(BadRequest):
-        model_part(TYPE, [body])
+        model_part(kind, [form(part("model", b"m"))])
+
+
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        'form-data; name="model"',
+        "form-data; name=model",
+        'Form-Data;name="model";',
+        'form-data; filename="; name=file"; name="model"',
+        'form-data; name="model"; filename="größe \\"a\\".wav"; filename*=UTF-8\'\'gr%C3%B6%C3%9Fe.wav',
+    ],
+)
+def test_a_part_is_named_as_http_libraries_name_it(disposition: str) -> None:
+    body = form(headed(f"Content-Disposition: {disposition}".encode(), "größe".encode()))
+    assert model_part(TYPE, [body]).model == "größe"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1 << 16])

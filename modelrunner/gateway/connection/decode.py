@@ -14,7 +14,8 @@ LARGE = 512 << 10
 
 class Decoding:
     """The reading of a large `body` or an upload, which is the `Work` of its connection. `read` returns the fields. At
-    the end `done` gets them, or the error; `cancel` calls `given_up` instead."""
+    the end `done` gets them, or the error. After `cancel` it is `given_up` instead, once the thread no longer reads:
+    the number of a file that is closed too early may already be that of another client's connection."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class Decoding:
         self._read = read
         self._done = done
         self._given_up = given_up
-        self._over = False
+        self._over = self._reading = False
         if isinstance(body, RequestUpload):
             body.end(self._begin)
         else:
@@ -38,19 +39,23 @@ class Decoding:
 
     def cancel(self) -> None:
         self._over = True
-        self._given_up()
+        if not self._reading:
+            self._given_up()
 
     def _begin(self, error: ModelRunnerError | None) -> None:
         loop = asyncio.get_running_loop()
         if error is not None:
             loop.call_soon(self._tell, error)
             return
+        self._reading = True
         reading = loop.run_in_executor(BODIES, _attempt, self._read)
         reading.add_done_callback(lambda ended: self._tell(ended.result()))
 
     def _tell(self, result: Fields | Exception) -> None:
         if not self._over:
             self._done(result)
+        elif self._reading:
+            self._given_up()
 
 
 def _attempt(read: Callable[[], Fields]) -> Fields | Exception:
