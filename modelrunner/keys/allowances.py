@@ -36,6 +36,12 @@ class TokenBucket:
         self._missing = 0.0  # units until it is full; more than `limit` for a debt
         self._at = -math.inf  # the time of `_missing`
 
+    def change(self, limit: int | None, now: float) -> None:
+        """Sets the limit. What was taken stays taken, but leaves no debt beyond the new limit."""
+        if limit != self.limit:
+            missing = self.missing(now)
+            self.limit, self._missing = limit, min(missing, limit or 0)
+
     def missing(self, now: float) -> float:
         """Returns how many units the bucket lacks at the time `now`, in seconds."""
         if self._missing:
@@ -77,9 +83,10 @@ class Allowance:
 
     @rates.setter
     def rates(self, rates: Rates) -> None:
-        """Sets the limits. What was counted against a limit before stays counted."""
-        self._rates = rates
-        self._requests.limit, self._tokens.limit = rates.requests_per_minute, rates.tokens_per_minute
+        """Sets the limits. What was counted against a limit before stays counted, as `TokenBucket.change` says."""
+        self._rates, now = rates, self.clock()
+        self._requests.change(rates.requests_per_minute, now)
+        self._tokens.change(rates.tokens_per_minute, now)
 
     @property
     def is_idle(self) -> bool:

@@ -169,3 +169,23 @@ def test_addresses_that_are_idle_are_forgotten() -> None:
         clock.advance(1)
     assert len(addresses) < 2000
     assert addresses.of("10.0.0.1") is busy  # it has a request under way
+
+
+def test_a_lower_limit_leaves_no_debt_of_hours() -> None:
+    """Neither of what an idle address used long ago, nor of what it uses now."""
+    clock = FakeClock(0.0)
+    addresses = AddressAllowances(clock)
+    addresses.set_rates(Rates(requests_per_minute=600))
+    busy, idle = addresses.of("10.0.0.1"), addresses.of("10.0.0.2")
+    assert busy is not None
+    assert idle is not None
+    for _ in range(500):
+        assert admits([idle])
+    clock.advance(60)
+    for _ in range(500):
+        assert admits([busy])
+    addresses.set_rates(Rates(requests_per_minute=6))
+    assert admits([idle])
+    assert not admits([busy])
+    clock.advance(10)
+    assert admits([busy])
