@@ -198,8 +198,10 @@ def _experts_on_host(options: Mapping[str, str]) -> int:
 def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[list[split.Placement]]:
     """Returns the ways to place the run's layers on devices with these `rooms` (bytes), as `split.placements`. There is
     none if there is no device, or if flags decide. Raises `BadRequest` for a device that is not there."""
+    if not rooms:
+        return []
     check_devices(LlamaCppOptions.of(spec.options), len(rooms))
-    if not rooms or options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
+    if options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
     chosen, model = LlamaCppOptions.of(spec.options), tensor_sizes(spec.bundle, shape, _experts_on_host(options))
@@ -220,7 +222,7 @@ def check_devices(chosen: LlamaCppOptions, count: int) -> None:
     """Raises `BadRequest` if the options name a device beyond the `count` that are there."""
     named = {*chosen.devices, *([] if chosen.main_device is None else [chosen.main_device])}
     if missing := sorted(number for number in named if number >= count):
-        there = f"devices 0 to {count - 1}" if count > 1 else "device 0 alone" if count else "the processor alone"
+        there = f"devices 0 to {count - 1}" if count > 1 else "device 0 alone"
         raise BadRequest(
             f"there is no device {', '.join(map(str, missing))} for llama.cpp here, but {there}: change `devices` or "
             "`main-device`",

@@ -23,6 +23,7 @@ from modelrunner.errors import (
 )
 from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
+from modelrunner.models.declaredmodels import DeclaredModels
 from modelrunner.models.folderlooks import FolderLooks
 from modelrunner.models.orders import PullOrder
 from modelrunner.plugins.isolation import interface_of
@@ -66,6 +67,7 @@ class Library:
         self._puller = puller
         self._scheduler = scheduler
         self._registry = registry
+        self._declared = DeclaredModels(registry)
         self._configurations = configurations
         self._abilities = abilities
         self._aliases: AliasNames | None = None
@@ -358,8 +360,7 @@ class Library:
 
     async def declared(self, backend: str | None = None) -> list[tuple[str, Bundle]]:
         """Returns the models that engines manage themselves, each with the name of its backend."""
-        found = await asyncio.to_thread(self._registry.declared, backend)
-        return [(one.name, model.bundle(one.name)) for one, model in found]
+        return await self._declared.listed(backend)
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
         """Returns the abilities of each model: those of its runner if it is loaded, else those that its settings

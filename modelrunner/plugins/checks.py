@@ -10,6 +10,7 @@ from modelrunner.types import RequiredMemory, RunSpec, Variant
 
 T = TypeVar("T")
 _MOST_BYTES = 1 << 60  # more than any machine has
+_LONGEST_NAME = 512
 _FOLDED = ("context_size", "parallel", "gpu_layers")
 
 
@@ -83,7 +84,14 @@ def variants(value: Any) -> list[Variant]:
 
 
 def declared_models(value: Any) -> list[DeclaredModel]:
-    return [instance(DeclaredModel)(model) for model in value]
+    found = [instance(DeclaredModel)(model) for model in value]
+    for model in found:
+        if not isinstance(model.name, str) or not model.name.isprintable() or not 0 < len(model.name) <= _LONGEST_NAME:
+            raise ValueError(f"its name must be a printable text of at most {_LONGEST_NAME} characters")
+        words(sorted(model.capabilities))
+        byte_count(model.size)
+        optional(count)(model.context_length)
+    return found
 
 
 def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:

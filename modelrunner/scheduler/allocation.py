@@ -71,14 +71,11 @@ class Allocation:
     def start(self, key: RunnerKey, memory: RequiredMemory) -> bool:
         """Takes the `need` of a runner and returns True if it is free and not reserved; otherwise returns False."""
         need = self.need(key, memory)
-        if fits := self.has(need):
-            self.take(key, memory, need)
-        return fits
-
-    def take(self, key: RunnerKey, memory: RequiredMemory, need: Vector) -> None:
-        """Takes the `need` of a runner, which is free."""
+        if not self.has(need):
+            return False
         self.free, self.left = subtract(self.free, need), subtract(self.left, need)
         self._map(key, memory)
+        return True
 
     def has(self, need: Vector) -> bool:
         """True if it is free and not reserved."""

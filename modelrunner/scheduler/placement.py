@@ -13,7 +13,7 @@ else the one whose eviction costs least. So a model waits for a rank, never for 
   except where memory ran out: then the place is tried with more room, and then with a smaller run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from modelrunner.scheduler.allocation import Allocation, Vector, covers, raised
@@ -37,8 +37,6 @@ class Placement(NamedTuple):
     """The decision for one group."""
 
     option: RunOption
-    need: Vector
-    """The memory that it takes and that does not count yet."""
     victims: tuple[Slot, ...] = ()
     """The runners that go for it."""
     again: float = float("inf")
@@ -49,13 +47,9 @@ def candidates(
     key: RunnerKey, options: Sequence[RunOption], failures: Failures, memory: Allocation, most: Vector, now: float
 ) -> Candidates:
     """The options of the best rank that fits into `most`."""
-    known = after_faults(key, options, failures, most) if failures else options
-    fitting = [option for option in known if covers(most, memory.total(key, option.memory))]
-    if len(fitting) > 1:
-        best = min([option.rank for option in fitting])
-        fitting = [option for option in fitting if option.rank == best]
-    if not failures:
-        return Candidates(tuple(fitting))
+    fitting = [o for o in after_faults(key, options, failures, most) if covers(most, memory.total(key, o.memory))]
+    best = min([option.rank for option in fitting], default=0)
+    fitting = [option for option in fitting if option.rank == best]
     pauses = {o.place: f for o in fitting if (f := failures.get((key, o.place))) is not None and now < f.until}
     ready = tuple([option for option in fitting if option.place not in pauses])
     return Candidates(ready, None if ready else min(pauses.values(), key=lambda f: f.until, default=None))
@@ -74,22 +68,21 @@ def after_faults(key: RunnerKey, options: Sequence[RunOption], failures: Failure
     return found
 
 
+def free_now(key: RunnerKey, options: Iterable[RunOption], memory: Allocation) -> RunOption | None:
+    """The option that is free, None if none is."""
+    free = [option for option in options if memory.has(memory.need(key, option.memory))]
+    return max(free, key=lambda o: sum([memory.left[1 + device] for device in o.place.devices])) if free else None
+
+
 def place(group: Group, options: Sequence[RunOption], memory: Allocation, eviction: Eviction) -> Placement:
     """The decision of the rule for these candidates, of which there is one at least."""
-    needs = [(option, memory.need(group.key, option.memory)) for option in options]
-    if free := [way for way in needs if memory.has(way[1])]:
-        option, need = free[0] if len(free) == 1 else max(free, key=lambda way: _left(way[0], memory))
-        return Placement(option, need)
+    if (free := free_now(group.key, options, memory)) is not None:
+        return Placement(free)
     ways = []
-    for option, need in needs:
-        shortage = memory.shortage(need)
+    for option in options:
+        shortage = memory.shortage(memory.need(group.key, option.memory))
         if not any(shortage):
-            return Placement(option, need)  # room comes for it
-        ways.append((option, need, eviction.propose(shortage, group)))
-    option, need, proposal = ways[0] if len(ways) == 1 else min(ways, key=lambda way: way[2].cost)
-    return Placement(option, need, proposal.victims, proposal.again)
-
-
-def _left(option: RunOption, memory: Allocation) -> int:
-    """Bytes that are left on the option's devices."""
-    return sum([memory.left[1 + device] for device in option.place.devices])
+            return Placement(option)  # room comes for it
+        ways.append((option, eviction.propose(shortage, group)))
+    option, proposal = min(ways, key=lambda way: way[1].cost)
+    return Placement(option, proposal.victims, proposal.again)

@@ -173,13 +173,13 @@ class Plan:
     def _admit(self, group: Group, options: Sequence[RunOption], eviction: Eviction) -> Vector:
         """Starts a runner, or evicts for it. Returns the memory that it takes, or that is reserved for it."""
         eviction.gone.add(group.key)  # a runner that is to be woken makes no room for itself
-        option, need, victims, again = placement.place(group, options, self.memory, eviction)
+        option, victims, again = placement.place(group, options, self.memory, eviction)
         eviction.gone.update([slot.key for slot in victims])
         for slot in victims:
             self._stop(slot, Reason.ROOM, group.name)
         self._due.append(again)
-        if self.memory.has(need):
-            self.memory.take(group.key, option.memory, need)
+        need = self.memory.need(group.key, option.memory)
+        if self.memory.start(group.key, option.memory):
             self._actions.append(Start(group.key, option))
         else:
             self.memory.reserve(need)

@@ -7,7 +7,7 @@ the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 from collections.abc import Iterator
 
 from modelrunner.scheduler.allocation import Allocation
-from modelrunner.scheduler.placement import candidates
+from modelrunner.scheduler.placement import candidates, free_now
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import RunnerSlot
@@ -22,7 +22,7 @@ async def fits_beside(reconciler: Reconciler, target: Target) -> bool:
     slots = [slot.view() for slot in reconciler.slots.values()]
     memory = Allocation(reconciler.budget(), slots, [option.memory for option in options])
     best, _ = candidates(target.key, options, {}, memory, memory.budget, reconciler.time())
-    return any(memory.has(memory.need(target.key, option.memory)) for option in best)
+    return free_now(target.key, best, memory) is not None
 
 
 def retire(reconciler: Reconciler, target: Target) -> None:

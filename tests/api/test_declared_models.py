@@ -1,6 +1,7 @@
 """Models that an engine manages itself (`Backend.uses_external_model_management`): they are served and listed as any
 other, without a file in the store."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -40,6 +41,21 @@ async def test_it_is_listed_beside_those_of_the_store(daemon: Daemon) -> None:
         4096,
         ["chat", "completion"],
     )
+
+
+async def test_a_backend_that_blocks_hides_no_other_model(daemon: Daemon) -> None:
+    """The list has what it declared before."""
+    async with daemon.tcp.get("/v1/models") as answer:
+        before = await answer.json()
+    backend: Any = daemon.backend
+    released = threading.Event()
+    backend.models = lambda: MODELS if released.wait() else []
+    try:
+        for _ in range(2):
+            async with daemon.tcp.get("/v1/models") as answer:
+                assert await answer.json() == before
+    finally:
+        released.set()
 
 
 @pytest.mark.parametrize(("model", "path", "status"), [("theirs/small", "completions", 404), (NAME, "rerank", 400)])

@@ -1,0 +1,48 @@
+"""The models that engines manage themselves, for lists."""
+
+import asyncio
+from collections.abc import Sequence
+
+from modelrunner.backend import DeclaredModel
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.types import Bundle
+
+_PATIENCE = 0.5
+"""Seconds that a list waits for the backends."""
+
+
+class DeclaredModels:
+    """Asks each backend for its models, one call at a time. A list has what a slow backend declared the last time, so
+    that one which blocks delays no list of the other models."""
+
+    def __init__(self, registry: BackendRegistry) -> None:
+        self._registry = registry
+        self._known: dict[str, Sequence[DeclaredModel]] = {}
+        """What each backend declared the last time, by its name."""
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """The calls under way, by the name of the backend."""
+        self._late: set[str] = set()
+        """The names of backends that were waited for in vain; no list waits for them until they have answered."""
+
+    async def listed(self, backend: str | None = None) -> list[tuple[str, Bundle]]:
+        """Returns the models of one backend or of all, each with the name of its backend."""
+        names = [
+            one.name for one in self._registry if one.uses_external_model_management and backend in (None, one.name)
+        ]
+        calls = {name: self._asking.get(name) or self._ask(name) for name in names if name not in self._late}
+        if calls:
+            await asyncio.wait(calls.values(), timeout=_PATIENCE)
+        self._late |= {name for name, call in calls.items() if not call.done()}
+        return [(name, model.bundle(name)) for name in names for model in self._known.get(name, ())]
+
+    def _ask(self, name: str) -> asyncio.Task[None]:
+        task = self._asking[name] = asyncio.create_task(self._learn(name), name=f"models of {name}")
+        return task
+
+    async def _learn(self, name: str) -> None:
+        try:
+            found = await asyncio.to_thread(self._registry.declared, name)
+            self._known[name] = [model for _, model in found]
+        finally:
+            del self._asking[name]
+            self._late.discard(name)
