@@ -27,6 +27,8 @@ from modelrunner.types import Bundle, Mode, ModelFormat
 ENTRY_POINT_GROUP = "modelrunner.backends"
 _DISTRIBUTION = "modelrunner"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+_CALL = re.compile(r"/v1/(?!(?:models|files|batches|responses|streams|tools)(?:/|$))[a-z0-9_-]+(?:/[a-z0-9_-]+)*")
+"""The path of a call that a backend may add: no path that is open without a key, or that the control plane has."""
 log = logging.getLogger(__name__)
 
 
@@ -178,6 +180,9 @@ def _check_class(entry: EntryPoint, kind: type[Backend]) -> None:
     for what, values, member in (("formats", kind.formats, ModelFormat), ("modes", kind.modes, Mode)):
         if not values or not all(isinstance(value, member) for value in values):
             raise ValueError(f"its {what} are {values!r}, not a set of {member.__name__}")
+    for path in kind.calls:
+        if not _CALL.fullmatch(path):
+            raise ValueError(f"its call {path!r} is no path below /v1/ that modelrunner leaves to backends")
     for interface in OPTIONAL:
         methods = {name for name in vars(interface) if not name.startswith("_")}
         missing = {name for name in methods if not hasattr(kind, name)}

@@ -11,10 +11,11 @@ import modelrunner.plugins.registry
 from modelrunner import sdk
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
 from modelrunner.config.locations import ConfigurationError
+from modelrunner.engineapi import ServiceCall
 from modelrunner.errors import BackendNotFound, BackendUnavailable, TimedOut, UnsupportedModel
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.types import Bundle, ModelFormat, ModelHeader
+from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader
 
 
 class Plain(Backend):
@@ -143,6 +144,17 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         registry.get("gone")
     with pytest.raises(BackendNotFound, match="plain"):
         registry.get("nothing")
+    registry.close()
+
+
+@pytest.mark.parametrize("path", ["/ui/speech", "/health", "/keys", "/v1/files", "/v1/models/x/y", "/v1/a/../../keys"])
+def test_a_plug_in_takes_no_path_of_the_daemon(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Neither one that needs no key, nor one of the control plane."""
+    monkeypatch.setattr(Plain, "calls", {path: ServiceCall(Mode("speech"))}, raising=False)
+    found = [entry("plain", f"{__name__}:Plain")]
+    monkeypatch.setattr(modelrunner.plugins.registry, "entry_points", lambda group: found)
+    registry = BackendRegistry.discover(context)
+    assert path in registry.statuses()["plain"].details
     registry.close()
 
 
