@@ -5,7 +5,7 @@ Header = tuple[bytes, bytes]
 
 _EXPOSED = (
     b"X-Request-ID, Server-Timing, Retry-After, X-Modelrunner-Variant, X-Modelrunner-Ignored, X-Modelrunner-Model, "
-    b"X-Modelrunner-Cache, X-Modelrunner-Stream, X-Modelrunner-Tools-Missing"
+    b"X-Modelrunner-Truncated, X-Modelrunner-Cache, X-Modelrunner-Stream"
 )
 _VARY: tuple[Header, ...] = ((b"Vary", b"Origin"),)
 

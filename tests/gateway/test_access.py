@@ -1,9 +1,14 @@
 """Which origins and which names of the server are allowed."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import modelrunner
 from modelrunner.errors import Forbidden
 from modelrunner.gateway.access import Access, host_names
+from modelrunner.http.answers import cors
 
 SERVER = "localhost:12434"
 
@@ -83,3 +88,12 @@ def test_local_origins_are_this_machine_s_pages_and_apps() -> None:
         assert allows(["local"], origin)
     for origin in ("null", "https://evil.example", "http://localhost.evil.example", "chrome-extension://x"):
         assert not allows(["local"], origin)
+
+
+def test_a_page_may_read_every_field_of_ours() -> None:
+    """A browser hides the fields that are not named to it: a page would not see that its request was cut."""
+    package = Path(modelrunner.__file__).parent
+    ours = {name for file in package.rglob("*.py") for name in re.findall(r"X-Modelrunner-[A-Za-z]+", file.read_text())}
+    exposed = dict(cors("https://chat.example"))[b"Access-Control-Expose-Headers"].decode().split(", ")
+    assert ours == {name for name in exposed if name.startswith("X-Modelrunner")}
+    assert "X-Modelrunner-Truncated" in ours
