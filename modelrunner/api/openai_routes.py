@@ -7,7 +7,7 @@ from modelrunner.api import openaiforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_flag, reference_in_path
 from modelrunner.api.reach import Reach
-from modelrunner.errors import ModelNotFound, NotImplementedHere
+from modelrunner.errors import InvalidReference, ModelNotFound, NotImplementedHere
 from modelrunner.models.library import Library
 from modelrunner.store import StoredModel
 
@@ -68,7 +68,14 @@ class OpenAIRoutes:
         alias = reference_in_path(request, "/v1/models/")
         reference = self._library.meant(alias)
         self._reach.check(request, reference)
-        model, name = self._library.named(reference)
+        try:
+            model, name = self._library.named(reference)
+        except (ModelNotFound, InvalidReference):
+            declared = await self._library.declared(request.match_info.get("backend"))
+            for backend, bundle in declared:
+                if bundle.name == reference:
+                    return json_response(openaiforms.declared_model(bundle, backend))
+            raise
         name = name if alias == reference else alias
         if not self._is_served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")

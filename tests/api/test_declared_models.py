@@ -41,6 +41,10 @@ async def test_it_is_listed_beside_those_of_the_store(daemon: Daemon) -> None:
         4096,
         ["chat", "completion"],
     )
+    async with daemon.tcp.get(f"/v1/models/{NAME}") as answer:
+        assert await answer.json() == theirs
+    async with daemon.tcp.get("/v1/models/theirs/small") as answer:
+        assert answer.status == 404
 
 
 async def test_a_backend_that_blocks_hides_no_other_model(daemon: Daemon) -> None:
