@@ -275,7 +275,7 @@ class Exchange:
     def complete(self, request: dict, *, chat: bool) -> None:
         count = len(self.engine.words) or self.tokens(request)
         if request.get("stream"):
-            return self.stream(request, count, chat)
+            return self.stream_several(request, count) if answers(request) > 1 else self.stream(request, count, chat)
         words = [self.word(number) for number in range(count)]
         text = "".join(words)
         choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -304,6 +304,26 @@ class Exchange:
         self.event(last)
         if (request.get("stream_options") or {}).get("include_usage"):
             self.event({**last, "choices": [], "usage": usage(3, count)})
+        self.event("[DONE]")
+        self.connection.sendall(b"0\r\n\r\n")
+
+    def stream_several(self, request: dict, count: int) -> None:
+        """Several choices, each with a usage of its own, as llama.cpp has them: those of a chat in an event without
+        choices, if they are wanted, those of completions in the last event."""
+        chat = "messages" in request
+        wanted = (request.get("stream_options") or {}).get("include_usage")
+        self.connection.sendall(self.head(200, "text/event-stream", "Transfer-Encoding: chunked"))
+        for index in reversed(range(answers(request))):
+            for number in range(count):
+                text = self.word(number)
+                part = {"delta": {"content": text}} if chat else {"text": text}
+                self.event(self.frame(chat, ".chunk", {"index": index, **part}))
+            end: dict = {"delta": {}} if chat else {"text": ""}
+            last = self.frame(chat, ".chunk", {"index": index, "finish_reason": "stop", **end})
+            used = {"usage": usage(3, count)}
+            self.event(last if chat else last | used)
+            if chat and wanted:
+                self.event({**last, "choices": [], **used})
         self.event("[DONE]")
         self.connection.sendall(b"0\r\n\r\n")
 
@@ -391,6 +411,12 @@ class Exchange:
             os.kill(os.getpid(), signal.SIGKILL)
         self.connection.shutdown(socket.SHUT_RDWR)
         raise Gone
+
+
+def answers(request: dict) -> int:
+    """How many choices an answer has."""
+    prompt = request.get("prompt")
+    return (request.get("n") or 1) * (len(prompt) if isinstance(prompt, list) else 1)
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:

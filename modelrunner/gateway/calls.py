@@ -14,6 +14,7 @@ from modelrunner.aliases import Alias
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest, ContextTooLong, ModelRunnerError
 from modelrunner.gateway.engine_request import EngineRequest
+from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.gateway.uploads import RequestUpload
 from modelrunner.http.answers import Header
@@ -115,6 +116,10 @@ class Translation(Protocol):
     whole: ClassVar[bool] = False
     chunk_per_line: ClassVar[bool] = False
     """True if each line gets a chunk of HTTP of its own: clients parse what one read gives them as one line."""
+
+    @property
+    def counted(self) -> Tokens | None:
+        """The tokens of all choices so far; None where the end of the engine's body counts them all."""
 
     def piece(self, data: bytes) -> bytes:
         """Returns the client's bytes for the next bytes of the engine's body, which may end anywhere."""

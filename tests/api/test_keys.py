@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,38 @@ async def test_tokens_are_counted_by_the_engine(start_daemon: StartDaemon) -> No
     key = await make_key(daemon, tokens_per_minute=12)
     statuses = [(await call(daemon, "POST", "/v1/chat/completions", key, CHAT))[0] for _ in range(3)]
     assert statuses == [200, 200, 429]  # 3 of the prompt and 8 of the answer each
+
+
+SEVERAL: dict[str, tuple[str, dict[str, Any], int]] = {
+    "copies": ("/v1/chat/completions", {**CHAT, "n": 4}, 3),
+    "prompts": ("/v1/completions", {"model": "smol", "prompt": ["a", "b", "c"]}, 9),
+    "copies of prompts": ("/v1/completions", {"model": "smol", "prompt": ["a", "b"], "n": 2}, 6),
+}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(("path", "body", "prompts"), SEVERAL.values(), ids=SEVERAL)
+async def test_every_choice_and_every_prompt_counts(
+    start_daemon: StartDaemon, streamed: bool, path: str, body: dict[str, Any], prompts: int
+) -> None:
+    """For an engine that counts each choice by itself, as llama.cpp does."""
+    daemon = await start_daemon(models={"smol": 0})
+    wanted = {"stream": True, "stream_options": {"include_usage": True}}
+    endpoint = replace(daemon.backend.endpoints[path], as_stream=wanted)
+    daemon.backend.endpoints = {**daemon.backend.endpoints, path: endpoint}
+    choices = body.get("n", 1) * len(body.get("prompt", "x"))
+    key = await make_key(daemon, tokens_per_minute=prompts + 8 * choices)
+    headers = {"X-API-Key": key}
+    async with daemon.tcp.post(path, json={**body, **(wanted if streamed else {})}, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+        text = await answer.text()
+    lines = text.split("data: ") if streamed else [text]
+    told = [found["usage"] for line in lines if line.startswith("{") and (found := json.loads(line)).get("usage")]
+    assert [(used["prompt_tokens"], used["completion_tokens"]) for used in told] == [(prompts, 8 * choices)]
+    async with daemon.unix.get("/usage?by=key") as found:
+        [usage] = await found.json()
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompts, 8 * choices)
+    assert (await call(daemon, "POST", path, key, body))[0] == 429
 
 
 async def test_a_stream_that_its_client_left_costs_its_prompt(start_daemon: StartDaemon) -> None:

@@ -200,6 +200,7 @@ class Words:
     headers: tuple[Header, ...] = ((b"Content-Type", b"text/plain"),)
     whole: ClassVar[bool] = False
     chunk_per_line: ClassVar[bool] = False
+    counted: ClassVar[None] = None
 
     def __init__(self) -> None:
         self._rest = b""

@@ -16,6 +16,7 @@ import msgspec
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.calls import JSON
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
+from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.http.answers import Header
 
 LIMIT = 32 << 20
@@ -62,6 +63,10 @@ class Assembly(ABC):
         self._lines = EventLines()
         self._kept = 0  # bytes
         self._refusal: EngineRefusal | None = None
+
+    @property
+    def counted(self) -> Tokens | None:
+        return None
 
     def piece(self, data: bytes) -> bytes:
         """Reads the events. Raises `EngineProtocolError` for an answer larger than `LIMIT` or of an unknown shape."""
@@ -116,6 +121,7 @@ class WholeBody(ABC):
 
     whole: ClassVar[bool] = True
     chunk_per_line: ClassVar[bool] = False
+    counted: Tokens | None = None
 
     def __init__(self, headers: tuple[Header, ...]) -> None:
         self.headers = (JSON, *headers)

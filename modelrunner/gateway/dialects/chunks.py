@@ -16,6 +16,7 @@ from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.dialects.nesting import decode_with_room
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.gateway.engine_request import EngineRequest
+from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.http.answers import Header
 
 
@@ -132,6 +133,7 @@ class ChunkTranslation(ABC):
     headers: tuple[Header, ...]
     whole: ClassVar[bool] = False
     chunk_per_line: ClassVar[bool] = False
+    counted: Tokens | None = None
 
     def __init__(self) -> None:
         self._lines = EventLines()

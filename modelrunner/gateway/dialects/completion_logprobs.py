@@ -10,6 +10,7 @@ import msgspec
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.calls import EVENT_STREAM
 from modelrunner.gateway.dialects.assembly import LIMIT
+from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.http.answers import Header
 
 _MARK = b'"content":['
@@ -40,6 +41,7 @@ class CompletionEvents:
     headers: tuple[Header, ...] = EVENT_STREAM
     whole: ClassVar[bool] = False
     chunk_per_line: ClassVar[bool] = False
+    counted: Tokens | None = None
 
     def __init__(self) -> None:
         self._rest = b""

@@ -10,6 +10,7 @@ from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.bodies import JsonDialect
+from modelrunner.gateway.dialects.choices import ChoiceCounts, ChoiceEvents
 from modelrunner.gateway.dialects.completion_logprobs import CompletionEvents
 from modelrunner.gateway.dialects.dialect import WITH_ENGINE, refusal_headers, streamed
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
@@ -54,6 +55,7 @@ _SAME = {"prompt": "content", "add_special_tokens": "add_special"}
 """What vLLM's clients call what llama.cpp's call so, when they tokenize."""
 
 
+_ABSENT = msgspec.Raw()
 _Count = Annotated[int, msgspec.Meta(ge=0)] | None
 _Length = Annotated[int, msgspec.Meta(ge=-1)] | None  # engines take -1 for "no limit"
 _Copies = Annotated[int, msgspec.Meta(ge=1)] | None
@@ -69,6 +71,8 @@ class OpenAIFields(Fields, frozen=True, gc=False):
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: float | None = None
     n: _Copies = None
+    n_cmpl: _Copies = None
+    prompt: msgspec.Raw = _ABSENT
     stop: str | list[str] | None = None
     seed: int | None = None
     presence_penalty: float | None = None
@@ -82,6 +86,22 @@ class OpenAIFields(Fields, frozen=True, gc=False):
     encoding_format: Literal["float", "base64"] | None = None
     top_n: _Count = None
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+
+    @property
+    def copies(self) -> int:
+        """How many choices each prompt gets; `n_cmpl` is llama.cpp's name."""
+        return self.n_cmpl or self.n or 1
+
+    @property
+    def has_several(self) -> bool:
+        """True if the answer may have several choices."""
+        return self.copies > 1 or bytes(memoryview(self.prompt)[:1]) == b"["
+
+    @property
+    def wants_usage(self) -> bool:
+        """True if a stream ends with one usage. vLLM's `continuous_usage_stats` wants one in each event instead."""
+        options = self.stream_options or {}
+        return bool(options.get("include_usage")) and not options.get("continuous_usage_stats")
 
 
 class OpenAI(JsonDialect):
@@ -142,8 +162,16 @@ class OpenAI(JsonDialect):
         elif read is not None and request.path in _GENERATING:
             _hold(request, read)
         fields = ask.fields
-        if request.path == _COMPLETIONS and isinstance(fields, OpenAIFields) and fields.logprobs and fields.stream:
-            translation = translation or CompletionEvents()
+        if not isinstance(fields, OpenAIFields) or request.path not in _GENERATING:
+            return request, translation
+        events = CompletionEvents() if request.path == _COMPLETIONS and fields.logprobs and fields.stream else None
+        if not fields.has_several:
+            return request, translation or events
+        counts = ChoiceCounts(fields.copies)
+        if isinstance(translation, OpenAIAnswer):
+            translation.counts = counts
+        elif fields.stream:
+            translation = ChoiceEvents(counts, total=fields.wants_usage, logprobs=events)
         return request, translation
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:

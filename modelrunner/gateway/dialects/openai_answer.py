@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from modelrunner.gateway.dialects.assembly import Assembly, Event, finished, grow, is_null
+from modelrunner.gateway.dialects.choices import ChoiceCounts
 from modelrunner.gateway.dialects.completion_logprobs import in_lists
+from modelrunner.gateway.request.tokens import Tokens
 
 _GROWING = frozenset(("content", "reasoning_content", "refusal", "arguments"))
 _STREAMED_ONLY = frozenset(("choices", "prompt_progress"))
@@ -21,14 +23,24 @@ _logprobs = msgspec.json.Decoder(Event)
 
 
 class OpenAIAnswer(Assembly):
-    """The fields beside the choices (`usage`, `timings`) come from the choice with the index 0, as in llama.cpp's
-    answers with several choices."""
+    """The fields beside the choices (`timings`) come from the choice with the index 0, as in llama.cpp's answers with
+    several choices. `counts` counts the tokens of several choices."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.counts: ChoiceCounts | None = None
         self._fields: Event = {}
         self._choices: dict[int, _ChoicePieces] = {}
         self._current = 0  # the choice of the last chunk: the usage follows it, without an index
+
+    @property
+    def counted(self) -> Tokens | None:
+        return self.counts.tokens if self.counts is not None else None
+
+    def _read(self, data: bytes) -> None:
+        super()._read(data)
+        if self.counts is not None:
+            self.counts.read(data)
 
     def add(self, event: Event) -> int:
         kept = 0
@@ -51,7 +63,8 @@ class OpenAIAnswer(Assembly):
     def answer(self) -> Mapping[str, Any]:
         choices = [{**choice.answer(), "index": index} for index, choice in sorted(self._choices.items())]
         kind = _text.decode(self._fields.get("object", b'""')).removesuffix(".chunk")
-        return {"choices": choices, **self._fields, "object": kind}
+        usage = {"usage": self.counts.usage()} if self.counts is not None else {}
+        return {"choices": choices, **self._fields, **usage, "object": kind}
 
 
 class _ChoicePieces:

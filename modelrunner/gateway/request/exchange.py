@@ -107,8 +107,9 @@ class Exchange:
         ask, lease, upstream, tokens = self.ask, self.lease, self._upstream, NONE
         size, tail = self._received if upstream is None else upstream.received
         if self._refusal is None:
+            counted = self._translation.counted if self._translation is not None else None
             if size:
-                tokens = tokens_of(tail, size, self._opening)
+                tokens = counted or tokens_of(tail, size, self._opening)
             if not tokens.prompt and lease is not None and (tokens.answer or upstream is not None):
                 tokens = with_prompt(tokens, len(ask.body), lease.runner.spec.context_size)
         error = self._error.code if self._error is not None else ""
