@@ -34,6 +34,7 @@ def parse() -> argparse.Namespace:
     starting.add_argument("--crash", metavar="MESSAGE", help="print it and exit with 1")
     starting.add_argument("--crash-while", metavar="FILE", help="... only while this file exists")
     starting.add_argument("--allocate", type=int, default=0, metavar="MIB")
+    starting.add_argument("--sharing", type=int, default=0, help="so many children that share its memory")
     process = p.add_argument_group("process")
     process.add_argument("--ignore-term", action="store_true")
     process.add_argument("--stop", action="store_true", help="SIGSTOP itself once ready")
@@ -100,6 +101,12 @@ class Engine:
             sys.exit(o.crash)
         for kind in o.grandchild:
             spawn_grandchild(kind)
+        engine = os.getpid()
+        for _ in range(o.sharing):
+            if os.fork() == 0:
+                while os.getppid() == engine:
+                    time.sleep(0.05)
+                os._exit(0)
         if o.gate_before_listening:
             self.load()
         listener = self.listen()

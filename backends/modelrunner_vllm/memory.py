@@ -38,13 +38,15 @@ _ENCODERS = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "NomicBert", "Distil
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The options of a run that decide its memory. There are `parallel` sequences of `context` tokens. A block of the
-    cache has `block` tokens, and one computation at most `batched`."""
+    cache has `block` tokens, and one computation at most `batched`. Each worker keeps `offloaded` bytes of the weights
+    in main memory instead of its device."""
 
     context: int
     parallel: int
     options: VllmOptions
     block: int
     batched: int
+    offloaded: int
 
     @classmethod
     def of(cls, spec: RunSpec, kind: EngineKind) -> "Shape":
@@ -52,7 +54,8 @@ class Shape:
         block = int(own.get("--block-size", _CUDA_BLOCK if kind is EngineKind.CUDA else _CPU_BLOCK))
         batched = int(own.get("--max-num-batched-tokens", _BATCHED_TOKENS))
         options = VllmOptions.of(spec.options)
-        return cls(spec.context_size, spec.parallel, options, block, batched)
+        offloaded = int(float(own.get("--cpu-offload-gb", 0)) * (1 << 30))
+        return cls(spec.context_size, spec.parallel, options, block, batched, offloaded)
 
 
 class Config:
@@ -103,8 +106,9 @@ def required(spec: RunSpec, kind: EngineKind) -> RequiredMemory:
         return RequiredMemory(_SERVER)  # Ray places the workers, and accounts for them
     if kind is EngineKind.CPU:
         return RequiredMemory(_SERVER + workers * (_WORKER + cache) + model)
-    device = model // workers + cache + _CUDA_CONTEXT
-    return RequiredMemory(_SERVER + workers * _CUDA_WORKER, (device,) * workers)
+    offloaded = min(run.offloaded, weights(spec.bundle, run.options) // workers)
+    device = model // workers - offloaded + cache + _CUDA_CONTEXT
+    return RequiredMemory(_SERVER + workers * (_CUDA_WORKER + offloaded), (device,) * workers)
 
 
 def placed(spec: RunSpec, kind: EngineKind, devices: int, visible: Sequence[str]) -> list[Variant]:

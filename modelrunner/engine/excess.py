@@ -1,7 +1,7 @@
 """Ends an engine that oversteps: that takes far more than was planned for it, in memory or in files of its folder, or
-puts another program in its place. No kernel limits
-that for a program without privileges and without breaking engines, which reserve addresses as they like. So this
-module looks once a second."""
+puts another program in its place. No kernel limits that for a program without privileges and without breaking engines,
+which reserve addresses as they like. So this module looks once a second. Pages that an engine's processes share, as
+forks do, count once."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from modelrunner.errors import EngineFailed, Unavailable
-from modelrunner.processes.processtree import private_memory, process_tree
+from modelrunner.processes.processtree import memory_of, private_memory, process_tree
 from modelrunner.types import RequiredMemory
 from modelrunner.units import format_bytes
 
@@ -47,18 +47,17 @@ class Excess:
         while True:
             await asyncio.sleep(_LOOK)
             with suppress(Unavailable):  # no thread can be started at the moment
-                if found := await asyncio.to_thread(self._found, pid):
-                    raise EngineFailed(found)
+                if fault := await asyncio.to_thread(self.fault, pid):
+                    raise EngineFailed(fault)
 
-    def _found(self, pid: int) -> str:
+    def fault(self, pid: int) -> str:
         """Returns a sentence about what is too much, "" for nothing."""
         if self._deceives:
             return "the engine was ended because it put another program's socket in the place of its own"
         if self._looks % _TREE == 0:
             self._pids = [process.pid for process in process_tree(pid)]
         self._looks += 1
-        memory = sum(map(private_memory, self._pids))
-        if self.limit is not None and memory > self.limit:
+        if self.limit is not None and (memory := self._memory(pid)) > self.limit:
             return (
                 f"the engine was ended because it held {format_bytes(memory)} of memory, far more than was planned for "
                 f"it (the limit is {format_bytes(self.limit)}): its model or chat template may be made to exhaust the "
@@ -70,6 +69,16 @@ class Excess:
                 "to its folder"
             )
         return ""
+
+    def _memory(self, pid: int) -> int:
+        """Returns bytes of main memory without mapped files. Shared pages count for each process as long as that is
+        within the limit: to share them out, the kernel walks all pages."""
+        assert self.limit is not None
+        memory = sum(map(private_memory, self._pids))
+        if memory <= self.limit:
+            return memory
+        exact = memory_of(pid)
+        return exact.ram - exact.shared
 
 
 def _holds_too_much(folder: Path) -> bool:

@@ -61,7 +61,8 @@ class Sleeping:
     def add(self, slot: RunnerSlot) -> None:
         """Adds a runner that has just become ready, if it can sleep."""
         if level := slot.runner.sleep_level:
-            self._sleepers[slot.target.key] = _Sleeper(slot, level)
+            sleeper = self._sleepers[slot.target.key] = _Sleeper(slot, level)
+            slot.runner.expect(slot.option.memory.most(sleeper.asleep()))
 
     def remove(self, slot: RunnerSlot) -> None:
         """Removes a runner whose process is gone."""

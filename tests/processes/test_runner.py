@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.engine.excess import Excess
 from modelrunner.engine.lastwords import last_words
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import free_port, pause
@@ -23,7 +24,7 @@ from modelrunner.errors import (
     TimedOut,
 )
 from modelrunner.processes import process
-from modelrunner.processes.processtree import activity_of
+from modelrunner.processes.processtree import activity_of, private_memory, process_tree
 from modelrunner.types import Endpoint, ProcessOptions, RequiredMemory, RunSpec
 from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
 from tests.ports import reserved_port
@@ -506,6 +507,19 @@ async def test_an_engine_that_takes_far_more_memory_than_was_planned_is_ended(wa
         with pytest.raises(EngineFailed, match="far more than was planned"):
             await watched.task
     assert not (tmp_path / "run").exists()
+
+
+async def test_memory_that_the_processes_of_an_engine_share_counts_once(watch, tmp_path):
+    watched = watch("--allocate", "100", "--sharing", "6")
+    await watched.ready()
+    pid = watched.runner.pid
+    assert sum(private_memory(process.pid) for process in process_tree(pid)) > 300 << 20
+    excess = Excess(tmp_path / "run")
+    excess.limit = 300 << 20
+    assert excess.fault(pid) == ""
+    excess.limit = 50 << 20
+    assert "far more than was planned" in excess.fault(pid)
+    await watched.stop()
 
 
 async def test_an_engine_that_fills_its_folder_is_ended(watch, tmp_path):

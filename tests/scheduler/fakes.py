@@ -127,12 +127,13 @@ class FakeRunner:
         self.loaded_for: str | None = None
         self.orders: list[str] = []
         self.sleeps = False
+        self.expected = RequiredMemory(0)
         self._world = world
         self._last_words = ""
         self._died = asyncio.Event()
 
     def expect(self, memory: RequiredMemory) -> None:
-        """Takes what was planned for it."""
+        self.expected = memory
 
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None]) -> NoReturn:
         engine = self._world.engines[self.key.model_id]

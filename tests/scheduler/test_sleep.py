@@ -1,6 +1,7 @@
 """Runners that sleep before they are stopped: the plan as values, then the scheduler in virtual time."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -153,6 +154,16 @@ async def test_an_unused_runner_sleeps_for_a_keep_alive_and_then_ends() -> None:
     await asyncio.sleep(51.0)
     assert world.resident() == []
     assert events(scheduler) == ["load", "ready", "sleep", "stop"]
+    await scheduler.close(0)
+
+
+@virtual
+async def test_weights_that_sleep_in_main_memory_count_as_planned_for_the_engine() -> None:
+    world = World(100, {"a": Engine(1, vram=(60,), sleep_level=1)}, vram=(80,))
+    scheduler, asked = world.scheduler(), target("a")
+    large = replace(asked.spec, bundle=replace(asked.spec.bundle, size=60))
+    (await scheduler.acquire(replace(asked, spec=large))).release()
+    assert world.runner("a").expected.ram == 61
     await scheduler.close(0)
 
 

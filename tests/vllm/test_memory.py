@@ -83,6 +83,14 @@ def test_on_gpus_each_holds_its_part() -> None:
     assert two.ram > one.ram
 
 
+def test_weights_that_are_offloaded_lie_in_main_memory() -> None:
+    whole, some, everything = (
+        memory.required(spec(None, "--cpu-offload-gb", size), EngineKind.CUDA) for size in ("0", "0.1", "1000")
+    )
+    assert some.ram - whole.ram == whole.vram[0] - some.vram[0] == int(0.1 * GIB)
+    assert everything.ram - whole.ram == whole.vram[0] - everything.vram[0] < GIB
+
+
 def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
     alone = memory.required(spec(), EngineKind.CPU)
     adapted = replace(bundle(), adapters=(Adapter("style", Path("/a"), 1.0, 5 * MIB),))
