@@ -64,6 +64,8 @@ def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) 
     """`phase` is the phase of the model's runner, None without one."""
     waits_for = {Phase.READY: "its turn behind other requests", Phase.STARTING: "its load", None: "memory"}
     what = "it to be resumed: it is paused" if paused else waits_for.get(phase, "memory")
+    if phase is Phase.READY and any(request.suspect for request in group.waiting):
+        what = "its turn: its engine crashed twice, and the requests that it had are asked again one at a time"
     return TimedOut(f"{group.name} timed out after {max_wait:g} s waiting for {what}; try again later")
 
 

@@ -5,7 +5,8 @@ of docs/scheduling.md in this order:
    waited for it.
 2. A runner that nobody uses stops when its keep-alive has passed; one that can sleep sleeps for a second keep-alive
    before it stops. A paused model's runner stops after its last lease.
-3. Requests get leases of ready runners in the order of `fairness`, or are refused if they waited too long.
+3. Requests get leases of ready runners in the order of `fairness`, suspects of a crash one at a time, or are refused if
+   they waited too long.
 4. Models without a runner get one in the order of `fairness`. The model can never fit: refuse. It fits: start, or wake
    the runner that sleeps. Otherwise evict (`eviction`) and reserve the memory, which no request later in line may take.
    `placement` decides where, and how small. A pinned runner is never evicted. A pinned model that is waited for counts
@@ -25,6 +26,7 @@ from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.state import (
     LEAVING,
+    SUSPECT_TURN,
     Action,
     Forget,
     Grant,
@@ -130,8 +132,14 @@ class Plan:
         return group
 
     def _grant(self, slot: Slot, group: Group) -> Group:
-        """Grants as many leases as the runner has left. Returns the group without the requests that got one."""
-        chosen = self._turns.in_turn(group.waiting, slot.free)
+        """Grants as many leases as the runner has left, of the suspects one at a time. Returns the group without the
+        requests that got one."""
+        waiting, suspect = group.waiting, next((request for request in group.waiting if request.suspect), None)
+        if suspect is not None:
+            free = self.now >= slot.suspects_from
+            waiting = tuple([r for r in waiting if not r.suspect or (r is suspect and free)])
+            self._due.append(self.now + SUSPECT_TURN if free else slot.suspects_from)
+        chosen = self._turns.in_turn(waiting, slot.free)
         if not chosen:
             return group
         ids = tuple([request.id for request in chosen])

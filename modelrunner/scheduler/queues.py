@@ -41,6 +41,12 @@ class Queue:
         """Notes the ways to run the model."""
         self.variants, self._options = variants, options_of(variants)
 
+    def add(self, *tickets: Ticket) -> None:
+        """Puts these requests in their place among the others."""
+        self.tickets |= {ticket.request.id: ticket for ticket in tickets}
+        in_order = sorted(self.tickets.values(), key=lambda ticket: (ticket.request.since, ticket.request.id))
+        self.tickets = {ticket.request.id: ticket for ticket in in_order}
+
     def view(self, load_seconds: float = 0.0) -> Group:
         """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])

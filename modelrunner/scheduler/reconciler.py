@@ -78,13 +78,26 @@ class Reconciler:
         self._sleeping = Sleeping(account, events, self._background, self.changed, clock)
 
     def queue_up(
-        self, target: Target, keep_alive: KeepAlive, caller: str = "", batch: bool = False, owner: str | None = None
+        self,
+        target: Target,
+        keep_alive: KeepAlive,
+        caller: str = "",
+        batch: bool = False,
+        owner: str | None = None,
+        broken: Lease | None = None,
     ) -> Ticket:
-        """Puts a request at the end of the target's queue."""
-        queue = self.open_queue(target)
+        """Puts a request at the end of the target's queue; one that is asked again after its lease was `broken` goes
+        to its place by the time that it has waited in all."""
+        queue, since, crashes = self.open_queue(target), self.time(), 0
+        if broken is not None:
+            since, crashes = since - broken.waited, broken.crashes + 1
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(Request(next(self._ids), self.time(), caller, batch), target, keep_alive, granted, owner)
-        queue.tickets[ticket.request.id] = ticket
+        request = Request(next(self._ids), since, caller, batch, crashes)
+        ticket = Ticket(request, target, keep_alive, granted, owner)
+        if broken is None:
+            queue.tickets[request.id] = ticket
+        else:
+            queue.add(ticket)
         self.changed()
         return ticket
 
@@ -101,10 +114,7 @@ class Reconciler:
         moved = self.queues.pop(key).tickets
         for ticket in moved.values():
             ticket.target = target
-        mine = self.open_queue(target)
-        together = sorted((mine.tickets | moved).items())
-        mine.tickets.clear()
-        mine.tickets.update(together)
+        self.open_queue(target).add(*moved.values())
 
     def leave(self, ticket: Ticket) -> None:
         """Removes a cancelled request; takes the lease back that it may have got in the same moment."""
@@ -210,7 +220,7 @@ class Reconciler:
         for ticket in self.queues.take(requests, key):
             request = ticket.request
             note_turn(self._served, (request.caller, request.batch), now)
-            lease = self.slots.lease(slot, ticket.keep_alive, ticket.owner, request.batch, request.since)
+            lease = self.slots.lease(slot, ticket.keep_alive, ticket.owner, request)
             ticket.granted.set_result(lease)
 
     def _note_turn(self, key: RunnerKey) -> None:

@@ -83,21 +83,22 @@ class Scheduler:
         caller: str = "",
         batch: bool = False,
         owner: str | None = None,
+        broken: Lease | None = None,
     ) -> Lease:
         """Waits until the target's runner is ready, and starts it if there is none. A cancelled request leaves the
         queue; a load that began for it goes on. Waiting requests take turns by `caller`; a `batch` lets the others go
         first. `owner` is the owner of the request (see `SavesState.after_ready`); None for a lease that asks the engine
-        nothing.
+        nothing. `broken` is the lease under which the engine crashed, for a request that is asked again; the time that
+        it waited then counts for `max_wait`. After the second crash such requests are asked one at a time.
 
         Raises `QueueFull`, `ShuttingDown`, `BackingOff`, `TimedOut`, `InsufficientMemory`, or what the backend or the
         engine failed with."""
-        lease = self.warm(target, keep_alive, batch, owner)
-        if lease is not None:
+        if broken is None and (lease := self.warm(target, keep_alive, batch, owner)) is not None:
             return lease
         keep_alive, target = keep_alive or target.keep_alive, self._slots.standing(target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
-        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch, owner))
+        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch, owner, broken))
 
     async def restart(self, target: Target) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queues
-from modelrunner.scheduler.state import Phase, Reason, RunOption, Slot
+from modelrunner.scheduler.state import SUSPECT, SUSPECT_TURN, Phase, Reason, Request, RunOption, Slot
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
@@ -39,7 +39,8 @@ class RunnerSlot:
     `estimated` memory counted at the start, `memory` counts now, `measured` was seen last. `load_began` is when the
     load or the waking began, `ready_at` when it ended (None before), `load_seconds` how long the load took. `held` is
     the moving mean of the seconds for which a request holds a lease. `drain` says why the runner takes no new leases,
-    `room_for` which model gets its memory, `error` how it ended by itself. `gone` is set once the process is gone."""
+    `room_for` which model gets its memory, `error` how it ended by itself, `ended_with` how many leases it had then.
+    `suspect` is the lease of the suspect whose turn it is. `gone` is set once the process is gone."""
 
     def __init__(self, runner: "Runner", target: Target, variant: Variant, option: RunOption, now: float) -> None:
         self.runner = runner
@@ -59,6 +60,8 @@ class RunnerSlot:
         self.drain: Reason | None = None
         self.room_for = ""
         self.error: BaseException | None = None
+        self.ended_with = 0
+        self.suspect: Lease | None = None
         self.gone = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._history = deque([Phase.STARTING], _KEPT_PHASES)
@@ -105,6 +108,8 @@ class RunnerSlot:
                 self.ready_at = self.last_used = now
             case Phase.DRAINING:
                 self.drain, self.room_for = drain, room_for
+            case Phase.ENDED:
+                self.ended_with = self.leases
             case _:
                 pass
 
@@ -152,6 +157,14 @@ class RunnerSlot:
         held = now - lease.taken
         self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
 
+    def begin_turn(self, lease: "Lease") -> None:
+        """Notes that the turn of a suspect begins."""
+        self.suspect = lease
+
+    def end_turn(self) -> None:
+        """Lets the next suspect be asked."""
+        self.suspect = None
+
     def measures(self, now: float) -> None:
         """Notes that the memory is measured at `now`."""
         self.measured_at = now
@@ -188,6 +201,7 @@ class RunnerSlot:
             interactive=self.interactive,
             abandoned=self.abandoned,
             parallel=self.variant.spec.parallel,
+            suspects_from=self.suspect.taken + SUSPECT_TURN if self.suspect is not None else float("-inf"),
         )
 
 
@@ -231,19 +245,23 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         return Lease(self, slot, keep_alive or target.keep_alive, self._clock(), batch, owner)
 
     def lease(
-        self,
-        slot: RunnerSlot,
-        keep_alive: KeepAlive,
-        owner: str | None,
-        batch: bool = False,
-        since: float | None = None,
+        self, slot: RunnerSlot, keep_alive: KeepAlive, owner: str | None, request: Request | None = None
     ) -> "Lease":
-        """A lease of this runner. `since` is when its request began to wait, None if it did not."""
-        lease = Lease(self, slot, keep_alive, self._clock(), batch, owner)
-        if since is not None and slot.ready_at is not None:
-            lease.waited = lease.taken - since
-            lease.loaded = max(0.0, slot.ready_at - max(slot.load_began, since))
+        """A lease of this runner for the `request`, None for one that did not wait."""
+        lease = Lease(self, slot, keep_alive, self._clock(), request is not None and request.batch, owner)
+        if request is not None and slot.ready_at is not None:
+            lease.crashes = request.crashes
+            lease.waited = lease.taken - request.since
+            lease.loaded = max(0.0, slot.ready_at - max(slot.load_began, request.since))
+            if request.suspect:
+                slot.begin_turn(lease)
         return lease
+
+    def end_turn(self, lease: "Lease") -> None:
+        """Called by the lease of a suspect when the next one may be asked."""
+        if lease.slot.suspect is lease:
+            lease.slot.end_turn()
+            self._alarm.soon()
 
     def take_back(self, lease: "Lease") -> None:
         """Called by the lease at its end. Among concurrent requests the last to end decides the keep-alive."""
@@ -269,13 +287,14 @@ class Lease:
     timer. The lease takes a place of the engine until it is released, even after it was `abandoned`.
 
     `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds; the lease
-    began at `taken`. `limits` bound one request of the model. `variant` says how the runner differs from the
-    configuration, "" if it does not."""
+    began at `taken`. The engine crashed `crashes` times before, each time with this request. `limits` bound one request
+    of the model. `variant` says how the runner differs from the configuration, "" if it does not."""
 
     __slots__ = (
         "_slots",
         "abandoned",
         "batch",
+        "crashes",
         "keep_alive",
         "limits",
         "loaded",
@@ -293,6 +312,7 @@ class Lease:
         self.variant = slot.variant.label
         self.limits = slot.target.limits
         self.waited = self.loaded = 0.0
+        self.crashes = 0
         self.abandoned = False
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._slots: Slots | None = slots
@@ -300,9 +320,15 @@ class Lease:
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
+        self.answered()
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.take_back(self)
+
+    def answered(self) -> None:
+        """Called with the first byte of the answer: the turn of a suspect is over. Safe to call again."""
+        if self.crashes and self._slots is not None:
+            self._slots.end_turn(self)
 
     def abandon(self, connection: UpstreamConnection, freed: Callable[[], None]) -> None:
         """The client has left a request that its engine may work on. The lease ends when the engine is done with it,
@@ -315,8 +341,15 @@ class Lease:
         if self._slots is None or self.abandoned:
             freed()
             return
+        self.answered()
         self._slots.abandon(self)
         self.runner.abandoned.add(connection, free)
+
+    @property
+    def tries(self) -> int:
+        """How often a request that crashes the engine each time is asked; read once the engine has ended. Twice if the
+        engine had no other request in the end, else once more, apart from the other suspects."""
+        return SUSPECT if self.slot.ended_with == 1 else SUSPECT + 1
 
     async def engine_ended(self, within: float) -> bool:
         """Waits after a broken connection for the engine's process to end, at most `within` seconds. True if it ended;

@@ -26,6 +26,8 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+SUSPECT = 2  # crashes after which a request is suspected
+SUSPECT_TURN = 5.0  # seconds until the next suspect is asked, if the engine has not begun to answer the last one
 LEAVING = (Phase.DRAINING, Phase.STOPPING)  # a runner that takes no more requests, and will give its memory back
 
 
@@ -46,13 +48,20 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request in the queue, waiting since `since`. `caller` is "" for all clients that give no name. A `batch`
-    request lets interactive requests go first."""
+    """One request in the queue, waiting since `since`; of one that is asked again, the time of its earlier waits is
+    before that. `caller` is "" for all clients that give no name. A `batch` request lets interactive requests go first.
+    The engine crashed `crashes` times while it had this request."""
 
     id: int
     since: float
     caller: str = ""
     batch: bool = False
+    crashes: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """True if the request is asked apart from the other suspects, so that the next crash shows which it was."""
+        return self.crashes >= SUSPECT
 
 
 class RunPlace(NamedTuple):
@@ -108,7 +117,7 @@ class Slot(NamedTuple):
     """The one runner of its key. `memory` counts until the process is gone. `leases` requests hold a lease of the
     runner, `interactive` of them not from a batch. `abandoned` are requests whose clients have left while the engine
     works on: they are no leases, and each takes a sequence. `parallel` is the number of the engine's sequences, each of
-    which takes one request. `last_used` is when
+    which takes one request. No suspect is asked before `suspects_from`: another has its turn. `last_used` is when
     the last lease began or ended, or when the load ended; the load took `load_seconds` and ended at `ready_at` (minus
     infinity before). `option` is the one that runs. `drain` says why the runner takes no new leases,
     `error` how it ended by itself."""
@@ -128,6 +137,7 @@ class Slot(NamedTuple):
     interactive: int = 0
     abandoned: int = 0
     parallel: int = 64
+    suspects_from: float = -math.inf
 
     @property
     def was_ready(self) -> bool:

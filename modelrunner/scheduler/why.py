@@ -187,7 +187,7 @@ def _with_reason(
     if slot is not None and slot.phase is Phase.READY:
         name += f" ({context.variant}, since memory is short)" if context.variant else ""
         if answer.position or slot.leases + slot.abandoned >= slot.parallel:
-            reason = f"{name} is loaded, and {_taken(slot)}"
+            reason = f"{name} is loaded, and {_suspected(group) if slot.free else _taken(slot)}"
             return replace(answer, state=Standing.READY, reason=reason, waiting_for=Obstacle.SLOT)
         return replace(answer, reason=f"{name} is loaded and answers at once", expected_seconds=0.0)
     if slot is None and failure is not None:
@@ -217,6 +217,11 @@ def _with_reason(
         expected_seconds=None if leased else load,
         victims=[context.names[key] for key in going],
     )
+
+
+def _suspected(group: Group) -> str:
+    waiting = sum(request.suspect for request in group.waiting)
+    return f"its engine crashed twice: of the requests that it had, {waiting} wait to be asked again one at a time"
 
 
 def _taken(slot: Slot) -> str:

@@ -195,10 +195,11 @@ class FakeRunner:
 
 
 class FakeLease:
-    def __init__(self, scheduler: "FakeScheduler", runner: FakeRunner, waited: float = 0.0) -> None:
-        self.runner, self.waited, self.loaded = runner, waited, waited / 2
+    def __init__(self, scheduler: "FakeScheduler", runner: FakeRunner, waited: float = 0.0, crashes: int = 0) -> None:
+        self.runner, self.waited, self.loaded, self.crashes = runner, waited, waited / 2, crashes
         self.variant = scheduler.variant
         self.limits = scheduler.limits
+        self.tries = 2
         self._scheduler = scheduler
         self._held = True
         scheduler.leases += 1
@@ -207,6 +208,9 @@ class FakeLease:
         if self._held:
             self._held = False
             self._scheduler.leases -= 1
+
+    def answered(self) -> None:
+        """Takes the end of a turn."""
 
     def abandon(self, connection: UpstreamConnection, freed: Callable[[], None]) -> None:
         def free() -> None:
@@ -228,7 +232,7 @@ class FakeScheduler:
     """Grants `runner` at once if `is_warm`, else when `gate` opens. `refusal` is raised instead of a grant. `leases`
     are those held now; `granted` counts them all; `waiting` those that stand at the gate;
     `asked` has the caller and the priority of each that stood there, `unloaded` the models. Leases are of `variant`,
-    their model has `limits`."""
+    each alone with its engine; their model has `limits`."""
 
     def __init__(self, runner: FakeRunner) -> None:
         self.runner = runner
@@ -256,6 +260,7 @@ class FakeScheduler:
         caller: str = "",
         batch: bool = False,
         owner: str | None = None,
+        broken: FakeLease | None = None,
     ) -> FakeLease:
         self.asked.append((caller, batch))
         self.waiting += 1
@@ -267,7 +272,7 @@ class FakeScheduler:
         if self.refusal is not None:
             raise self.refusal
         self.keep_alive = keep_alive
-        return self._grant(1.0)
+        return self._grant(1.0, 0 if broken is None else broken.crashes + 1)
 
     async def unload(self, *, model_ids: list[str]) -> None:
         self.unloaded += model_ids
@@ -280,9 +285,9 @@ class FakeScheduler:
     def progress(self, target: Any) -> LoadProgress:
         return LoadProgress("loading weights", 1, 2.04)
 
-    def _grant(self, waited: float = 0.0) -> FakeLease:
+    def _grant(self, waited: float = 0.0, crashes: int = 0) -> FakeLease:
         self.granted += 1
-        return FakeLease(self, self.runner, waited)
+        return FakeLease(self, self.runner, waited, crashes)
 
 
 class FakeResolver:

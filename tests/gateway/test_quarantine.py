@@ -1,10 +1,13 @@
 """A request that crashes its engine each time is set aside; the others are answered, and the model stays available."""
 
 import asyncio
-import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -12,112 +15,211 @@ from modelrunner.errors import EngineFailed
 from modelrunner.gateway.calls import Fields, Inference, InferenceHead
 from modelrunner.gateway.request.quarantine import Quarantine
 from modelrunner.gateway.routes import match
-from modelrunner.scheduler import Lease
-from modelrunner.types import Mode, RunnerKey
-from tests.gateway.fakes import OK, SSE, Call, FakeRunner, event
+from modelrunner.scheduler import Lease, Scheduler, Target
+from modelrunner.types import Endpoint, Mode, RunnerKey, RunSpec
+from tests.gateway import fakes
+from tests.gateway.fakes import FAKE_API, OK, SSE, Call, FakeResolver, event
 from tests.gateway.harness import Answer, Proxy, only, proxy, request
+from tests.scheduler.fakes import Engine, FakeRunner, World, target, virtual
 
 # A connection that is used again and breaks is tried once more, at an engine that in truth is gone.
 ONCE = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 POISON = request(body={"model": "m", "prompt": "poison"})
 KEY = RunnerKey("fake", "m", Mode.COMPLETION)
+M = replace(target("m", parallel=64), api=FAKE_API)
+SECONDS = 4.0  # of an answer
+
+
+class ScriptedRunner(FakeRunner, fakes.FakeRunner):  # type: ignore[misc]
+    """A runner of the scheduler's world whose engine is a scripted one."""
+
+    def __init__(self, world: World, key: RunnerKey, spec: RunSpec, id: str, endpoint: Endpoint) -> None:
+        fakes.FakeRunner.__init__(self, endpoint)
+        FakeRunner.__init__(self, world, key, spec, id)
+        self.endpoint, self.api = endpoint, FAKE_API
+
+
+class Targets(FakeResolver):
+    def _target(self, backend: str | None, model: str, mode: Mode) -> Target:
+        return M
 
 
 class Fragile:
-    """An engine that dies over a poisoned request, with everybody else's, and is there again at once as another runner.
-    A healthy request is answered as soon as `calm`."""
+    """An engine that dies over a poisoned request, with everybody else's; any other is answered after `seconds`.
+    `began` has the time of each request that came."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
         self.served: Proxy
+        self.scheduler: Scheduler
         self.deaths = 0
-        self.calm = asyncio.Event()
+        self.began: list[float] = []
         self._open: set[Call] = set()
-        self._numbers = itertools.count(1)
+        self._world = World(10, {"m": Engine(1, load_seconds=0.5)})
+
+    @asynccontextmanager
+    async def serve(self, folder: Path, kind: str, **settings: Any) -> AsyncIterator[Proxy]:
+        async with proxy(folder, kind, self.script, limits=only()) as served:
+            self.served = served
+            self._world.make_runner = self._make_runner  # type: ignore[method-assign]
+            self.scheduler = served.pipeline.leases.scheduler = self._world.scheduler(**settings)
+            served.pipeline.leases.resolve = Targets()
+            try:
+                yield served
+            finally:
+                await self.scheduler.close(0)
+
+    def _make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
+        return ScriptedRunner(self._world, key, spec, f"runner-{len(self._world.started)}", self.served.engine.endpoint)
 
     async def script(self, call: Call) -> None:
         self._open.add(call)
+        self.began.append(asyncio.get_running_loop().time())
         if b"poison" in call.request.body:
-            self._die()
+            self.die()
         elif b'"stream":true' in call.request.body:
             await call.send(SSE + event("begun"))
         else:
-            await self.calm.wait()
+            await asyncio.sleep(self.seconds)
             await call.send(ONCE)
             call.close()
             self._open.discard(call)
 
-    def _die(self) -> None:
-        self.deaths += 1
-        dead = self.served.runner
-        self.served.runner = FakeRunner(dead.endpoint)
-        self.served.runner.id = f"runner-{next(self._numbers)}"
-        self.served.scheduler.runner = self.served.runner
-        dead.die()
-        dead.upstream.close()
+    def die(self) -> None:
+        runner = self._world.running.get(KEY)
+        if runner is not None and not runner.dead:  # else the request was on its way to it
+            self.deaths += 1
+            runner.die()
+            cast("ScriptedRunner", runner).upstream.close()
         for call in self._open:
             call.reset()
         self._open.clear()
 
+    async def asked(self, count: int) -> None:
+        await self.served.engine.until(lambda engine: len(engine.received) == count)
 
+
+@virtual
 async def test_one_bad_request_among_many(folder: Path, kind: str) -> None:
     engine = Fragile()
-    async with proxy(folder, kind, engine.script, limits=only()) as served:
-        engine.served = served
+    async with engine.serve(folder, kind) as served:
         good = [asyncio.ensure_future(served.ask(numbered(n))) for n in range(8)]
         streaming = await served.connect()
         await streaming.send(request(stream=True))
         began = await streaming.head()
-        await served.engine.until(lambda e: len(e.received) == 9)
+        await engine.asked(9)
         poisoned = asyncio.ensure_future(served.ask(POISON))
-        engine.calm.set()
         assert statuses(await asyncio.gather(*good)) == [200] * 8
         assert_set_aside(await poisoned)
         while await streaming.more(began):
             pass
         assert (b"event: error" in began.body, began.complete) == (True, False)
-        assert engine.deaths == 2
+        assert engine.deaths == 3
         assert_set_aside(await served.ask(POISON))
-        assert engine.deaths == 2
+        assert engine.deaths == 3
         assert (await served.ask(numbered(9))).status == 200
 
 
+@virtual
+async def test_a_bad_request_alone_is_asked_twice(folder: Path, kind: str) -> None:
+    engine = Fragile()
+    async with engine.serve(folder, kind) as served:
+        assert_set_aside(await served.ask(POISON))
+        assert engine.deaths == 2
+
+
+@virtual
 async def test_the_same_bad_request_from_many(folder: Path, kind: str) -> None:
     engine = Fragile()
-    async with proxy(folder, kind, engine.script) as served:
-        engine.served = served
+    async with engine.serve(folder, kind) as served:
         assert statuses(await asyncio.gather(*(served.ask(POISON) for _ in range(10)))) == [502] * 10
-        deaths = engine.deaths
+        assert engine.deaths == 3
         assert_set_aside(await served.ask(POISON))
-        assert engine.deaths == deaths
-        engine.calm.set()
-        assert (await served.ask()).status == 200
+        assert engine.deaths == 3
+        assert (await served.ask(numbered(1))).status == 200
 
 
+@virtual
+async def test_after_one_crash_all_are_asked_again_together(folder: Path, kind: str) -> None:
+    engine = Fragile()
+    async with engine.serve(folder, kind) as served:
+        asking = [asyncio.ensure_future(served.ask(numbered(n))) for n in range(8)]
+        await engine.asked(8)
+        engine.die()
+        await engine.asked(16)
+        again = engine.began[8:]
+        assert max(again) - min(again) < SECONDS
+        assert statuses(await asyncio.gather(*asking)) == [200] * 8
+
+
+@pytest.mark.parametrize(("seconds", "turn"), [(SECONDS, SECONDS), (7.0, 5.0)])
+@virtual
+async def test_after_a_second_crash_they_are_asked_one_at_a_time_and_seen(
+    folder: Path, kind: str, seconds: float, turn: float
+) -> None:
+    engine = Fragile(seconds)
+    async with engine.serve(folder, kind) as served:
+        asking = [asyncio.ensure_future(served.ask(numbered(n))) for n in range(4)]
+        for count in (4, 8):
+            await engine.asked(count)
+            engine.die()
+        await engine.asked(9)
+        assert engine.scheduler.waiting() == {"m": 3}
+        why = await engine.scheduler.diagnostics.why(M)
+        assert (why.state, why.waiting_for) == ("ready", "slot")
+        assert why.reason == (
+            "m is loaded, and its engine crashed twice: of the requests that it had, 3 wait to be asked again one at a "
+            "time"
+        )
+        other = asyncio.ensure_future(served.ask(numbered(9)))
+        await engine.asked(10)
+        assert engine.began[9] - engine.began[8] < SECONDS, "a new request does not wait for the suspects"
+        assert statuses(await asyncio.gather(*asking, other)) == [200] * 5
+        turns = [engine.began[8], *engine.began[10:]]
+        assert [round(late - early) for early, late in pairwise(turns)] == [turn] * 3
+        assert engine.scheduler.waiting() == {}
+
+
+@virtual
+async def test_the_wait_of_a_suspect_ends_with_a_sentence(folder: Path, kind: str) -> None:
+    engine = Fragile()
+    async with engine.serve(folder, kind, max_wait=12.0) as served:
+        asking = [asyncio.ensure_future(served.ask(numbered(n))) for n in range(8)]
+        for count in (8, 16):
+            await engine.asked(count)
+            engine.die()
+        answers = await asyncio.gather(*asking)
+        assert sorted(statuses(answers)) == [200] * 3 + [504] * 5
+        late = next(answer for answer in answers if answer.status == 504)
+        assert "its engine crashed twice" in late.error["message"]
+
+
+@virtual
 async def test_a_suspect_whose_client_leaves_keeps_nobody_waiting(folder: Path, kind: str) -> None:
     engine = Fragile()
-    async with proxy(folder, kind, engine.script) as served:
-        engine.served = served
+    async with engine.serve(folder, kind) as served:
         leaving, staying = await served.connect(), await served.connect()
         await leaving.send(numbered(1))
-        await served.engine.until(lambda e: len(e.received) == 1)
+        await engine.asked(1)
         await staying.send(numbered(2))
-        await served.engine.until(lambda e: len(e.received) == 2)
-        bad = asyncio.ensure_future(served.ask(POISON))
-        await served.engine.until(lambda e: len(e.received) == 4)  # one of them is asked again, alone
+        for count in (2, 4):
+            await engine.asked(count)
+            engine.die()
+        await engine.asked(5)  # the one that waited longer is asked again, alone
         await leaving.leave()
-        engine.calm.set()
+        await engine.asked(6)
+        assert engine.began[5] - engine.began[4] < SECONDS
         assert (await staying.answer()).status == 200
-        assert_set_aside(await bad)
 
 
 async def blame(quarantine: Quarantine, runner: str, ask: Inference) -> None:
-    """The engine of `runner` died over `ask`."""
+    """The engine of `runner` died over `ask`, its only request."""
 
     async def ended(within: float) -> bool:
         return True
 
     dead = SimpleNamespace(key=KEY, id=runner, failure=EngineFailed("it died"))
-    lease = cast("Lease", SimpleNamespace(runner=dead, engine_ended=ended))
+    lease = cast("Lease", SimpleNamespace(runner=dead, engine_ended=ended, tries=2))
     assert await quarantine.blame(lease, ask, ConnectionResetError()) is dead.failure
 
 

@@ -192,6 +192,10 @@ class FakeRunner:
         measured = self._world.engines[self.key.model_id].measured
         return RequiredMemory(measured) if isinstance(measured, int) else measured
 
+    @property
+    def dead(self) -> bool:
+        return self._died.is_set()
+
     def die(self, message: str = "the engine was ended by signal 9") -> None:
         """By itself, as after a crash."""
         self._last_words = message

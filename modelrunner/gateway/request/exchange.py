@@ -43,7 +43,7 @@ class Exchange:
 
     __slots__ = (
         *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_leases"),
-        *("_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_retried", "_side"),
+        *("_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_side"),
         *("_sink", "_status", "_trace", "_translation", "_upstream", "_writer", "ask", "is_told", "lease", "on_data"),
     )
 
@@ -65,7 +65,7 @@ class Exchange:
         self._ignored: tuple[str, ...] = ()  # fields of the request that the engine ignores
         self._responded = False  # the client has its head
         self._passed = False  # the engine's answer began to go to the client
-        self._retried = self._over = False
+        self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
         self.is_told = bool(ask.counted) or in_flight.observers.active  # allowances or observers hear of its end
         self._trace = begun(ask.head.traceparent) if in_flight.tracing else None
@@ -141,8 +141,8 @@ class Exchange:
             self._side = SideWork(self.ask.request_id, self._refuse)
         return self._side
 
-    async def _wait(self) -> None:
-        lease = await self._leases.lease(self.ask)
+    async def _wait(self, broken: Lease | None = None) -> None:
+        lease = await self._leases.lease(self.ask, broken)
         if self._over:
             lease.release()
         else:
@@ -226,8 +226,6 @@ class Exchange:
         quarantine, runner = self._in_flight.quarantine, lease.runner
         if quarantine.alert:
             quarantine.check(runner.key, self.ask)
-        if self._side is not None:
-            self._side.asked()
         headers = self._id_line if self._trace is None else self._id_line + self._trace.line
         if request.is_json:
             body, rest = request.encoded(), None
@@ -250,8 +248,8 @@ class Exchange:
                 self._received = length, data[-TAIL:]
             elif self._dialect.counts_at_start and self.ask.fields.stream:
                 self._opening = data[:TAIL]
-        if self._side is not None:
-            self._side.answered()
+        assert self.lease is not None
+        self.lease.answered()
         if status != 200:
             self._refusal = EngineRefusal(status)
             self.on_data = self._refusal.add
@@ -260,7 +258,6 @@ class Exchange:
         if length == 0 and not any(name == b"content-type" for name, _ in headers):
             raise EngineProtocolError("the engine's answer is empty")
         if self._translation is None and not self._responded:
-            assert self.lease is not None
             self._passed = True
             self.on_data = self._sink.write
             passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
@@ -334,12 +331,14 @@ class Exchange:
 
     async def _recover(self, error: OSError | EngineProtocolError, lease: Lease, *, untouched: bool) -> None:
         """Handles a failure before the client got any byte. If the engine died before its first byte, the request is
-        retried once with a new runner."""
-        again = untouched and not self._retried and self.ask.head.route.runner is None
-        self._retried = True
-        self._beside().end_turn = await self._in_flight.quarantine.second_try(lease, self.ask, error, allowed=again)
+        asked again, of a new runner."""
+        failure = await self._in_flight.quarantine.blame(lease, self.ask, error)
+        lease.release()
+        again = untouched and self.ask.head.route.runner is None and lease.crashes + 1 < lease.tries
+        if lease.runner.failure is None or not again:
+            raise failure
         self.lease = self._refusal = None
-        await self._wait()
+        await self._wait(lease)
 
     async def _refuse_as_the_engine(self, refusal: EngineRefusal, lease: Lease) -> None:
         error = await refusal.error(lease.runner.request_error)

@@ -69,8 +69,8 @@ class Leases:
             return None
         return self.scheduler.warm(target, ask.keep_alive, head.batch, head.owner)
 
-    async def lease(self, ask: Inference) -> Lease:
-        """Resolves the model and acquires a lease. Raises the errors of both."""
+    async def lease(self, ask: Inference, broken: Lease | None = None) -> Lease:
+        """Resolves the model and acquires a lease, see `Scheduler.acquire`. Raises the errors of both."""
         route, target = ask.head.route, await self._target(ask)
         if route.runner is not None:
             lease = self.lease_runner(ask, route.runner, target)
@@ -78,7 +78,7 @@ class Leases:
             return lease
         check_endpoint(route.path, target.api.endpoints, target.key.backend, route.instead)
         head = ask.head
-        return await self.scheduler.acquire(target, ask.keep_alive, head.caller, head.batch, head.owner)
+        return await self.scheduler.acquire(target, ask.keep_alive, head.caller, head.batch, head.owner, broken)
 
     async def _target(self, ask: Inference) -> Target:
         """Resolves the model, once the API key may use it: nobody else learns whether it is here, and what it offers.

@@ -12,7 +12,6 @@ from modelrunner.gateway.request.leases import Leases
 from modelrunner.http.limits import Limits
 
 log = logging.getLogger(__name__)
-_TURN = 5.0  # seconds that a suspect is retried alone, at most
 
 
 def guarded(
@@ -65,17 +64,15 @@ class SignsOfLife:
 
 class SideWork:
     """The tasks and timers of one request, which end with it. Few requests have any. `signs` are its signs of life
-    while it waits; `end_turn` ends its turn among the suspects that are retried one at a time. `refuse` ends the
-    request with an error."""
+    while it waits. `refuse` ends the request with an error."""
 
-    __slots__ = ("_refuse", "_request_id", "_task", "_time_limit", "end_turn", "signs")
+    __slots__ = ("_refuse", "_request_id", "_task", "_time_limit", "signs")
 
     def __init__(self, request_id: str, refuse: Callable[[ModelRunnerError], None]) -> None:
         self._request_id, self._refuse = request_id, refuse
         self._task: asyncio.Task[None] | None = None
         self._time_limit: asyncio.TimerHandle | None = None
         self.signs: SignsOfLife | None = None
-        self.end_turn: Callable[[], None] | None = None
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
         """Starts `work` in a task, as `guarded` does."""
@@ -92,20 +89,9 @@ class SideWork:
         if self.signs is not None:
             self.signs.stop()
 
-    def asked(self) -> None:
-        """Called when the engine is asked. A turn ends with the first byte of the answer, or after `_TURN` seconds."""
-        if self.end_turn is not None:
-            asyncio.get_running_loop().call_later(_TURN, self.end_turn)
-
-    def answered(self) -> None:
-        """Called with the first byte of the answer."""
-        if self.end_turn is not None:
-            self.end_turn()
-
     def stop(self) -> None:
         """Ends every task and timer, except the task that calls this."""
         self.leased()
-        self.answered()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if self._time_limit is not None:
