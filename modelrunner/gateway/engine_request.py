@@ -73,9 +73,10 @@ class EngineRequest:
         return None if raw is None else msgspec.json.decode(raw)
 
     def set(self, changed: Mapping[str, Any]) -> None:
-        """Adds or replaces members."""
+        """Adds or replaces members, and removes those whose new value is None."""
         if changed:
-            self._members = {**self.members, **changed}
+            members = {**self.members, **changed}
+            self._members = {name: value for name, value in members.items() if value is not None}
             self._changed = True
 
     def splice(self, start: int, end: int, data: bytes) -> None:

@@ -39,10 +39,8 @@ def id_line(request_id: str) -> bytes:
 
 def server_timing(queue: float, load: float, proxy: float) -> bytes:
     """Returns the line of the Server-Timing header; all times are in seconds."""
-    waits = b"queue;dur=0.0, load;dur=0.0"
-    if queue or load:
-        waits = b"queue;dur=%.1f, load;dur=%.1f" % (queue * 1e3, load * 1e3)
-    return b"Server-Timing: %b, proxy;dur=%.3f\r\n" % (waits, max(0.0, proxy) * 1e3)
+    milliseconds = (queue * 1e3, load * 1e3, max(0.0, proxy) * 1e3)
+    return b"Server-Timing: queue;dur=%.1f, load;dur=%.1f, proxy;dur=%.3f\r\n" % milliseconds
 
 
 def chunk(data: bytes) -> bytes:

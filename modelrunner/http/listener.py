@@ -53,7 +53,8 @@ class Listener:
         self.local = local
         self._is_engine = is_engine
         self.draining = False
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, tuple[_Peer, ...]] = {}
+        """Each with the groups whose limits it counts for."""
         self._refused: dict[Connection, None] = {}
         self._peers: dict[str, _Peer] = {}
         self._everyone = _Peer()
@@ -71,8 +72,8 @@ class Listener:
         connections do. Call `leave` in both cases."""
         room = self._make_room(connection.peer)
         if room:
-            self._connections.add(connection)
-            for peer in self._groups(connection):
+            self._connections[connection] = groups = self._groups(connection)
+            for peer in groups:
                 peer.connections += 1
             self.idle(connection)
         else:
@@ -91,14 +92,13 @@ class Listener:
 
     def idle(self, connection: Connection) -> None:
         """Records that the connection waits for bytes of its client: it may have to go for a new one."""
-        if connection in self._connections:
-            for peer in self._groups(connection):
-                peer.idle.pop(connection, None)
-                peer.idle[connection] = None
+        for peer in self._connections.get(connection, ()):
+            peer.idle.pop(connection, None)
+            peer.idle[connection] = None
 
     def busy(self, connection: Connection) -> None:
         """Records that the connection has a whole request, which is being answered."""
-        for peer in self._groups(connection):
+        for peer in self._connections.get(connection, ()):
             peer.idle.pop(connection, None)
 
     def full(self, connection: Connection, unsent: int) -> None:
@@ -144,8 +144,7 @@ class Listener:
         self._refused.pop(connection, None)
         if connection in self._connections:
             self.busy(connection)
-            self._connections.remove(connection)
-            for peer in self._groups(connection):
+            for peer in self._connections.pop(connection):
                 peer.connections -= 1
             if not self.local and not self._peers[connection.peer].connections:
                 del self._peers[connection.peer]

@@ -12,7 +12,6 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.dialects.anthropic_request import MessageRequest, has_other_content
 from modelrunner.gateway.dialects.normalize import lenient, normalized
 from modelrunner.gateway.dialects.responses_request import ResponseFields
-from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.request.schemas import hold_schemas
 from modelrunner.gateway.routes import match
 
@@ -63,7 +62,7 @@ def test_any_body_of_a_family_is_read_or_refused(path: str) -> None:
             if path == "/v1/messages":
                 has_other_content(body)
                 MessageRequest.of(body).chat()
-            hold_schemas(EngineRequest("/v1/chat/completions", normalized(body)), {"not"})
+            hold_schemas(normalized("/v1/chat/completions", body), {"not"})
         except ModelRunnerError as error:
             refused = error
         assert refused is None or (400 <= refused.status < 500 and refused.message)
@@ -75,6 +74,6 @@ def test_any_body_of_a_family_is_read_or_refused(path: str) -> None:
 @given(VALUES)
 def test_a_normal_form_is_normal(value: Any) -> None:
     body = msgspec.json.encode({"model": "m", "messages": value})
-    once = normalized(body)
-    assert normalized(once) == once
+    once = normalized("/v1/chat/completions", body).encoded()
+    assert normalized("/v1/chat/completions", once).encoded() == once
     assert lenient(lenient(body)) == lenient(body)

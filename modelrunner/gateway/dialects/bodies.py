@@ -94,7 +94,7 @@ class JsonDialect(JsonBodies):
     refuses_unread: ClassVar[bool] = True
 
     def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
-        return runner.api.reads(path) if path == ask.head.route.path else self.translates
+        return runner.api.endpoints[path].reads if path == ask.head.route.path else self.translates
 
     def translated(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         """As `request`, for an engine that has the call's endpoint `instead` only."""
@@ -105,22 +105,24 @@ class JsonDialect(JsonBodies):
         client wrote an alias, the engine refuses the model's name, or the engine is asked for a stream and the client
         did not ask for one."""
         names, path = runner.names, ask.head.route.path
+        endpoint = runner.api.endpoints.get(path)
         if ask.head.route.instead is not None and (
-            path not in runner.api.endpoints
+            endpoint is None
             or (
-                self.translates_for not in (runner.api.reads(path) or self.translates)
+                self.translates_for not in (endpoint.reads or self.translates)
                 and b'"%b"' % self.translates_for.encode() in ask.body
             )
         ):
             return self.translated(ask, runner)
-        request, replaced = EngineRequest(path, normalized(ask.body)), dict[str, Any]()
+        request = normalized(path, ask.body)
+        replaced: dict[str, Any] = {}
         assembly: Assembly | None = None
         if ask.chosen:
             replaced["model"] = ask.chosen
         if names is not None and ask.fields.model not in names:
             replaced["model"] = names[0]
-        if not ask.fields.stream and (as_stream := runner.api.as_stream(path)):
-            replaced |= as_stream
+        if not ask.fields.stream and endpoint is not None and endpoint.as_stream:
+            replaced |= endpoint.as_stream
             assembly = self.assembly()
         if replaced:
             request.set(replaced)

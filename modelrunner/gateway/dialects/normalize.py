@@ -2,18 +2,18 @@
 an absent field, 40.0 for 40, a tool call whose arguments are no JSON."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from modelrunner.gateway.dialects.chunks import arguments_of
 from modelrunner.gateway.dialects.nesting import decode_with_room
+from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.schema import whole_number
 
-# A text may match, too: then the body is decoded for nothing.
+# A text may match, too: then a member is decoded for nothing.
 _NULL = re.compile(rb"[:\[,]\s*+null\b")
-_CALLS, _TOPS = b'"tool_calls"', b'"top_logprobs"'
 # What these hold is the client's: null is a value there. A null in a message's `content` is one, too.
 _OPAQUE = frozenset(
     (
@@ -26,19 +26,33 @@ LEAST_LOGPROBS = 1
 probabilities at all."""
 
 
-def normalized(body: bytes) -> bytes:
-    """Returns the JSON object `body` for an engine: the same bytes unless something in it needs another form."""
-    has_null = b"null" in body and _NULL.search(body) is not None  # the pattern stops at every colon and comma
-    has_calls, has_tops = _CALLS in body, _TOPS in body
-    if not has_null and not has_calls and not has_tops:
-        return body
-    fields = decode_with_room(msgspec.json.decode, body)
-    changed = has_null and _without_nulls(fields)
-    if fields.get("logprobs") is True and fields.get("top_logprobs") == 0:
-        fields["top_logprobs"], changed = LEAST_LOGPROBS, True
-    if has_calls:
-        changed = _with_readable_arguments(fields.get("messages")) or changed
-    return msgspec.json.encode(fields) if changed else body
+def normalized(path: str, body: bytes) -> EngineRequest:
+    """Returns a request for the engine's endpoint `path` with the JSON object `body`: the same bytes unless something
+    in it needs another form."""
+    request = EngineRequest(path, body)
+    # (`rfind` takes half the time of `in`.)
+    has_null = body.rfind(b"null") >= 0 and _NULL.search(body) is not None
+    has_calls = body.rfind(b'"tool_calls"') >= 0
+    if has_null or has_calls:
+        request.set(dict(_changes(request, has_null=has_null, has_calls=has_calls)))
+    return request
+
+
+def _changes(request: EngineRequest, *, has_null: bool, has_calls: bool) -> Iterator[tuple[str, Any]]:
+    """Yields the members that need another form, None for one that is to go."""
+    for name, raw in request.members.items():
+        calls = has_calls and name == "messages"
+        if has_null and not request.has(name):
+            if name != "content":
+                yield name, None
+        elif calls or (has_null and _NULL.search(raw)):
+            try:
+                value = request.get(name)
+            except msgspec.MsgspecError:
+                continue  # the engine refuses it
+            changed = has_null and _is_ours(name, value) and _without_nulls(value)
+            if (calls and _with_readable_arguments(value)) or changed:
+                yield name, value
 
 
 def lenient(body: bytes) -> bytes:

@@ -13,6 +13,7 @@ from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.choices import ChoiceCounts, ChoiceEvents
 from modelrunner.gateway.dialects.completion_logprobs import CompletionEvents
 from modelrunner.gateway.dialects.dialect import WITH_ENGINE, refusal_headers, streamed
+from modelrunner.gateway.dialects.normalize import LEAST_LOGPROBS
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.http.answers import Header
@@ -164,6 +165,8 @@ class OpenAI(JsonDialect):
         fields = ask.fields
         if not isinstance(fields, OpenAIFields) or request.path not in _GENERATING:
             return request, translation
+        if fields.logprobs is True and fields.top_logprobs == 0:
+            request.set({"top_logprobs": LEAST_LOGPROBS})
         events = CompletionEvents() if request.path == _COMPLETIONS and fields.logprobs and fields.stream else None
         if not fields.has_several:
             return request, translation or events

@@ -176,12 +176,15 @@ class Pipeline:
         aliases = self.leases.aliases
         alias = aliases.find(head.route.dialect.name, fields.model) if aliases is not None else None
         json, upload = (b"", body) if isinstance(body, RequestUpload) else (body, None)
-        counted = self._counted(head.key, peer, len(json), arrived)
+        counted: tuple[Allowance, ...] = ()
+        if head.key is not None or self.addresses.active:
+            counted = self._counted(head.key, peer, len(json), arrived)
         only_loads = head.preload or fields.only_loads
         ask = Inference(
             head, fields, keep, json, request_id, arrived, only_loads, counted, alias, peer=peer, upload=upload
         )
-        return self._work(ask, sink, (*interceptors, *self._interceptors_of(ask)))
+        streams = self._streams if head.resumable else ()
+        return self._work(ask, sink, (*interceptors, *streams, *self._interceptors))
 
     def go_on(self, ask: Inference, sink: Sink) -> UnderWay:
         """Makes the work on a request that goes on without its client. It counts with the same allowances. Raises
@@ -201,26 +204,19 @@ class Pipeline:
             target = self.leases.known(ask)
             if target is None or target.recording:
                 tap = self._recorder.tap(ask, sink)
-                tap.work = self._intercepted(ask, tap, interceptors) or self.exchanges.make(ask, tap)
+                tap.work = self._untapped(ask, tap, interceptors)
                 return tap
-        if interceptors and (work := self._intercepted(ask, sink, interceptors)) is not None:
-            return work
-        return self.exchanges.make(ask, sink)
+        return self._untapped(ask, sink, interceptors)
 
-    def _intercepted(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay | None:
+    def _untapped(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay:
         for interceptor in interceptors:
             if (work := interceptor.take(ask, sink)) is not None:
                 return work
-        return None
-
-    def _interceptors_of(self, ask: Inference) -> tuple[Interceptor, ...]:
-        return (*self._streams, *self._interceptors) if ask.head.resumable else self._interceptors
+        return self.exchanges.make(ask, sink)
 
     def _counted(self, key: KeyHolder | None, peer: str, size: int, now: float) -> tuple[Allowance, ...]:
         """Counts a request, and returns the allowances that count it. Raises `RateLimited`, `Unauthorized` and
         `Forbidden`."""
-        if key is None and not self.addresses.active:
-            return ()
         if key is not None and not key.may_always_ask:
             key.check(Scope.INFERENCE)
         address = self.addresses.of(peer)  # None on the Unix socket
