@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.gateway.fakes import SSE, Call, event
+from tests.gateway.fakes import SSE, Call, chunk, event
 from tests.gateway.harness import CHAT, proxy, request
 
 TOOL = {"type": "function", "function": {"name": "save", "parameters": {"type": "object"}}}
@@ -280,3 +280,41 @@ async def test_a_completion_has_its_probabilities_in_lists(folder: Path, stream:
         found = [event["choices"][0].get("logprobs") for event in events]
         assert found[-1] is None
         assert {name: [one for part in found[:-1] for one in part[name]] for name in lists} == lists
+
+
+MESSAGE = "/v1/messages"
+CALL = {"type": "tool_use", "id": "c", "name": "save"}
+MESSAGE_EVENTS: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {"id": "chatcmpl-7", "type": "message", "content": [], "stop_reason": None}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a\r\n\r\nb"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "content_block_start", "index": 1, "content_block": CALL},
+    {"type": "content_block_stop", "index": 1},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": "END"}, "usage": {}},
+    {"type": "message_stop"},
+]
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("size", [1, 7, 4096])
+async def test_a_message_that_passes_is_as_anthropic_has_it(folder: Path, ends: str, size: int) -> None:
+    """Its ID, the stop sequence that ended it, and the empty input of a call, as llama.cpp does not write them."""
+    texts = [f"event: {one['type']}{ends}data: {msgspec.json.encode(one).decode()}" for one in MESSAGE_EVENTS]
+    whole = "".join(text + 2 * ends for text in texts).encode()
+
+    async def script(call: Call) -> None:
+        pieces = [chunk(whole[at : at + size]) for at in range(0, len(whole), size)]
+        await call.send(SSE + b"".join(pieces) + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script) as served:
+        served.runner.change((MESSAGE,), as_stream={"stream": True})
+        body = {"model": "m", "max_tokens": 9, "messages": []}
+        streamed = await served.ask(request(MESSAGE, body | {"stream": True}))
+        plain = (await served.ask(request(MESSAGE, body))).json()
+    found = [msgspec.json.decode(event.partition(b"\ndata: ")[2]) for event in streamed.body.split(b"\n\n")[:-1]]
+    start, end = found[0]["message"], found[6]["delta"]
+    assert (start["id"], end["stop_reason"], end["stop_sequence"]) == ("msg_7", "stop_sequence", "END")
+    assert found[4]["content_block"] == plain["content"][1] == CALL | {"input": {}}
+    assert [found[at] for at in (1, 2, 3, 5, 7)] == [MESSAGE_EVENTS[at] for at in (1, 2, 3, 5, 7)]
+    assert (plain["id"], plain["stop_reason"], plain["stop_sequence"]) == ("msg_7", "stop_sequence", "END")

@@ -13,7 +13,7 @@ from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
 from modelrunner.gateway.dialects import answershapes, requestshapes
-from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer
+from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer, PassedMessage
 from modelrunner.gateway.dialects.anthropic_request import MessageRequest, Thinking, has_other_content
 from modelrunner.gateway.dialects.anthropic_translation import CountedTokens, MessageEvents, WholeMessage
 from modelrunner.gateway.dialects.bodies import JsonDialect
@@ -103,6 +103,8 @@ class Anthropic(JsonDialect):
         thinking = ask.fields.thinking
         if thinking is not None and _TEMPLATE in (runner.api.reads(request.path) or ()) and not request.has(_TEMPLATE):
             request.set({_TEMPLATE: {"enable_thinking": _THINKS[thinking.type]}})  # engines do not switch it off
+        if ask.fields.stream and request.path == _MESSAGES:
+            translation = translation or PassedMessage()
         return request, translation
 
     def translated(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:

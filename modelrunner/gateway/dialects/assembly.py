@@ -23,8 +23,8 @@ LIMIT = 32 << 20
 """The limit of an answer's content, in bytes as the engine wrote it, that is kept until the answer is complete."""
 Event = dict[str, msgspec.Raw]
 _event = msgspec.json.Decoder(Event)
-# Raised for an event of an unknown shape: events are JSON without a type.
-_UNLIKE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
+UNLIKE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
+"""Raised for an event of an unknown shape: events are JSON without a type."""
 
 
 def is_null(raw: msgspec.Raw) -> bool:
@@ -86,7 +86,7 @@ class Assembly(ABC):
             raise EngineProtocolError("the engine's stream ended before its answer was complete")
         try:
             return msgspec.json.encode(self.answer())
-        except _UNLIKE as error:
+        except UNLIKE as error:
             raise EngineProtocolError(f"the engine's stream cannot be put together: {error}") from None
 
     def _read(self, data: bytes) -> None:
@@ -96,12 +96,12 @@ class Assembly(ABC):
                 self._refusal = refusal_of(data)
             else:
                 self._kept += self.add(event)
-        except _UNLIKE as error:
+        except UNLIKE as error:
             raise EngineProtocolError(f"the engine's stream cannot be read: {error}") from None
 
     @abstractmethod
     def add(self, event: Event) -> int:
-        """Takes an event, and returns how many bytes of it are kept. Raises any of `_UNLIKE` for an event of an unknown
+        """Takes an event, and returns how many bytes of it are kept. Raises any of `UNLIKE` for an event of an unknown
         shape."""
 
     @abstractmethod

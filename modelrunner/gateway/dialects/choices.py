@@ -4,17 +4,14 @@ llama.cpp ends each choice with a `usage` of that choice alone (tools/server/ser
 all of them, in which each prompt counts once (https://platform.openai.com/docs/api-reference/chat-streaming); vLLM too.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from modelrunner.errors import EngineProtocolError
-from modelrunner.gateway.calls import EVENT_STREAM
-from modelrunner.gateway.dialects.assembly import LIMIT
 from modelrunner.gateway.dialects.chunks import TokenUsage
 from modelrunner.gateway.dialects.completion_logprobs import CompletionEvents
+from modelrunner.gateway.dialects.rewritten import RewrittenEvents
 from modelrunner.gateway.request.tokens import Tokens
-from modelrunner.http.answers import Header
 
 
 class _TokenTimings(msgspec.Struct, gc=False):
@@ -109,37 +106,22 @@ def _tokens(event: _ChoiceEvent) -> Tokens | None:
     return None
 
 
-class ChoiceEvents:
-    """A `Translation` of a stream with several choices. With `total`, their usage is one event at its end.
-    `logprobs` has what else changes in the events."""
-
-    headers: tuple[Header, ...] = EVENT_STREAM
-    whole: ClassVar[bool] = False
-    chunk_per_line: ClassVar[bool] = False
+class ChoiceEvents(RewrittenEvents):
+    """A stream with several choices. With `total`, their usage is one event at its end. `logprobs` has what else
+    changes in the events."""
 
     def __init__(self, counts: ChoiceCounts, *, total: bool, logprobs: CompletionEvents | None) -> None:
+        super().__init__()
         self._counts = counts
         self._total = total
         self._logprobs = logprobs
-        self._rest = b""
         self._last: dict[str, Any] | None = None  # the last event that had a usage
 
     @property
     def counted(self) -> Tokens | None:
         return self._counts.tokens
 
-    def piece(self, data: bytes) -> bytes:
-        if self._logprobs is not None:
-            data = self._logprobs.piece(data)
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        if len(self._rest) > LIMIT:
-            raise EngineProtocolError(f"the engine's stream has an event of more than {LIMIT >> 20} MiB")
-        return b"".join([written + b"\n\n" for event in events if (written := self._event(event))])
-
-    def end(self) -> bytes:
-        return self._rest
-
-    def _event(self, event: bytes) -> bytes:
+    def event(self, event: bytes) -> bytes:
         if not event.startswith(b"data:"):
             return event
         data = event[5:].strip()
@@ -150,7 +132,7 @@ class ChoiceEvents:
             return b""
         counted = self._counts.read(data)
         if counted is None or counted.usage is None or not self._total:
-            return event
+            return self._logprobs.event(event) if self._logprobs is not None else event
         fields = msgspec.json.decode(data)
         self._last = {name: value for name, value in fields.items() if name != "timings"}
         if not counted.choices:
