@@ -53,6 +53,20 @@ def test_a_template_with_tools_makes_a_model_call_them(daemon: Daemon, tmp_path:
     assert capabilities(daemon)[SMOLLM2] == ["chat", "completion"]
 
 
+def test_an_effort_of_none_switches_thinking_off(daemon: Daemon, tmp_path: Path) -> None:
+    template = "{{ messages[-1].content }}{% if enable_thinking is defined and not enable_thinking %} off{% endif %}"
+    (tmp_path / "think.jinja").write_text(template)
+    configured = daemon.run("configure", SMOLLM2, "--chat-template", str(tmp_path / "think.jinja"), "--restart")
+    assert configured.returncode == 0, configured.stderr
+    body = {"model": SMOLLM2, "messages": [{"role": "user", "content": "Hello"}]}
+    prompts = [
+        daemon.post("/v1/apply-template", body | {"reasoning_effort": effort}).json()["prompt"]
+        for effort in (None, "none", "low")
+    ]
+    assert prompts == ["Hello", "Hello off", "Hello"]
+    assert daemon.run("configure", SMOLLM2, "--chat-template", "default", "--restart").returncode == 0
+
+
 def test_a_template_that_cannot_be_read_changes_nothing(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.chat(SMOLLM2, max_tokens=1).status_code == 200
     (tmp_path / "broken.jinja").write_text("{% for message in %}")
