@@ -159,7 +159,7 @@ async def test_every_choice_and_every_prompt_counts(
     endpoint = replace(daemon.backend.endpoints[path], as_stream=wanted)
     daemon.backend.endpoints = {**daemon.backend.endpoints, path: endpoint}
     choices = body.get("n", 1) * len(body.get("prompt", "x"))
-    key = await make_key(daemon, tokens_per_minute=prompts + 8 * choices)
+    key = await make_key(daemon, tokens_per_minute=12)  # one choice has 11: those of all are a debt for minutes
     headers = {"X-API-Key": key}
     async with daemon.tcp.post(path, json={**body, **(wanted if streamed else {})}, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
