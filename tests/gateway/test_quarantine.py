@@ -266,3 +266,30 @@ def statuses(answers: list[Answer]) -> list[int]:
 def assert_set_aside(answer: Answer) -> None:
     assert answer.status == 502
     assert answer.error["code"][:6] == "engine"
+
+
+async def test_a_request_that_is_refused_when_it_is_sent_again_gets_its_answer(folder: Path, kind: str) -> None:
+    """Its connection had been idle and closed; meanwhile two engines died of the same body."""
+    quiet = True
+
+    async def script(call: Call) -> None:
+        if quiet:
+            await call.send(OK)
+            return
+        [work] = served.pipeline.running
+        for number in range(2):
+            dead = fakes.FakeRunner(served.engine.endpoint)
+            dead.id = f"dead-{number}"
+            dead.die()
+            lease, error = cast("Lease", fakes.FakeLease(served.scheduler, dead)), ConnectionResetError()
+            await served.pipeline.in_flight.quarantine.blame(lease, work.ask, error)
+            lease.release()
+        call.reset()
+
+    async with proxy(folder, kind, script) as served:
+        assert (await served.ask()).status == 200
+        quiet = False
+        client = await served.connect()
+        assert (await client.ask()).status == 502
+        assert len(served.engine.received) == 2
+        assert not served.pipeline.running

@@ -321,7 +321,11 @@ class Exchange:
         assert upstream is not None
         assert lease is not None
         if upstream.reused and not upstream.answered:
-            self._begin(lease, fresh=True)  # it had been idle, and closed just as it was used: nothing was lost
+            # It had been idle, and closed just as it was used: nothing was lost.
+            try:
+                self._begin(lease, fresh=True)
+            except ModelRunnerError as refused:
+                self._refuse(refused)
         elif self._passed:
             self._do(self._break_off(error, lease))
         else:
