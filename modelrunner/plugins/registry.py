@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Self
 
@@ -27,6 +28,8 @@ from modelrunner.types import Bundle, Mode, ModelFormat
 ENTRY_POINT_GROUP = "modelrunner.backends"
 _DISTRIBUTION = "modelrunner"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+_PATIENCE = 0.5
+"""Seconds that further callers wait for a backend that is being asked for its models."""
 _CALL = re.compile(r"/v1/(?!(?:models|files|batches|responses|streams|tools)(?:/|$))[a-z0-9_-]+(?:/[a-z0-9_-]+)*")
 """The path of a call that a backend may add: no path that is open without a key, or that the control plane has."""
 log = logging.getLogger(__name__)
@@ -49,6 +52,10 @@ class BackendRegistry:
         """`own` are the names of modelrunner's own backends. `chosen` keeps, by model ID, the backend that was chosen
         for each model."""
         self._backends = dict(backends)
+        self._asking = {name: threading.Lock() for name in backends}
+        """Held while a backend is asked for its models, by its name."""
+        self._declared: dict[str, Sequence[DeclaredModel]] = {}
+        """What each backend declared the last time, by its name."""
         self._own = own
         self._file = chosen
         self._chosen = (chosen.load() if chosen is not None else None) or {}
@@ -121,13 +128,25 @@ class BackendRegistry:
         return best
 
     def declared(self, name: str | None = None) -> list[tuple[Backend, DeclaredModel]]:
-        """Returns the models that engines manage themselves, of the backend `name` or of all. It blocks."""
-        found = []
-        for backend in self:
-            if backend.uses_external_model_management and name in (None, backend.name):
-                declares = interface_of(backend, DeclaresModels)
-                found += [(backend, model) for model in (declares.models() if declares else ())]
-        return found
+        """Returns the models that engines manage themselves, of the backend `name` or of all. It blocks: one caller as
+        long as a backend does, others for a moment; they get what it declared the last time."""
+        return [
+            (backend, model)
+            for backend in self
+            if backend.uses_external_model_management and name in (None, backend.name)
+            for model in self._models(backend)
+        ]
+
+    def _models(self, backend: Backend) -> Sequence[DeclaredModel]:
+        declares = interface_of(backend, DeclaresModels)
+        asking = self._asking[backend.name]
+        if declares is None or not asking.acquire(timeout=_PATIENCE):
+            return self._declared.get(backend.name, ())
+        try:
+            self._declared[backend.name] = models = declares.models()
+        finally:
+            asking.release()
+        return models
 
     def _remember(self, model_id: str, name: str) -> None:
         self._chosen = {**self._chosen, model_id: name}

@@ -1,5 +1,7 @@
 """How backends are found and chosen."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -9,13 +11,14 @@ import pytest
 
 import modelrunner.plugins.registry
 from modelrunner import sdk
-from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, DeclaredModel
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.engineapi import ServiceCall
 from modelrunner.errors import BackendNotFound, BackendUnavailable, TimedOut, UnsupportedModel
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader
+from tests.waiting import HUNG
 
 
 class Plain(Backend):
@@ -145,6 +148,36 @@ def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(BackendNotFound, match="plain"):
         registry.get("nothing")
     registry.close()
+
+
+def test_a_backend_that_blocks_keeps_one_thread() -> None:
+    """Each request with an unknown name asks what the engines declare: no pool of threads is to fill with them."""
+    begun, go_on = threading.Event(), threading.Event()
+    model = DeclaredModel("theirs", frozenset())
+
+    class Declaring(Plain):
+        uses_external_model_management = True
+        asked = 0
+
+        def models(self) -> list[DeclaredModel]:
+            self.asked += 1
+            if self.asked > 1:
+                begun.set()
+                go_on.wait(HUNG)
+            return [model]
+
+    backend = Declaring(context())
+    registry = BackendRegistry({"plain": backend})
+    assert registry.declared() == [(backend, model)]
+    with ThreadPoolExecutor() as threads:
+        blocked = threads.submit(registry.declared)
+        try:
+            assert begun.wait(HUNG)
+            assert registry.declared() == [(backend, model)]
+            assert not blocked.done()
+        finally:
+            go_on.set()
+    assert backend.asked == 2
 
 
 @pytest.mark.parametrize("path", ["/ui/speech", "/health", "/keys", "/v1/files", "/v1/models/x/y", "/v1/a/../../keys"])
