@@ -6,6 +6,7 @@ one is set aside, with an error in the log.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -75,7 +76,8 @@ class Database:
         try:
             connection.create_function("seal", -1, _seal)
             if connection.execute("pragma user_version").fetchone() != (self._version,):
-                raise _damage("it is empty, or of another release")
+                has_tables = connection.execute("select 1 from sqlite_schema").fetchone()
+                raise _damage("it is of another release" if has_tables else "it is empty")
             connection.execute("pragma journal_mode = wal")
             if self._largest is not None:
                 connection.execute(f"pragma max_page_count = {self._largest // _PAGE}")
@@ -141,6 +143,8 @@ class Database:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copyfile(f"{self.path}{name}", f"{copy}{name}")
             kept = self._salvage(copy, new)
+            if os.path.exists(f"{new}-wal"):  # SQLite says nothing if the disk is full as it closes a file
+                raise OSError(errno.ENOSPC, "there is no room to repair it", str(self.path))
             aside = self.path.with_name(f"{self.path.name}.corrupt-{time.time_ns()}")
             os.link(self.path, aside)
             with contextlib.suppress(FileNotFoundError):
@@ -152,7 +156,8 @@ class Database:
                 for side in ("", *_SIDES):
                     discard(place.with_name(place.name + side))
         rows = ", ".join(f"{count} of {table}" for table, count in kept.items())
-        log.error("%s was damaged (%s): rows that are kept: %s; the rest is in %s", self.path, fault, rows, aside.name)
+        said = "%s cannot be used (%s): rows that are kept: %s; the old file is %s"
+        log.error(said, self.path, fault, rows, aside.name)
 
     def _salvage(self, damaged: Path, new: Path) -> dict[str, int]:
         """Copies the rows with the right checksum, and returns their number for each table. Tries again with the first

@@ -88,3 +88,17 @@ def test_a_write_that_fails_keeps_nothing(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.IntegrityError), Database(path, SCHEMA).transaction() as database:
         database.executemany("insert into things (name, size) values (?, 0.5)", [("new",), ("name-2",)])
     assert len(content(path)) == ROWS
+
+
+def test_a_file_of_another_release_is_left_as_it_is_under_another_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.sqlite"
+    with Database(path, SCHEMA.replace("size real", "size real, more text")).transaction() as database:
+        database.execute("insert into things (name, more) values ('a', 'b')")
+    before = path.read_bytes()
+    assert content(path) == {}
+    [error] = errors(caplog)
+    aside = path.with_name(error.split()[-1])
+    assert "of another release" in error
+    assert aside.read_bytes() == before

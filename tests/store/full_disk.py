@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from modelrunner.batches.batchstore import open_store
 from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.database import Database
 from modelrunner.errors import InsufficientDisk
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.ring import KeyRing
@@ -75,6 +77,32 @@ def main(root: Path) -> None:
         (root / name).unlink()
     assert store.create({"m": blob}, "d").tags == ["d"]
     with_many_names(root)
+    for name in ("four", "five", "six"):
+        (root / name).unlink()
+    damaged_database(root / "b.sqlite")
+
+
+def damaged_database(path: Path) -> None:
+    """A repair that finds no room loses no row."""
+    database = Database(path, "create table things (name text, data blob);")
+    with database.transaction() as connection:
+        rows = [(str(number), os.urandom(500)) for number in range(400)]
+        connection.executemany("insert into things (name, data) values (?, ?)", rows)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 + 2000] ^= 4
+    for kibibytes in (8, 300, 500, 600, 700):
+        for file in path.parent.glob("b.sqlite*"):
+            file.unlink()
+        path.write_bytes(data)
+        fill(path.parent, "seven")
+        os.truncate(path.parent / "seven", (path.parent / "seven").stat().st_size - (kibibytes << 10))
+        again = Database(path, "create table things (name text, data blob);")
+        with suppress(sqlite3.Error, OSError), again.transaction():
+            pass
+        (path.parent / "seven").unlink()
+        with again.transaction() as connection:
+            [(kept,)] = connection.execute("select count(*) from things")
+        assert kept >= 390, (kibibytes, kept)
 
 
 def with_many_names(root: Path) -> None:
