@@ -223,7 +223,8 @@ class ModelRoutes:
             return json_response(modelforms.remote_details(await self._remote.get(reference)))
         model, name = self._library.named(reference)
         details = await self._library.details(model.id)
-        return json_response(modelforms.details(name, model, details))
+        problem = await self._library.template_problem(model.id)
+        return json_response(modelforms.details(name, model, details, problem))
 
     @documented(
         wire.Repackaged,

@@ -29,8 +29,9 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
     )
 
 
-def details(name: str, found: StoredModel, told: ModelDetails) -> wire.ModelShown:
-    return _shown(name, found.id, found.tags, msgspec.Raw(found.config_data), told)
+def details(name: str, found: StoredModel, told: ModelDetails, template_problem: str) -> wire.ModelShown:
+    shown = _shown(name, found.id, found.tags, msgspec.Raw(found.config_data), told)
+    return msgspec.structs.replace(shown, template_problem=template_problem)
 
 
 def remote_model(found: RemoteModel) -> wire.Model:

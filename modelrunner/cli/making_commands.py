@@ -224,6 +224,7 @@ def show(client: Client, model: str, part: str | None, remote: bool, as_json: bo
         simple += [("system", found.system)] if found.system else []
         simple += [(f"message of {message.role}", message.content) for message in found.messages]
         simple += [("template", found.template_digest)] if found.template else []
+        simple += [("template problem", found.template_problem)] if found.template_problem else []
         simple += [("license", text.strip().partition("\n")[0]) for text in found.license]
         output.fields(simple)
         if found.template:

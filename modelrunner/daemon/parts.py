@@ -46,6 +46,7 @@ from modelrunner.models.publishing import Publisher
 from modelrunner.models.quantizing import Quantizer, QuantizeTool
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
 from modelrunner.models.remote import RemoteModels
+from modelrunner.models.rendering import Renderings
 from modelrunner.models.residency import Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
@@ -125,13 +126,14 @@ def build(
         state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
     )
     permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
+    renderings = Renderings(state / "templates.json")
     resolver = Resolver(
         store,
         registry,
         configurations,
         RunSpecs(
             store,
-            TemplateFiles(state / "templates"),
+            TemplateFiles(state / "templates", renderings),
             logs=data / "logs",
             stop_grace=settings.stop_grace,
             permissions=permissions,
@@ -161,14 +163,14 @@ def build(
     tool = QuantizeTool(registry, data / "logs", stop_grace=settings.stop_grace, permissions=permissions)
     sources = sources_of(store, registries, credentials, uploads, tool)
     transfers = Transfers(rate=settings.download_rate, busy=scheduler.awaited)
-    puller = Puller(store, sources, transfers=transfers, uploads=uploads)
-    abilities = KnownAbilities(store, resolver, configurations, state / "abilities.json")
+    puller = Puller(store, sources, transfers=transfers, uploads=uploads, check=renderings.require_usable)
+    abilities = KnownAbilities(store, resolver, configurations, renderings, state / "abilities.json")
 
     def forget_backends() -> None:
         resolver.forget()
         abilities.forget()
 
-    library = Library(store, puller, scheduler, registry, configurations, abilities)
+    library = Library(store, puller, scheduler, registry, configurations, abilities, renderings)
     last_used = LastUsed(state / "used.json", store, scheduler)
     setting_parts = SettingParts(store, scheduler, configurations, resolver, validator)
     configurator = Configurator(setting_parts)

@@ -12,6 +12,7 @@ from modelrunner import wire
 from modelrunner.errors import ModelRunnerError
 from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, ModelSettings
+from modelrunner.models.rendering import Renderings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store, StoredModel
@@ -47,6 +48,7 @@ class KnownAbilities:
         store: Store,
         resolver: Resolver,
         configurations: Configurations,
+        renderings: Renderings,
         file: Path,
         most: int = MOST_AT_ONCE,
     ) -> None:
@@ -58,6 +60,7 @@ class KnownAbilities:
         self._forgotten = asyncio.Event()
         self._store = store
         self._resolver = resolver
+        self._renderings = renderings
         self._configurations = configurations
         self._settings = configurations.settings
         self._known: dict[str, Abilities] = {}
@@ -76,7 +79,7 @@ class KnownAbilities:
         unknown = sum(model_id not in known for model_id in model_ids)
         find = self._found if unknown <= self._most else self._remembered
         return [
-            abilities_of(self._store, self._resolver, self._configurations.settings, runners, model_id)
+            self._abilities_of(model_id, self._configurations.settings, runners)
             if model_id in loaded
             else known.get(model_id) or find(model_id)
             for model_id in model_ids
@@ -136,9 +139,34 @@ class KnownAbilities:
 
     def _found(self, model_id: str) -> Abilities:
         changes, known = self._changes, self._known
-        found = abilities_of(self._store, self._resolver, self._configurations.settings, {}, model_id)
+        found = self._abilities_of(model_id, self._configurations.settings, {})
         if changes == self._changes:
             known[model_id] = found
+        return found
+
+    def _abilities_of(
+        self, model_id: str, settings: ModelSettings, runners: Mapping[tuple[str, Mode], RunnerView]
+    ) -> Abilities:
+        """Returns the abilities of the model; a loaded model has those of its runner. `runners` are by model ID and
+        mode. Fields that cannot be found keep their defaults. Reads the disk at first."""
+        found = Abilities()
+        try:
+            bundle = self._store.bundle(model_id)
+            mode = main_mode(bundle)
+            if runner := runners.get((model_id, mode)):
+                found = Abilities(None, runner.context_size, _ordered(runner.capabilities), _applied(runner.adapters))
+            else:
+                able = self._renderings.narrowed(bundle).capabilities
+                found = Abilities(None, None, _ordered(able), _applied(bundle.adapters))
+            backend = self._resolver.backend_of(None, bundle, mode)
+            found = replace(found, backend=backend.name)
+            if runner is None:
+                spec = self._resolver.target(backend, bundle, mode, settings).spec
+                window = min(spec.context_size, spec.min_context_size or spec.context_size)
+                shown = spec.bundle
+                found = Abilities(backend.name, window, _ordered(shown.capabilities), _applied(shown.adapters))
+        except (ModelRunnerError, OSError):
+            pass
         return found
 
     def _store_changed(self) -> None:
@@ -148,34 +176,6 @@ class KnownAbilities:
         if named != self._named or self._looks != self._store.looks:  # the models of a folder that is back
             self._named, self._looks = named, self._store.looks
             self.forget()
-
-
-def abilities_of(
-    store: Store,
-    resolver: Resolver,
-    settings: ModelSettings,
-    runners: Mapping[tuple[str, Mode], RunnerView],
-    model_id: str,
-) -> Abilities:
-    """Returns the abilities of the model; a loaded model has those of its runner. `runners` are by model ID and mode.
-    Fields that cannot be found keep their defaults. Reads the disk at first."""
-    found = Abilities()
-    try:
-        bundle = store.bundle(model_id)
-        mode = main_mode(bundle)
-        found = Abilities(None, None, _ordered(bundle.capabilities), _applied(bundle.adapters))
-        if runner := runners.get((model_id, mode)):
-            found = Abilities(None, runner.context_size, _ordered(runner.capabilities), _applied(runner.adapters))
-        backend = resolver.backend_of(None, bundle, mode)
-        found = replace(found, backend=backend.name)
-        if runner is None:
-            spec = resolver.target(backend, bundle, mode, settings).spec
-            window = min(spec.context_size, spec.min_context_size or spec.context_size)
-            shown = spec.bundle
-            found = Abilities(backend.name, window, _ordered(shown.capabilities), _applied(shown.adapters))
-    except (ModelRunnerError, OSError):
-        pass
-    return found
 
 
 def _applied(adapters: Sequence[Adapter]) -> tuple[wire.AppliedAdapter, ...]:

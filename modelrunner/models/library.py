@@ -26,6 +26,7 @@ from modelrunner.models.configurations import Configurations
 from modelrunner.models.declaredmodels import DeclaredModels
 from modelrunner.models.folderlooks import FolderLooks
 from modelrunner.models.orders import PullOrder
+from modelrunner.models.rendering import Renderings
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
@@ -61,6 +62,7 @@ class Library:
         registry: BackendRegistry,
         configurations: Configurations,
         abilities: KnownAbilities,
+        renderings: Renderings,
     ) -> None:
         self._store = store
         self.looks = FolderLooks(store)
@@ -70,6 +72,7 @@ class Library:
         self._declared = DeclaredModels(registry)
         self._configurations = configurations
         self._abilities = abilities
+        self._renderings = renderings
         self._aliases: AliasNames | None = None
 
     def __iter__(self) -> Iterator[StoredModel]:
@@ -157,6 +160,11 @@ class Library:
         """Returns the model's template, licences and defaults. Raises as `details_of`."""
         return await asyncio.to_thread(details_of, self._store, reference)
 
+    async def template_problem(self, reference: str) -> str:
+        """Returns what is wrong with the model's own chat template in one sentence, "" if nothing is known to be.
+        Raises as `Store.bundle`."""
+        return await asyncio.to_thread(lambda: self._renderings.problem(self._store.bundle(reference)))
+
     def is_local(self, order: PullOrder) -> bool:
         """Returns whether the order reads files of this machine."""
         return order.has_parts or self._puller.is_local(order.source)
@@ -202,6 +210,9 @@ class Library:
             raise
         origin = "files that were sent" if order.is_sent else order.source
         events.emit("pull", model=pulled.name, reason=f"pulled from {origin}", downloaded=_span(received))
+        with contextlib.suppress(ModelRunnerError):  # the model may be gone by now
+            if problem := await self.template_problem(pulled.id):
+                report(WorkProgress(f"{pulled.name} is here, but {problem}", warning=True))
         if is_uploaded(text):
             await asyncio.to_thread(self._puller.uploads.drop, text)
         if former is not None and former.id != pulled.id:

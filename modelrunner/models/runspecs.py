@@ -70,9 +70,13 @@ class RunSpecs:
         return replace(spec, bundle=served), api
 
     def _as_configured(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, mode: Mode) -> Bundle:
-        """Returns the bundle with the chat template and the LoRA adapters of the settings in place of its own."""
+        """Returns the bundle with the chat template and the LoRA adapters of the settings in place of its own. Raises
+        `BadRequest` for a template that its engine would render without end."""
         if settings.chat_template and mode is Mode.COMPLETION:
             bundle = self._templates.applied(bundle, settings.chat_template)
+        else:
+            self._templates.renderings.require_ending(bundle)
+            bundle = self._templates.renderings.narrowed(bundle)
         if settings.lora is not None:
             bundle = adapters.applied(bundle, settings.lora)
         if bundle.adapters and not backend.takes_adapters:

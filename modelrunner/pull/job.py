@@ -11,6 +11,7 @@ from pathlib import Path
 from modelrunner.concurrency.threads import HASHING, TRANSFERS, in_thread
 from modelrunner.durable import discard, make_folder, translated
 from modelrunner.errors import (
+    BadRequest,
     InvalidReference,
     ModelNotFound,
     ModelRunnerError,
@@ -25,10 +26,11 @@ from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.places import PullTarget
 from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Context, FetchResult, Making, PullResult, PullSpec, Source, make_way
-from modelrunner.store import Blob, Digest, Store
+from modelrunner.store import Blob, Digest, Store, formats
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
 from modelrunner.store.names import TEMPLATE
+from modelrunner.types import ModelHeader
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.transfers import Transfers
@@ -41,8 +43,12 @@ class _SharedFileRemoved(SourceFailed):
     """A file that the store had for another model is gone."""
 
 
+HeaderCheck = Callable[[ModelHeader], None]
+
+
 class PullJob:
-    """The steps of one pull. Partial files lie in `folder`; `claim` holds its part of the quota."""
+    """The steps of one pull. Partial files lie in `folder`; `claim` holds its part of the quota; `check` raises
+    `BadRequest` for a model that must not be made of files of this machine."""
 
     def __init__(
         self,
@@ -54,9 +60,11 @@ class PullJob:
         wanted: PullSpec,
         target: PullTarget,
         claim: Claim,
+        check: HeaderCheck | None = None,
     ) -> None:
         self._store, self._journal, self._shared = store, journal, shared
         self._claim = claim
+        self._check = check if source.is_local else None
         self.transfers = transfers
         self._source, self._wanted, self._target = source, wanted, target
         self.folder = target.folder
@@ -82,7 +90,7 @@ class PullJob:
         with translated(f"pulling {wanted.text}", self._target.place.data):
             try:
                 return await self._run(report)
-            except UnsupportedModel:  # another attempt could not use its files
+            except (BadRequest, UnsupportedModel):  # another attempt could not use its files
                 self._clear_soon = True
                 raise
             except (ModelRunnerError, OSError):
@@ -220,6 +228,10 @@ class PullJob:
         making = wanted.making or fetched.making or Making()
         if making.template is not None:
             blobs[TEMPLATE] = self._text(making.template)
+        if self._check is not None:
+            paths = {name: blob.path for name, blob in blobs.items()}
+            with contextlib.suppress(UnsupportedModel):  # the store refuses it, with all that is wrong with it
+                self._check(formats.reader_of(paths).read(paths).header)
         model = self._store.create(
             blobs,
             reference,

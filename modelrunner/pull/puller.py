@@ -30,7 +30,7 @@ from modelrunner.errors import (
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.pull.job import PullJob
+from modelrunner.pull.job import HeaderCheck, PullJob
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.places import PullTarget, is_usable, remove_all, roomy, targets_of
@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 
 
 class Puller:
-    """The only owner of the store's folder of partial files. It belongs to one event loop."""
+    """The only owner of the store's folder of partial files. It belongs to one event loop. `check` is as in
+    `PullJob`."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Puller:
         transfers: Transfers | None = None,
         uploads: Uploads | None = None,
         clock: Callable[[], float] = time.monotonic,
+        check: HeaderCheck | None = None,
     ) -> None:
         self._store = store
         self._busy: set[Path] = set()  # the folders of running pulls
@@ -68,6 +70,7 @@ class Puller:
         self._sources = (PypiSource(), HuggingFaceSource(), FileSource()) if sources is None else tuple(sources)
         self._journal = Journal(store.data / "state" / "pulled.json")
         self._clock = clock
+        self._check = check
         self._running: dict[str, tuple[PullSpec, JointWork[WorkProgress, PullResult]]] = {}
         self._started: dict[str, float] = {}
 
@@ -240,7 +243,9 @@ class Puller:
 
         async def attempt(target: PullTarget, others: Sequence[PullTarget], report: ProgressReport) -> PullResult:
             with self.uploads.using(wanted.text), self.uploads.claims.claim() as claim:
-                job = PullJob(self._store, self._journal, self._shared, self.transfers, source, wanted, target, claim)
+                job = PullJob(
+                    self._store, self._journal, self._shared, self.transfers, source, wanted, target, claim, self._check
+                )
                 await in_thread(lambda _: job.prepare())
                 pulled = await job.run(lambda line: report(meter.measured(line)))
             left = job.left_behind(

@@ -130,7 +130,8 @@ class ModelShown(msgspec.Struct, frozen=True):
     "" without one; the licences are texts. The fields from `system` on are the model's defaults for requests that leave
     them out; `parameters` are Ollama's options. `modelfile` is a text that `modelrunner create -f` takes. With
     `remote=true` the model is at its source: `version` is its commit, branch or digest there, and `files` are the sizes
-    (bytes) by the names there; values that a source gives only with a download are left out of `config`."""
+    (bytes) by the names there; values that a source gives only with a download are left out of `config`.
+    `template_problem` says what its chat template cannot do, "" if nothing is known of that kind."""
 
     id: str
     tags: list[str]
@@ -145,6 +146,7 @@ class ModelShown(msgspec.Struct, frozen=True):
     modelfile: str
     version: str = ""
     files: dict[str, int] = {}
+    template_problem: str = ""
 
 
 class Importable(msgspec.Struct, frozen=True):

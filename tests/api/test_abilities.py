@@ -8,6 +8,7 @@ from typing import cast
 from modelrunner.errors import BackendUnavailable
 from modelrunner.models.abilities import Abilities, KnownAbilities
 from modelrunner.models.configurations import Configurations
+from modelrunner.models.rendering import Renderings
 from modelrunner.models.resolve import Resolver
 from modelrunner.store import Store
 from tests.opened import opened_in
@@ -24,7 +25,8 @@ class NoBackend:
 
 def known_in(folder: Path, store: Store) -> KnownAbilities:
     configurations = Configurations(folder / "configurations.json", tables={}, model_id=lambda _: None)
-    return KnownAbilities(store, cast("Resolver", NoBackend()), configurations, folder / "abilities.json", most=1)
+    resolver, renderings = cast("Resolver", NoBackend()), Renderings(folder / "templates.json")
+    return KnownAbilities(store, resolver, configurations, renderings, folder / "abilities.json", most=1)
 
 
 async def test_a_long_list_shows_what_was_known_last(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from modelrunner.errors import (
     UnsupportedModel,
 )
 from modelrunner.models.configurations import Configurations
+from modelrunner.models.rendering import Renderings
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
 from modelrunner.models.templates import TemplateFiles
@@ -51,7 +52,8 @@ class World:
         self.configurations = Configurations(
             folder / "configurations.json", tables=tables, model_id={"smol": self.model.id}.get
         )
-        self.specs = RunSpecs(self.store, TemplateFiles(folder / "templates"), logs=folder / "logs", stop_grace=2.0)
+        templates = TemplateFiles(folder / "templates", Renderings(folder / "templates.json"))
+        self.specs = RunSpecs(self.store, templates, logs=folder / "logs", stop_grace=2.0)
         self.resolve = Resolver(self.store, registry, self.configurations, self.specs, keep_alive=KeepAlive(300.0))
 
     async def configure(self, patch: dict[str, Any], mode: Mode | None = None) -> None:
