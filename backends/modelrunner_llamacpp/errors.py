@@ -40,9 +40,9 @@ _CAUSES = [
     Cause(r"failed to (?:load|apply) lora adapter '([^']*)'",
      "the LoRA adapter {0} cannot be loaded: its file was removed or changed after the model got it; name another with "
      "`modelrunner configure MODEL --lora PATH`, or take it back with `--lora default`"),
-    Cause(r"chat template parsing error: (.*)",
-     "llama.cpp cannot use the model's chat template ({0}): give the model another one with "
-     "`modelrunner configure MODEL --chat-template FILE`"),
+    Cause(r"chat template parsing error",
+     "llama.cpp cannot use the model's chat template (`modelrunner show MODEL` says what is wrong with it): give it "
+     "another one with `modelrunner configure MODEL --chat-template FILE`"),
     Cause(r"invalid magic characters|failed to read (?:magic|header|key-value pairs|tensor info)|GGUFv1 is no longer|"
      r"unsupported GGUF version|gguf_init_from_\w+: failed",
      "the model is not a GGUF file that llama.cpp can read. " + _LOCAL),

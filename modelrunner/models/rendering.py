@@ -101,12 +101,14 @@ class Renderings:
         if refusal := self.verdict(template).refusal:
             raise BadRequest(f"the chat template {refusal}", param="chat-template")
 
-    def require_usable(self, header: ModelHeader) -> None:
-        """Raises `BadRequest` for a model that is made here with a template that no engine can use."""
+    def require_usable(self, header: ModelHeader, given: bool) -> None:
+        """Raises `BadRequest` for a model that is made here with a template that does not end, or that was `given` for
+        it and cannot be parsed: a file's own one can be replaced later."""
         for template in _templates(header):
-            if refusal := self.verdict(template).refusal:
+            verdict = self.verdict(template)
+            if verdict.endless or (given and verdict.syntax):
                 raise BadRequest(
-                    f"its chat template {refusal}: mend it, or give another one with `--chat-template FILE`",
+                    f"its chat template {verdict.refusal}: mend it, or give another one with `--chat-template FILE`",
                     param="chat-template",
                 )
 

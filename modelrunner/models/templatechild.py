@@ -130,7 +130,7 @@ def _line(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    return f"{_line(error)}{str(error) or type(error).__name__}"[:300]
+    return f"{_line(error)}{str(error).rstrip('.') or type(error).__name__}"[:300]
 
 
 def _failure(template: jinja2.Template, kind: str) -> str:

@@ -43,12 +43,13 @@ class _SharedFileRemoved(SourceFailed):
     """A file that the store had for another model is gone."""
 
 
-HeaderCheck = Callable[[ModelHeader], None]
+HeaderCheck = Callable[[ModelHeader, bool], None]
 
 
 class PullJob:
     """The steps of one pull. Partial files lie in `folder`; `claim` holds its part of the quota; `check` raises
-    `BadRequest` for a model that must not be made of files of this machine."""
+    `BadRequest` for a model that must not be made of files of this machine; it gets its header, and True for a model
+    whose chat template is a file of its own."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class PullJob:
         if self._check is not None:
             paths = {name: blob.path for name, blob in blobs.items()}
             with contextlib.suppress(UnsupportedModel):  # the store refuses it, with all that is wrong with it
-                self._check(formats.reader_of(paths).read(paths).header)
+                self._check(formats.reader_of(paths).read(paths).header, TEMPLATE in blobs)
         model = self._store.create(
             blobs,
             reference,

@@ -77,12 +77,15 @@ async def test_a_wrong_template_is_refused_with_its_line(start_daemon: StartDaem
     answers = [
         await package(daemon, plain, "new", **{"chat-template": (tmp_path / "t.jinja").as_uri()}),
         await package(daemon, plain, "new", template=SYNTAX),
-        await package(daemon, wrong, "new"),
     ]
     for answer in answers:
         assert "its chat template cannot be parsed: line 3: " in answer
         assert "--chat-template FILE" in answer
     assert (await ask(daemon, "GET", "/v1/models/new"))[0] == 404
+    kept = await package(daemon, wrong, "kept")  # a file's own template: another one can be configured
+    assert "warning: kept is here, but its chat template cannot be parsed: line 3: " in kept
+    assert "`modelrunner configure kept --chat-template FILE`" in kept
+    assert (await ask(daemon, "GET", "/v1/models/kept"))[1]["capabilities"] == ["completion"]
     async with daemon.tcp.post("/api/create", json={"model": "new", "from": "smol", "template": SYNTAX}) as made:
         assert "line 3: " in await made.text()
 

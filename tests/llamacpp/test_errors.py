@@ -26,6 +26,10 @@ PROJECTOR = """\
 
 0.03.800.491 E srv    load_model: failed to load multimodal model, '/m/mmproj.gguf'
 """
+TEMPLATE = """\
+0.00.413.900 E srv          init: init: chat template parsing error: Expected identifier at row 1
+error: Failed to init server, please check the input params.
+"""
 MEMORY = """\
 0.00.207.872 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
 0.00.207.912 E cmn  common_init_: failed to create context with model '/m/model.gguf'
@@ -65,6 +69,7 @@ ARGUMENT = "error: invalid argument: --load-mode\n"
         (LOADER, ("libcudart.so.12", "install")),
         (IMPORT, ("libvulkan.so.1", "install")),
         (ARGUMENT, ("--load-mode", "too old")),
+        (TEMPLATE, ("chat template", "`modelrunner configure MODEL --chat-template FILE`")),
         ("E srv    load_model: failed to load model, 'x'\n", ("could not load the model",)),
     ],
 )
