@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -162,23 +163,28 @@ async def test_what_no_model_is_made_of(client: Made, asked: dict[str, Any], sta
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_model_is_pushed_to_the_registry_of_its_name(client: Made, tmp_path: Path, stream: bool) -> None:
-    _, made = client
-    with serving(tmp_path / "registry") as registry:
-        name = f"{registry.host}/team/smol"
-        await made.copy("smol", name)
-        if stream:
-            statuses = [part.status async for part in await made.push(name, stream=True)]
-            assert any((status or "").startswith("pushing ") for status in statuses)
-            assert statuses[-1] == "success"
-        else:
-            assert (await made.push(name)).status == "success"
-        await made.delete(name)
-        assert (await made.pull(name)).status == "success"
-    with pytest.raises(ollama.ResponseError, match="plain_http"):
-        await made.push(name, insecure=True)
-    with pytest.raises(ollama.ResponseError, match="refuses the connection"):
-        await made.push(name)
+async def test_a_model_is_pushed_to_the_registry_of_its_name(
+    start_daemon: StartDaemon, tmp_path: Path, stream: bool
+) -> None:
+    with ExitStack() as running:
+        registry = running.enter_context(serving(tmp_path / "registry"))
+        daemon = await start_daemon(models={"smol": 0}, registries={registry.host: {}})
+        async with ollama.AsyncClient(f"http://127.0.0.1:{daemon.port}") as made:
+            name = f"{registry.host}/team/smol"
+            await made.copy("smol", name)
+            if stream:
+                statuses = [part.status async for part in await made.push(name, stream=True)]
+                assert any((status or "").startswith("pushing ") for status in statuses)
+                assert statuses[-1] == "success"
+            else:
+                assert (await made.push(name)).status == "success"
+            await made.delete(name)
+            assert (await made.pull(name)).status == "success"
+            running.close()
+            with pytest.raises(ollama.ResponseError, match="plain_http"):
+                await made.push(name, insecure=True)
+            with pytest.raises(ollama.ResponseError, match="refuses the connection"):
+                await made.push(name)
 
 
 async def test_a_stored_file_is_known_by_its_digest(client: Made) -> None:

@@ -45,7 +45,7 @@ async def test_a_model_is_made_of_a_file_that_was_sent(start_daemon: StartDaemon
             assert made.status == "success"
         shown = await client.show("two")
         assert "You are Mario." in (shown.modelfile or "")
-        assert [model.model for model in (await client.list()).models] == ["one", "two"]
+        assert [model.model for model in (await client.list()).models] == ["one:latest", "two:latest"]
     assert waiting(daemon) == []
 
 
