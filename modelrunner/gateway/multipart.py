@@ -11,8 +11,9 @@ _MOST_PARTS = 256
 _LONGEST_HEAD = 8 << 10  # bytes of one part's fields
 _LONGEST_NAME = 1 << 10  # bytes of a model's name
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_VALUE = re.compile(rf"[ \t]*([^\s;]+)[ \t]*((?:;[ \t]*{_TOKEN}=(?:{_TOKEN}|\"(?:[^\"\\]|\\.)*\")[ \t]*)*);?[ \t]*")
-_PARAMETER = re.compile(rf";[ \t]*({_TOKEN})=(\"(?:[^\"\\]|\\.)*\"|{_TOKEN})")
+_QUOTED = r"\"(?:[^\"\\]|\\.)*+\""
+_VALUE = re.compile(rf"[ \t]*+([^\s;]++)[ \t]*+((?:;[ \t]*+{_TOKEN}=(?:{_TOKEN}|{_QUOTED})[ \t]*+)*+);?[ \t]*+")
+_PARAMETER = re.compile(rf";[ \t]*+({_TOKEN})=({_QUOTED}|{_TOKEN})")
 _PLAIN_BOUNDARY = re.compile(r"[ -!#-\[\]-~]{1,70}")
 _FIELD = re.compile(rf"({_TOKEN}):([\t -\x7e\x80-\xff]*)")
 

@@ -208,9 +208,9 @@ async def test_a_model_is_shown_at_its_source_and_not_pulled(start_daemon: Start
         model = await answer.json()
     assert (model["id"], model["tags"], model["config"]) == ("", shown["tags"], shown["config"])
     address = quote(f"{hub.endpoint}/Org/Tiny-GGUF/resolve/main/tiny-Q4_K_M.gguf#sha256={'0' * 64}", safe="")
-    async with daemon.tcp.get(f"/models/{address}/show?remote=true") as answer:
+    async with daemon.unix.get(f"/models/{address}/show?remote=true") as answer:
         assert list((await answer.json())["files"]) == ["tiny-Q4_K_M.gguf"]
-    async with daemon.tcp.get(f"/models/{address}/fit") as answer:
+    async with daemon.unix.get(f"/models/{address}/fit") as answer:
         assert (await answer.json())["disk"]["needed"] == len(repository.files["tiny-Q4_K_M.gguf"])
     for name, status in (
         ("hf.co/Org/Nothing", 404),
