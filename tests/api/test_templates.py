@@ -1,7 +1,6 @@
 """Chat templates are rendered before an engine gets them: what cannot be used is refused, and what a template cannot do
 is no capability of its model."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,9 @@ async def package(daemon: Daemon, file: Path, name: str, **fields: Any) -> str:
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=list(ENDLESS))
 async def test_a_template_without_end_is_refused(start_daemon: StartDaemon, tmp_path: Path, template: str) -> None:
     daemon = await start_daemon(models={"smol": 0})
-    began = time.monotonic()
     status, fault = await give(daemon, template)
     assert (status, fault["error"]["param"]) == (400, "chat-template")
     assert "the chat template does not end" in fault["error"]["message"]
-    assert time.monotonic() - began < rendering._PATIENCE
-    began = time.monotonic()
     status, again = await give(daemon, template)
     assert (status, again["error"]["message"]) == (400, fault["error"]["message"])
     model = write_gguf(tmp_path / "m.gguf", seed=1, metadata={"tokenizer.chat_template": template})
