@@ -51,8 +51,8 @@ def test_an_adapter_that_is_removed_is_missed_in_words(daemon: Daemon, tmp_path:
     done(daemon, "unload", "--all")
     odd.unlink()
     answer = daemon.chat(SMOLLM2)
-    assert answer.status_code == 502
-    assert f"the LoRA adapter {odd} cannot be loaded" in answer.json()["error"]["message"]
+    assert answer.status_code == 404
+    assert f"there is no LoRA adapter {odd}" in answer.json()["error"]["message"]
     done(daemon, "configure", SMOLLM2, "--lora", "default")
 
 

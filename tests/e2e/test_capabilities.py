@@ -72,5 +72,5 @@ def test_a_template_that_cannot_be_read_changes_nothing(daemon: Daemon, tmp_path
     (tmp_path / "broken.jinja").write_text("{% for message in %}")
     refused = daemon.run("configure", SMOLLM2, "--chat-template", str(tmp_path / "broken.jinja"), "--restart")
     assert refused.returncode == 1
-    assert "nothing was changed" in refused.stderr
+    assert "the chat template cannot be parsed: line 1" in refused.stderr
     assert daemon.chat(SMOLLM2, max_tokens=1).status_code == 200

@@ -107,6 +107,7 @@ def test_no_engine_outlives_a_killed_daemon(make_daemon: StartDaemon, engine: st
     client.start()
     if moment == "streams":
         assert streaming.wait(HUNG)
+    until(daemon.runners)
     processes = until(daemon.descendants)
     daemon.kill()
     until(lambda: gone(processes))
