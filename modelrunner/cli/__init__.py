@@ -45,13 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(advised(error, _asked(given)), retry_after=error.retry_after)
         return exit_code(error)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the interpreter flushes once more at its end, where an error would show
+        _drop_output()
         return FAILED
     except OSError as error:  # a full disk, a file of the user's that cannot be read
         report(joined(_explained(error), "`modelrunner doctor` looks for the cause"))
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         return FAILED
+
+
+def _drop_output() -> None:
+    """Drops what could not be written: the interpreter would write it once more at its end, and show the error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_text(argument: str) -> bool:

@@ -554,7 +554,8 @@ def test_an_archive_does_not_take_the_place_of_a_pipe_or_a_link(daemon: FakeDaem
     assert (pipe.is_fifo(), link.is_symlink()) == (True, True)
 
 
-def test_a_full_disk_is_reported(daemon: FakeDaemon) -> None:
+def test_a_full_disk_is_reported(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it the interpreter has nothing to write at its end
     daemon.answers["GET /models"] = [MODEL]
     with open("/dev/full", "w") as full, Cli.start("list", stdout=full) as process:
         _, err = process.communicate(timeout=HUNG)
