@@ -9,7 +9,7 @@ from modelrunner.cli import output
 from modelrunner.cli.commands import meant
 
 _PACKAGE = Path(__file__).parents[1]
-_DOCS = next((place for place in (_PACKAGE / "docs", _PACKAGE.parent / "docs") if place.is_dir()), _PACKAGE / "docs")
+DOCS = next((place for place in (_PACKAGE / "docs", _PACKAGE.parent / "docs") if place.is_dir()), _PACKAGE / "docs")
 """The folders of the pages: in an installed wheel, or in a checkout."""
 
 
@@ -24,7 +24,7 @@ def help_about(context: click.Context, name: str | None) -> None:
     root = context.find_root()
     group = root.command
     assert isinstance(group, click.Group)
-    topics = sorted(page.stem for page in _DOCS.glob("*.md"))
+    topics = sorted(page.stem for page in DOCS.glob("*.md"))
     if name is None:
         output.say(root.get_help())
         output.say(f"\nTopics of `modelrunner help`: {', '.join(topics)}.")
@@ -36,7 +36,7 @@ def help_about(context: click.Context, name: str | None) -> None:
     if command is not None:
         output.say(command.get_help(click.Context(command, info_name=name, parent=root)))
     if name in topics:
-        _show((_DOCS / f"{name}.md").read_text("utf-8"))
+        _show((DOCS / f"{name}.md").read_text("utf-8"))
 
 
 def _show(text: str) -> None:

@@ -259,6 +259,17 @@ class Settings(BaseModel):
         """Returns False for a setting that is not set and has its default value."""
         return name in self.model_fields_set
 
+    def source(self, name: str) -> tuple[str, Any]:
+        """Returns where a setting is from (a variable, a line of the file, "default"), and the value that stands
+        there, None for a default."""
+        locations, file, _ = self._origin
+        environment = _from_environment(locations.environ)
+        if name in environment:
+            return _variable(name), environment[name]
+        if name in file.table:
+            return file.place(name), file.table[name]
+        return "default", None
+
     def place(self, *key: str) -> str:
         """Returns the key's place in the configuration file."""
         return self._origin[1].place(*key)
