@@ -67,7 +67,7 @@ SECTIONS = {
         "doctor": ("doctor:doctor", "Check this machine and the installation for faults"),
         "logs": ("daemon_commands:logs", "Show the log of the daemon or of a runner"),
         "keys": ("key_commands:keys", "Make and revoke API keys"),
-        "config": ("config_commands:config", "Show the settings and where they are from, or write a sample file"),
+        "config": ("config_commands:config", "Show the settings, and where each is from"),
         "reload": ("configure_commands:reload", "Read the configuration file again"),
         "serve": ("daemon_commands:serve", "Run the daemon in the foreground"),
         "shutdown": ("daemon_commands:shutdown", "Stop the daemon and everything that it runs"),

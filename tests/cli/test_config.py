@@ -61,7 +61,7 @@ def test_the_sample_has_every_setting_and_its_values_are_the_defaults(
     assert {line.partition(" ")[0] for line in assignments} == set(Settings.model_fields) - _TABLES - {"config"}
     before = Settings.load(Locations.find())
     (folders / "config.toml").write_text("\n".join(line for line in assignments if "=  #" not in line))
-    assert Settings.load(Locations.find()) == before
+    assert dict(Settings.load(Locations.find())) == dict(before)
 
 
 def test_a_default_that_only_words_describe_cannot_be_taken_for_a_value(cli: Cli) -> None:

@@ -22,7 +22,7 @@ from tests.cli.test_commands_screen import NOW
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 TEXT_BY_NATURE = {
     *("serve", "shutdown", "logs", "save", "login", "logout", "mcp", "ui", "launch", "completion", "help"),
-    *("batch run", "batch answers", "batch errors", "service install", "service remove"),
+    *("batch run", "batch answers", "batch errors", "service install", "service remove", "config sample"),
 }
 BATCH = {
     "id": "b1",
