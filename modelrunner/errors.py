@@ -75,14 +75,17 @@ class InvalidReference(BadRequest):
 
 
 class ContextTooLong(BadRequest):
-    """The prompt does not fit in the model's context. `n_prompt_tokens` and `n_ctx` are in tokens, None if unknown.
+    """The prompt does not fit in the model's context. `n_prompt_tokens` and `n_ctx` are in tokens, None if unknown. The
+    message gets the command that makes the context large enough for this prompt and an answer of a fourth of it.
 
     The code is OpenAI's, which its clients look for; the type and the figures are llama.cpp's (tools/server)."""
 
     code, type = "context_length_exceeded", "exceed_context_size_error"
 
     def __init__(self, message: str, n_prompt_tokens: int | None = None, n_ctx: int | None = None) -> None:
-        super().__init__(message, param="messages")
+        size = "N" if n_prompt_tokens is None else -(-n_prompt_tokens * 5 // 4096) * 1024
+        larger = f"`modelrunner configure MODEL --context-size {size} --restart` makes room where the model can have it"
+        super().__init__(f"{message.rstrip('.')}; {larger}", param="messages")
         self.details = {"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx}
 
 

@@ -4,7 +4,6 @@ from modelrunner.errors import ModelRunnerError
 
 NEXT = {
     "internal_error": "`modelrunner logs` has the details",
-    "context_length_exceeded": "`modelrunner configure MODEL --context-size N` makes room for more",
     "unauthorized": "set MODELRUNNER_API_KEY to a key that `modelrunner keys create NAME` made",
     "forbidden": "`modelrunner status` shows the Unix socket, where the daemon's owner may do everything",
     "model_not_found": "`modelrunner list` shows the models that are here",

@@ -1,5 +1,5 @@
 """Every snippet of docs/clients.md runs as it stands there, but for the address: the daemon's port is another one. The
-names of its models are aliases of the tests', whose answers have an end."""
+name of its embedding model is an alias of the tests', and answers have an end."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def snippets(language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def base(make_daemon: StartDaemon) -> str:
     daemon: Daemon = make_daemon()
-    names = {"ai/smollm2": SMOLLM2, "ai/nomic-embed": MINILM}
+    names = {"hf.co/nomic-ai/nomic-embed-text-v1.5-GGUF": MINILM}
     lines = "".join(f"{json.dumps(alias)} = {json.dumps(name)}\n" for alias, name in names.items())
     Path(daemon.environment["MODELRUNNER_CONFIG"]).write_text(f"[aliases]\n{lines}")
     daemon.start(listen="127.0.0.1:0")

@@ -116,6 +116,14 @@ def test_an_overflow_has_its_figures(
     assert error is not None
     assert (error.status, error.code, error.type) == (400, "context_length_exceeded", "exceed_context_size_error")
     assert (error.details["n_prompt_tokens"], error.details["n_ctx"]) == figures
+    assert "`modelrunner configure MODEL --context-size " in error.message
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(20268, 25600), (8193, 11264), (1, 1024)])
+def test_an_overflow_names_the_command_that_makes_room(tokens: int, size: int) -> None:
+    error = request_error(400, "too long", {"type": "exceed_context_size_error", "n_prompt_tokens": tokens})
+    assert error is not None
+    assert f"too long; `modelrunner configure MODEL --context-size {size} --restart` makes room" in error.message
 
 
 @pytest.mark.parametrize(
