@@ -105,8 +105,12 @@ class EngineApi:
 
     endpoints: Mapping[str, EndpointApi] = field(default_factory=lambda: OPENAI_ENDPOINTS)
     """The endpoints by their paths. A request for another one is refused with 501."""
-    health: str = "/health"
-    """The path that answers 200 once the engine is ready."""
+    health: str | None = "/health"
+    """The path that answers 200 once the engine is ready; None for one that is ready once it answers anything."""
+    ready_line: str = ""
+    """A text in a line of its log without which the engine is not ready; "" for an engine that logs none."""
+    start_limit: float | None = None
+    """The seconds after which a start has failed; None: it may take as long as it makes progress."""
     metrics: str | None = "/metrics"
     """The path of the engine's metrics in Prometheus' text format; None without them."""
     work: tuple[str, ...] = ()
@@ -121,9 +125,14 @@ class EngineApi:
     fields: str | None = None
     """A path at which the ready engine itself tells the fields that its endpoints read (`EndpointApi.reads`): a JSON
     object with a list of names for each path. None if the backend knows them."""
+    listens_elsewhere: bool = False
+    """True if a process that the program did not start itself listens for it, such as that of a container: the daemon
+    then cannot tell another program on its port from the engine."""
     checks_model: bool = False
     """True if the engine rejects unknown `model` names: it knows the model's references and its ID. The daemon then
     replaces any other name of the model by its first reference."""
+    model_name: str = ""
+    """The only name by which the engine knows its model; "" if `checks_model` says all."""
     lacks: frozenset[str] = frozenset()
     """Capabilities that models may have (`CAPABILITIES`) and that the engine does not serve, such as "audio"."""
 
@@ -132,8 +141,8 @@ class EngineApi:
             if not isinstance(endpoint, EndpointApi):
                 raise TypeError(f"the endpoint {path!r} must be an EndpointApi")
         probed = (self.probe.path,) if self.probe is not None else ()
-        optional = [path for path in (self.metrics, self.settled, self.fields) if path is not None]
-        for path in (self.health, *self.endpoints, *optional, *probed):
+        optional = [path for path in (self.health, self.metrics, self.settled, self.fields) if path is not None]
+        for path in (*self.endpoints, *optional, *probed):
             if not isinstance(path, str) or not path.startswith("/") or not path.isascii() or not path.isprintable():
                 raise ValueError(f"the path {path!r} must be printable ASCII that begins with /")
         if not isinstance(self.work, tuple) or not all(isinstance(name, str) for name in (*self.work, *self.lacks)):

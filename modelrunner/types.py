@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -299,12 +300,13 @@ class ProcessObserver(Protocol):
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
     """Options of a run's child process. The runner passes them through the backend, unchanged, to
-    `modelrunner.processes.process.run`. `stop_grace` is the seconds between TERM and KILL. `permissions` are those that
-    the daemon gives the run (its model, its endpoint); None: the process is not confined."""
+    `modelrunner.processes.process.run`. `stop_grace` is the seconds between `stop_signal` and KILL. `permissions` are
+    those that the daemon gives the run (its model, its endpoint); None: the process is not confined."""
 
     log_path: Path
     observer: ProcessObserver | None = None
     stop_grace: float = 10.0
+    stop_signal: int = signal.SIGTERM
     log_limit: int = 8 << 20
     permissions: Permissions | None = None
 

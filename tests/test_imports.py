@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "concurrency": set(),
     "config": set(),
     "daemon": {
+        "sdk",
         *(
             "api",
             "backend",

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.aliases import Alias, AliasPolicy
+from modelrunner.config.enginetables import EngineName, EngineTable
 from modelrunner.config.locations import (
     SOCKET_NAME,
     ConfigFile,
@@ -213,6 +214,7 @@ class Settings(BaseModel):
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    engines: Mapping[EngineName, EngineTable] = Field(default_factory=dict)
 
     _origin: tuple[Locations, ConfigFile, Mapping[str, Any]] = PrivateAttr()
 

@@ -12,6 +12,7 @@ from modelrunner.config.locations import ConfigurationError, logins_beside
 from modelrunner.config.registrytables import RegistryTable
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
+from modelrunner.daemon.engines import configured
 from modelrunner.daemon.sources import sources_of
 from modelrunner.engineapi import ApiShape, ServiceCall
 from modelrunner.errors import InvalidReference, ModelNotFound
@@ -115,6 +116,7 @@ def build(
     durable.sweep_temporaries(state)
     registry = registry or BackendRegistry.discover(
         lambda backend: _context(settings, backend),
+        configured=[configured(name, table) for name, table in settings.engines.items()],
         chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
     )
     for backend in registry:

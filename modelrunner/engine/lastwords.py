@@ -35,12 +35,12 @@ class LastWords:
         self._oom_kills = oom_kills
         self._oom_kills_before = 0
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self.health = "/health"
+        self.health: str | None = "/health"
 
     def is_echo(self, line: str) -> bool:
         """Returns True for a log line that only our own health checks have caused. Such a line is neither progress nor
         a reason."""
-        return self.health in line
+        return self.health is not None and self.health in line
 
     def begin(self) -> None:
         """Is called before the engine starts."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, EngineProtocolError, TimedOut
 from modelrunner.processes.processtree import Activity, activity_of, strangers_on
 from modelrunner.types import Endpoint
@@ -48,29 +49,32 @@ def pause(starting: float, silent: float) -> float:
 
 
 class Readiness:
-    """Watches one engine from its start. The runner reports the process (`pid`), the path to ask at (`health`) and
+    """Watches one engine from its start. The runner reports the process (`pid`), the engine's interface (`api`) and
     each logged line to it."""
 
     def __init__(self, upstream: UpstreamPool, stall_limit: float, clock: Callable[[], float]) -> None:
         self.pid: int | None = None
-        self.health = "/health"
+        self.api = OPENAI
         self._upstream = upstream
         self._stall_limit = stall_limit
         self._clock = clock
         self._began = self._progressed = self._sampled = self._heard = clock()
         self._activity = Activity(0.0, 0)
         self._news = asyncio.Event()
+        self._said_ready = False
 
-    def heard(self) -> None:
+    def heard(self, line: str) -> None:
         """Is called for each line that the engine logs."""
+        self._said_ready |= self.api.ready_line in line
         self._progressed = self._heard = self._clock()
         self._news.set()
 
     async def wait(self) -> None:
-        """Returns once the engine answers 200 at the path `health`. It asks every 10 ms at first, later less often, but
-        at least every quarter of a second, and soon after each line that the engine logs. Raises `TimedOut` after
-        `stall_limit` seconds without progress (a log line, processor time, reading from disk) or twelve times as long
-        in all, `PortTaken` if another process listens on the engine's port."""
+        """Returns once the engine is ready as its interface says: it answers, and has logged its line. It asks every 10
+        ms at first, later less often, but at least every quarter of a second, and soon after each line that the engine
+        logs. Raises `TimedOut` after `stall_limit` seconds without progress (a log line, processor time, reading from
+        disk), twelve times as long in all or `EngineApi.start_limit`, `PortTaken` if another process listens on the
+        engine's port."""
         self._began = self._progressed = self._sampled = self._clock()
         while not (await self._answers() and await self._is_ours()):
             await self._pause()
@@ -88,19 +92,19 @@ class Readiness:
                 await asyncio.sleep(_SHORTEST_PAUSE)  # a flood of lines is no flood of questions
 
     async def _answers(self) -> bool:
-        if self.pid is None:
+        if self.pid is None or (self.api.ready_line and not self._said_ready):
             return False
         try:
-            status, _ = await self._upstream.fetch("GET", self.health, timeout=_HEALTH_TIMEOUT)
+            status, _ = await self._upstream.fetch("GET", self.api.health or "/", timeout=_HEALTH_TIMEOUT)
         except (OSError, EngineProtocolError):
             return False
-        return status == 200
+        return status == 200 or self.api.health is None
 
     async def _is_ours(self) -> bool:
         """Returns False if another program may have answered on the TCP port. A Unix socket lies in a private
         folder."""
         endpoint = self._upstream.endpoint
-        if endpoint.host is None or endpoint.port is None:
+        if endpoint.host is None or endpoint.port is None or self.api.listens_elsewhere:
             return True
         if self.pid is None:
             return False
@@ -120,5 +124,6 @@ class Readiness:
             self._activity, self._sampled = activity, now
         if now - self._progressed >= self._stall_limit:
             raise TimedOut(f"the engine made no progress for {self._stall_limit:g} seconds")
-        if now - self._began >= _LONGEST_START * self._stall_limit:
+        limit = self.api.start_limit
+        if now - self._began >= (_LONGEST_START * self._stall_limit if limit is None else limit):
             raise TimedOut(f"the engine was not ready after {now - self._began:.0f} seconds")

@@ -136,8 +136,9 @@ class Runner:
 
     async def _learn_api(self) -> None:
         self.api = api = await asked(self._backend.api, self.spec)
-        self._readiness.health = self._last_words.health = api.health
-        self.names = (*self.spec.bundle.references, self.spec.model_id) if api.checks_model else None
+        self._readiness.api, self._last_words.health = api, api.health
+        known = (*self.spec.bundle.references, self.spec.model_id) if api.checks_model else None
+        self.names = (api.model_name,) if api.model_name else known
 
     async def _keep_engine(self) -> NoReturn:
         """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
@@ -325,7 +326,7 @@ class Runner:
         if self.ready_at is not None or self._last_words.is_echo(line):
             return
         self._last_words.heard(line)
-        self._readiness.heard()
+        self._readiness.heard(line)
         diagnoses = interface_of(self._backend, Diagnoses)
         stage = diagnoses.progress(line) if diagnoses else None
         if stage is not None and stage != self.stage:

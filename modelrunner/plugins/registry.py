@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Self
 
@@ -63,10 +63,15 @@ class BackendRegistry:
 
     @classmethod
     def discover(
-        cls, context: Callable[[type[Backend]], BackendContext], *, chosen: JsonFile[dict[str, str]] | None = None
+        cls,
+        context: Callable[[type[Backend]], BackendContext],
+        *,
+        configured: Iterable[type[Backend]] = (),
+        chosen: JsonFile[dict[str, str]] | None = None,
     ) -> Self:
-        """Loads the entry points of group `modelrunner.backends`; `context(backend)` makes each its context. Raises the
-        `ConfigurationError` that `context` raises."""
+        """Loads the entry points of group `modelrunner.backends`, and adds the `configured` ones; `context(backend)`
+        makes each its context. Raises the `ConfigurationError` that `context` raises, and one for a configured engine
+        with the name of a backend."""
         backends: dict[str, Backend] = {}
         errors: dict[str, str] = {}
         own: set[str] = set()
@@ -80,6 +85,10 @@ class BackendRegistry:
                 errors[entry.name] = f"{type(error).__name__}: {error}"
             if entry.dist is not None and entry.dist.name == _DISTRIBUTION:
                 own.add(entry.name)
+        for kind in configured:
+            if kind.name in backends or kind.name in errors:
+                raise ConfigurationError(f"[engines.{kind.name}]: a backend has this name: choose another")
+            backends[kind.name] = IsolatedBackend(kind(context(kind)))
         return cls(backends, errors, own=frozenset(own), chosen=chosen)
 
     def __iter__(self) -> Iterator[Backend]:

@@ -59,12 +59,13 @@ def main(control: int) -> None:
     order = receive_order(control)
     if order is None:
         return
-    engine, failure = start(*order)
+    *command, stop_signal = order
+    engine, failure = start(*command)
     if failure:
         report(control, failure)
         return
     report(control, f"started {engine}")
-    status = watch(control, ended, engine)
+    status = watch(control, ended, engine, stop_signal)
     kill_group(engine, signal.SIGKILL)
     if status is None:
         kill(engine)  # it may be in another group than its children
@@ -78,8 +79,8 @@ def prctl(option: int, value: int, pointer: object = 0) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}) was refused")
 
 
-def receive_order(control: int) -> "tuple[list[bytes], dict[bytes, bytes], tuple[Any, ...] | None] | None":
-    """Returns the command line, environment and confinement, or None if the daemon is gone."""
+def receive_order(control: int) -> "tuple[Any, ...] | None":
+    """Returns the command line, environment, confinement and stop signal, or None if the daemon is gone."""
     header = receive(control, 8)
     body = header and receive(control, int.from_bytes(header, "big"))
     return marshal.loads(body) if body else None
@@ -221,8 +222,9 @@ def raise_oom_score() -> None:
         pass  # no /proc, or one that is read-only: the engine runs without it
 
 
-def watch(control: int, ended: int, engine: int) -> int | None:
-    """Waits and obeys the daemon. Returns the engine's wait status when it has ended, None when it has to be killed."""
+def watch(control: int, ended: int, engine: int, stop_signal: int) -> int | None:
+    """Waits and obeys the daemon, which asks the engine to end by `stop_signal`. Returns the engine's wait status when
+    it has ended, None when it has to be killed."""
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(ended, select.POLLIN)
@@ -236,8 +238,8 @@ def watch(control: int, ended: int, engine: int) -> int | None:
         if control in ready:
             if read(control, 1) != b"T":
                 return None
-            kill_group(engine, signal.SIGTERM)
-            kill_group(engine, signal.SIGCONT)  # a stopped process would not get the TERM
+            kill_group(engine, stop_signal)
+            kill_group(engine, signal.SIGCONT)  # a stopped process would not get it
 
 
 def reap(engine: int) -> int | None:

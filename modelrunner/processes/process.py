@@ -79,8 +79,8 @@ async def run(
     If `options` has permissions, the program is confined to these and to `permissions`, and a `TMPDIR` that it could
     not write is replaced.
 
-    A cancellation sends TERM to the process group, and KILL after `options.stop_grace` seconds; a second cancellation
-    skips the rest of the grace.
+    A cancellation sends `options.stop_signal` to the process group, and KILL after `options.stop_grace` seconds; a
+    second cancellation skips the rest of the grace.
 
     Raises `BackendExited` when the program ends, `CancelledError` when it was stopped, `BackendUnavailable` if it
     cannot be executed, `Unavailable` if this machine has no process or descriptor left. In each case every process
@@ -125,7 +125,7 @@ class _Child:
             with ExitStack() as undo:
                 undo.callback(self._log.close)
                 self._mark = new_mark()
-                self._spawn(undo, _order(argv, confinement, self._mark), cwd)
+                self._spawn(undo, _order(argv, confinement, self._mark, options.stop_signal), cwd)
                 undo.pop_all()
         except OSError as error:
             raise _start_error(self._program, "failed", error.errno or 0) from error
@@ -270,11 +270,11 @@ async def _undisturbed(waiting: Awaitable[object]) -> bool:
     return True
 
 
-def _order(argv: Sequence[str], confinement: Confinement, mark: str) -> bytes:
+def _order(argv: Sequence[str], confinement: Confinement, mark: str, stop_signal: int) -> bytes:
     """Returns the first message to the guardian, which the same interpreter reads."""
     strings = [os.fsencode(argument) for argument in argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in {**confinement.env, MARK: mark}.items()}
-    body = marshal.dumps((strings, env, confinement.order))
+    body = marshal.dumps((strings, env, confinement.order, int(stop_signal)))
     return len(body).to_bytes(8, "big") + body
 
 

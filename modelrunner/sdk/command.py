@@ -1,36 +1,68 @@
 """A backend without code, for an engine that is a program: a subclass sets values."""
 
+import asyncio
+import json
+import logging
 import os
+import re
+import shlex
 import shutil
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, ClassVar, NoReturn
 
-from modelrunner.backend import Backend, BackendState, BackendStatus, ProgressCallback
+from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, DeclaredModel, ProgressCallback
 from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BackendUnavailable
 from modelrunner.processes.process import run, scrubbed_environment
 from modelrunner.sandbox import Permissions
-from modelrunner.types import Endpoint, RequiredMemory, RunSpec
+from modelrunner.types import Bundle, Endpoint, RequiredMemory, RunSpec
+
+log = logging.getLogger(__name__)
+_PLACE = re.compile(r"\{([a-z]+)\}")
+_STOP_LIMIT = 30.0
+"""Seconds that a stop command may take."""
 
 
 class CommandBackend(Backend):
     """Runs `command` for each model."""
 
     command: ClassVar[tuple[str, ...]]
-    """The program and its arguments. These are replaced in each: `{host}` and `{port}` with `uses_tcp`, else
-    `{socket}`; `{model}`, the file that engines open; `{folder}`, which holds all files of the model; `{context}` and
-    `{parallel}`, the tokens of one sequence and the number of sequences."""
+    """The program and its arguments, with places such as `{port}`; `config/enginetables.py` has all."""
     environment: ClassVar[Mapping[str, str]] = {}
-    """Variables that are added to a scrubbed environment."""
+    """Variables that are added to a scrubbed environment, with places too."""
+    working_directory: ClassVar[Path | None] = None
+    """The folder in which the program starts; None for the daemon's."""
+    stop_signal: ClassVar[int | None] = None
+    """The signal that asks the engine to end; None for TERM."""
+    stop_grace: ClassVar[float | None] = None
+    """The seconds that it then has before it is killed; None for those of the daemon's settings."""
+    stop_command: ClassVar[tuple[str, ...]] = ()
+    """Ends what the program started outside of its own processes, such as a container. It runs after the program, and
+    after a kill of the daemon at its next start. `{id}` becomes the text of the file `{scratch}/id`."""
     engine_api: ClassVar[EngineApi | None] = None
     """The engine's HTTP interface; None for OpenAI's."""
     memory_factor: ClassVar[float] = 1.2
-    """The main memory of a run as a multiple of its model's size. The first load measures it."""
+    """The memory of a run as a multiple of its model's size. The first load measures main memory."""
     memory_base: ClassVar[int] = 64 << 20
     """Bytes of a run beside that."""
+    memory_token: ClassVar[int] = 0
+    """Bytes of a run for each token of all its sequences."""
+    device: ClassVar[int | None] = None
+    """The number of the device that has this memory; None for main memory."""
+    declared: ClassVar[tuple[DeclaredModel, ...]] = ()
+    """The models of an engine that manages them itself."""
     permissions: ClassVar[Permissions] = Permissions()
     """What the engine may do beyond reading its model (docs/sandbox.md)."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        if self.stop_command and context.state is not None:
+            self._stop_left(context.state)
 
     async def install(self, progress: ProgressCallback, **options: Any) -> None:
         self._program()
@@ -39,41 +71,137 @@ class CommandBackend(Backend):
         raise BackendUnavailable(f"{self._program()} was not installed by modelrunner: remove it where it came from")
 
     async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        places = {
-            "{host}": str(endpoint.host),
-            "{port}": str(endpoint.port),
-            "{socket}": str(endpoint.path),
-            "{model}": str(spec.bundle.model_file),
-            "{folder}": str(spec.bundle.directory),
-            "{context}": str(spec.context_size),
-            "{parallel}": str(spec.parallel),
-        }
-        argv = [str(self._program()), *(_filled(argument, places) for argument in self.command[1:])]
-        env = scrubbed_environment() | dict(self.environment) | dict(spec.environment)
-        await run(argv, env=env, options=spec.process, permissions=self.permissions)
+        program = self._program()
+        scratch = self._state() / token_hex(8)
+        places = self._places(spec, endpoint, scratch)
+        argv = [str(program), *(_filled(argument, places) for argument in self.command[1:])]
+        env = scrubbed_environment() | {name: _filled(value, places) for name, value in self.environment.items()}
+        process = replace(
+            spec.process,
+            stop_signal=self.stop_signal or spec.process.stop_signal,
+            stop_grace=spec.process.stop_grace if self.stop_grace is None else self.stop_grace,
+        )
+        permissions = self.permissions | Permissions(writes=(scratch,))
+        scratch.mkdir(mode=0o700, parents=True)
+        if self.stop_command:
+            _record(scratch).write_text(json.dumps([_filled(word, places) for word in self.stop_command]))
+        try:
+            await run(
+                argv,
+                env=env | dict(spec.environment),
+                options=process,
+                cwd=self.working_directory,
+                permissions=permissions,
+            )
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._clean, scratch))
 
     def status(self) -> BackendStatus:
         try:
             return BackendStatus(BackendState.RUNNING, f"{self.name} at {self._program()}")
         except BackendUnavailable as error:
-            return BackendStatus(BackendState.NOT_INSTALLED, error.message)
+            return BackendStatus(BackendState.ERROR, error.message)
 
     async def disk_usage(self) -> int:
         return os.stat(self._program()).st_size
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return RequiredMemory(int(spec.bundle.size * self.memory_factor) + self.memory_base)
+        size = int(spec.bundle.size * self.memory_factor) + self.memory_base
+        size += self.memory_token * spec.context_size * spec.parallel
+        return RequiredMemory(size) if self.device is None else RequiredMemory(0, (0,) * self.device + (size,))
 
     def api(self, spec: RunSpec) -> EngineApi:
-        return super().api(spec) if self.engine_api is None else self.engine_api
+        if self.engine_api is None:
+            return super().api(spec)
+        return replace(self.engine_api, model_name=_filled(self.engine_api.model_name, _places_of(spec.bundle)))
+
+    def progress(self, line: str) -> str | None:
+        return None
+
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        """Explains what the sandbox may have refused."""
+        if any(words in tail.lower() for words in ("permission denied", "operation not permitted", "cannot fork")):
+            reason = "; its sandbox may be the reason: grant what it needs by `permissions` (docs/engines.md)"
+            return f"the engine was refused something{f': {tail.strip().splitlines()[-1]}' if quotes else ''}{reason}"
+        return None
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        return "out of memory" in tail.lower()
+
+    def models(self) -> tuple[DeclaredModel, ...]:
+        """Returns the models that the engine manages itself."""
+        return self.declared
 
     def _program(self) -> Path:
         if (found := shutil.which(self.command[0])) is None:
             raise BackendUnavailable(f"{self.command[0]} is not a program here: install it, or correct its path")
         return Path(found)
 
+    def _state(self) -> Path:
+        if self.context.state is None:
+            raise BackendUnavailable(f"{self.name} has no folder for its files")
+        return self.context.state
 
-def _filled(argument: str, places: Mapping[str, str]) -> str:
-    for place, value in places.items():
-        argument = argument.replace(place, value)
-    return argument
+    def _places(self, spec: RunSpec, endpoint: Endpoint, scratch: Path) -> Mapping[str, str]:
+        bundle = spec.bundle
+        projector = bundle.files.get("mmproj.gguf")
+        if projector is None and any("{projector}" in word for word in self.command):
+            raise BackendUnavailable(f"the command of {self.name} needs a projector, and {bundle.name} has none")
+        return {
+            "host": str(endpoint.host),
+            "port": str(endpoint.port),
+            "socket": str(endpoint.path),
+            "projector": str(projector),
+            "context": str(spec.context_size),
+            "parallel": str(spec.parallel),
+            "threads": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+            "device": str(self.device),
+            "scratch": str(scratch),
+            **_places_of(bundle),
+        }
+
+    def _clean(self, scratch: Path) -> None:
+        """Ends what a run left outside of its processes, and removes its folder."""
+        record = _record(scratch)
+        with suppress(OSError, ValueError):
+            words: list[str] = json.loads(record.read_text())
+            with suppress(OSError):
+                words = [word.replace("{id}", (scratch / "id").read_text()[:256].strip()) for word in words]
+            try:
+                subprocess.run(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    timeout=_STOP_LIMIT,
+                    check=True,
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                said = getattr(error, "stderr", None) or b""
+                log.error(
+                    "%s: `%s` failed: %s %s",
+                    self.name,
+                    shlex.join(words),
+                    error,
+                    said[-500:].decode("utf-8", "replace"),
+                )
+        shutil.rmtree(scratch, ignore_errors=True)
+        record.unlink(missing_ok=True)
+
+    def _stop_left(self, state: Path) -> None:
+        """Ends what the runs of a killed daemon left outside of their processes."""
+        for record in state.glob("*.stop"):
+            self._clean(record.with_suffix(""))
+
+
+def _record(scratch: Path) -> Path:
+    return scratch.with_suffix(".stop")
+
+
+def _places_of(bundle: Bundle) -> Mapping[str, str]:
+    file = next(iter(bundle.files.values()), bundle.name)
+    return {"model": str(file), "folder": str(bundle.directory), "name": bundle.name}
+
+
+def _filled(text: str, places: Mapping[str, str]) -> str:
+    return _PLACE.sub(lambda found: places.get(found[1], found[0]), text)

@@ -10,7 +10,7 @@ from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
 from tests.cli.conftest import Cli
 
-_TABLES = {"mcp", "registries", "models", "aliases", "backends"}  # they have sections of their own
+_TABLES = {"mcp", "registries", "models", "aliases", "backends", "engines"}  # they have sections of their own
 
 
 def _shown(cli: Cli) -> dict[str, tuple[str, str]]:

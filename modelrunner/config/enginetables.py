@@ -1,0 +1,173 @@
+"""The `[engines.NAME]` tables of the configuration file: an engine that is a command, and needs no Python.
+docs/engines.md describes each key."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from modelrunner.config.locations import whole
+from modelrunner.engineapi import ApiShape
+from modelrunner.errors import BadRequest
+from modelrunner.schema import nearest
+from modelrunner.units import parse_bytes, parse_duration
+
+PLACES = {
+    "host": "the address to listen at",
+    "port": "the port to listen at",
+    "socket": "the path of the Unix socket to listen at, in place of host and port",
+    "model": "the file that engines open (the first shard)",
+    "folder": "the folder with all files of the model",
+    "projector": "the model's projector, for images and sound",
+    "name": "the name of the model",
+    "context": "the tokens of one sequence",
+    "parallel": "how many sequences are worked on at once",
+    "threads": "how many processors the daemon may use",
+    "device": "the number of the device that has the engine's memory",
+    "scratch": "an empty folder that the engine may write in, and that is removed after it",
+}
+"""The places in a command and its environment, and what they become for a run."""
+_PLACE = re.compile(r"\{([a-z]+)\}")
+
+
+def _command(words: tuple[str, ...], *more: str) -> tuple[str, ...]:
+    for word in words:
+        for name in _PLACE.findall(word):
+            if name not in (*PLACES, *more):
+                raise ValueError(f"there is no place {{{name}}}{nearest(name, PLACES)}; places are {', '.join(PLACES)}")
+    return words
+
+
+def _bytes(value: Any) -> Any:
+    try:
+        return parse_bytes(value)
+    except BadRequest as error:
+        raise ValueError(error.message) from None
+
+
+def _seconds(value: Any) -> Any:
+    try:
+        return float(value) if type(value) in (int, float) else parse_duration(str(value))
+    except BadRequest as error:
+        raise ValueError(error.message) from None
+
+
+def _signal(name: str) -> str:
+    if not hasattr(signal, f"SIG{name}"):
+        raise ValueError(f"there is no signal {name!r}: write TERM, INT, QUIT or another without SIG")
+    return name
+
+
+def _path(value: str) -> str:
+    if not value.startswith("/") or not value.isascii() or not value.isprintable():
+        raise ValueError(f"{value!r} is no path of an engine: it begins with / and is printable ASCII")
+    return value
+
+
+_Word = Annotated[str, Field(min_length=1)]
+_Command = Annotated[tuple[_Word, ...], Field(min_length=1), AfterValidator(_command)]
+_StopCommand = Annotated[tuple[_Word, ...], AfterValidator(lambda words: _command(words, "id"))]
+_Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+_Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
+_Folder = Annotated[Path, AfterValidator(whole)]
+_Path = Annotated[str, AfterValidator(_path)]
+EngineName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
+
+
+class _EnginePart(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=lambda name: name.replace("_", "-"), populate_by_name=False
+    )
+
+
+class ReadyTable(_EnginePart):
+    """When the engine is ready: all that is set must hold."""
+
+    path: _Path | None = None
+    """It answers 200 there."""
+    line: str = ""
+    """Its log has a line with this text."""
+    within: _Seconds | None = None
+    """Seconds after which the start has failed."""
+
+
+class StopTable(_EnginePart):
+    """How the engine ends."""
+
+    signal: Annotated[str, AfterValidator(_signal)] = "TERM"
+    grace: _Seconds | None = None
+    command: _StopCommand = ()
+
+
+class MemoryTable(_EnginePart):
+    """The memory of a run: base + factor * size of the model + token * tokens of all sequences."""
+
+    base: _Bytes = 64 << 20
+    factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.2
+    token: _Bytes = 0
+    device: Annotated[int, Field(ge=0, le=63)] | None = None
+
+
+class PermissionsTable(_EnginePart):
+    """What the engine may do beyond reading its model, each with a reason."""
+
+    network: str = ""
+    processes: str = ""
+    reads: tuple[_Folder, ...] = ()
+    writes: tuple[_Folder, ...] = ()
+
+
+class EngineModelTable(_EnginePart):
+    """A model that the engine manages itself."""
+
+    name: _Word
+    capabilities: tuple[EngineName, ...] = ()
+    size: _Bytes = 0
+    context_size: Annotated[int, Field(ge=1)] | None = None
+
+
+def _memory(value: Any) -> Any:
+    return {"base": value, "factor": 0.0} if isinstance(value, str | int) and not isinstance(value, bool) else value
+
+
+def _models(value: Any) -> Any:
+    return [{"name": one} if isinstance(one, str) else one for one in value] if isinstance(value, list) else value
+
+
+class EngineTable(_EnginePart):
+    """One engine."""
+
+    command: _Command
+    environment: dict[str, str] = Field(default_factory=dict)
+    working_directory: _Folder | None = None
+    formats: tuple[EngineName, ...] = ()
+    """Formats of models in the store; "gguf" alone where neither formats nor models are given."""
+    models: Annotated[tuple[EngineModelTable, ...], BeforeValidator(_models)] = ()
+    """Models that the engine manages itself."""
+    modes: tuple[EngineName, ...] = ()
+    """By default those of the endpoints' shapes. There is a process for each mode of a model; with one mode here, one
+    process serves all endpoints."""
+    endpoints: dict[_Path, ApiShape] = Field(default_factory=dict)
+    """Paths of the engine with their shapes; by default OpenAI's."""
+    ready: ReadyTable = ReadyTable(path="/health")
+    stop: StopTable = StopTable()
+    memory: Annotated[MemoryTable, BeforeValidator(_memory)] = MemoryTable()
+    permissions: PermissionsTable = PermissionsTable()
+    metrics: _Path | None = None
+    settled: _Path | None = None
+    model_name: str = ""
+    """The name by which the engine knows its model, with {name}, {model} or {folder}; by default it takes any name."""
+    lacks: tuple[Literal["tools", "vision", "audio", "reasoning"], ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EngineTable":
+        text = " ".join(self.command) + " ".join(self.environment.values())
+        if ("{port}" in text) == ("{socket}" in text):
+            raise ValueError("the command needs either {port} or {socket}: the engine must listen where it is told")
+        if "{device}" in text and self.memory.device is None:
+            raise ValueError("the command has {device}: set memory.device, the device whose memory the engine takes")
+        if self.models and self.formats:
+            raise ValueError("an engine has either formats of models here, or models of its own")
+        return self

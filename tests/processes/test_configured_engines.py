@@ -1,0 +1,332 @@
+"""Engines of the configuration file: programs that know nothing of modelrunner, from readiness to their end."""
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from modelrunner.backend import Backend, BackendContext
+from modelrunner.config.enginetables import EngineTable
+from modelrunner.config.locations import ConfigurationError, Locations
+from modelrunner.config.settings import Settings
+from modelrunner.daemon.engines import configured
+from modelrunner.processes.processtree import process_tree
+from modelrunner.testing import BackendContract, spec_for
+from modelrunner.types import RunSpec
+from tests.e2e.daemons import Daemon, environment
+from tests.fakes import FAKE_ENGINE
+from tests.pull.models import gguf
+from tests.waiting import HUNG
+
+PYTHON = os.path.realpath(sys.executable)
+SERVER = textwrap.dedent("""
+    import http.server, json, os, sys
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def say(self, status, body, kind="application/json"):
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self):
+            self.say(404, b"{}")
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if "images" in self.path:
+                self.say(200, b"PNG of " + json.loads(body)["prompt"].encode(), "image/png")
+            else:
+                heard = {"text": body.partition(b"RIFF")[2][:5].decode(), "model": sys.argv[2], "words": sys.argv[3:]}
+                self.say(200, json.dumps(heard).encode())
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    print("whisper is listening", flush=True)
+    server.serve_forever()
+""")
+FORM = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n--b\r\n' + (
+    b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFFhello\r\n--b--\r\n'
+)
+MakeDaemon = Callable[[str], Daemon]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    return path
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[MakeDaemon]:
+    made: list[Daemon] = []
+
+    def start(config: str) -> Daemon:
+        (tmp_path / "config.toml").write_text(config)
+        variables = environment(tmp_path / "data", tmp_path / "run")
+        made.append(one := Daemon(tmp_path / "data", tmp_path / "run" / "modelrunner.sock", variables))
+        one.start()
+        return one
+
+    yield start
+    for one in made:
+        one.stop()
+
+
+def words(*parts: object) -> str:
+    return json.dumps([str(part) for part in parts])
+
+
+def upload(daemon: Daemon, path: str, model: bytes) -> Any:
+    with daemon.client() as client:
+        headers = {"Content-Type": "multipart/form-data; boundary=b"}
+        return client.post(path, content=FORM % model, headers=headers)
+
+
+def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: MakeDaemon, server: Path) -> None:
+    running = daemon(f"""
+        [engines.whisper]
+        command = {words(PYTHON, server, "{port}", "{name}", "{threads}", "{context}")}
+        models = [{{ name = "whisper-base", capabilities = ["transcription"], size = "142MB" }}]
+        endpoints = {{ "/v1/audio/transcriptions" = "transcription" }}
+        ready = {{ line = "is listening", within = "1m" }}
+        memory = "200MiB"
+
+        [engines.painter]
+        command = {words(PYTHON, server, "{port}", "{name}")}
+        models = ["tiny-sd"]
+        endpoints = {{ "/v1/images/generations" = "image", "/v1/images/edits" = "opaque" }}
+        modes = ["image-generation"]
+        ready = {{}}
+        memory = "100MiB"
+    """)
+    heard = upload(running, "/v1/audio/transcriptions", b"whisper-base").json()
+    assert (heard["text"], heard["model"], int(heard["words"][0]) > 0) == ("hello", "whisper-base", True)
+    image = running.post("/v1/images/generations", {"model": "tiny-sd", "prompt": "a cat"})
+    assert (image.content, image.headers["Content-Type"]) == (b"PNG of a cat", "image/png")
+    assert running.post("/v1/images/edits?model=tiny-sd", b'{"prompt": "a dog"}').content == b"PNG of a dog"
+    runners = {runner["model_name"]: runner["mode"] for runner in running.runners()}
+    assert runners == {"whisper-base": "transcription", "tiny-sd": "image-generation"}
+    listed = {model["id"] for model in running.get("/v1/models").json()["data"]}
+    assert listed == {"whisper-base", "tiny-sd"}
+    assert running.get("/engines/status").json()["whisper"] == f"Running: whisper at {PYTHON}"
+
+
+def test_models_of_the_store_go_to_a_configured_engine(daemon: MakeDaemon, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(gguf())
+    running = daemon(f"""
+        [engines.mine]
+        command = {words(PYTHON, FAKE_ENGINE, "--host", "{host}", "--port", "{port}", "--model", "{name}")}
+        endpoints = {{ "/v1/chat/completions" = "chat" }}
+        memory = {{ base = "50MiB", factor = 1.0, token = "1KiB" }}
+    """)
+    packaged = running.run("package", "--gguf", str(tmp_path / "model.gguf"), "small")
+    assert packaged.returncode == 0, packaged.stderr
+    answer = running.post("/engines/mine/v1/chat/completions", {"model": "small", "messages": [], "max_tokens": 2})
+    assert answer.json()["choices"][0]["message"]["content"] == "w0 w1 "
+    refused = running.post("/engines/mine/v1/embeddings", {"model": "small", "input": "a"})
+    assert refused.status_code == 400
+    assert "mine does not offer embedding" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('command = ["nothing-of-this-name", "{port}"]', "nothing-of-this-name is not a program here"),
+        ('command = ["/bin/false", "{port}"]', "the engine exited with 1"),
+        ('command = ["/bin/sh", "-c", "echo no such model >&2; exit 3 # {port}"]', "no such model"),
+        ('command = ["/bin/sleep", "100", "{port}"]\nready = { within = "1s" }', "was not ready after 1 seconds"),
+        ('command = ["/bin/sh", "-c", "cat /etc/shadow # {port}"]', "its sandbox may be the reason"),
+    ],
+)
+def test_a_command_that_does_not_serve_is_explained(daemon: MakeDaemon, table: str, said: str) -> None:
+    running = daemon(f'[engines.odd]\nmodels = ["thing"]\nendpoints = {{ "/v1/odd" = "opaque" }}\n{table}\n')
+    answer = running.post("/v1/odd?model=thing", b"")
+    assert answer.status_code in (412, 502, 503, 504)
+    assert said in answer.json()["error"]["message"]
+    assert running.runners() == []
+
+
+def test_an_engine_that_is_no_http_is_never_ready(daemon: MakeDaemon, tmp_path: Path) -> None:
+    program = tmp_path / "echo.py"
+    program.write_text(
+        "import socketserver, sys\n"
+        "class H(socketserver.BaseRequestHandler):\n"
+        "    def handle(self): self.request.recv(99); self.request.send(b'<html>')\n"
+        "socketserver.ThreadingTCPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()\n"
+    )
+    running = daemon(f"""
+        [engines.odd]
+        command = {words(PYTHON, program, "{port}")}
+        models = ["thing"]
+        endpoints = {{ "/v1/odd" = "opaque" }}
+        ready = {{ within = "1s" }}
+    """)
+    assert "was not ready" in running.post("/v1/odd?model=thing", b"").json()["error"]["message"]
+
+
+def _container(tmp_path: Path) -> tuple[str, Path]:
+    """A table whose command starts a process outside of its own session and tree, as `docker run` does, and the file
+    with the ID of that process."""
+    service = tmp_path / "service.py"
+    service.write_text(
+        "import os, subprocess, sys\n"
+        "while True:\n"
+        "    folder, port = open(sys.argv[1]).read().split()\n"
+        f"    engine = subprocess.Popen([{PYTHON!r}, {str(FAKE_ENGINE)!r}, '--port', port], start_new_session=True)\n"
+        "    open(folder + '/id', 'w').write(str(engine.pid))\n"
+        "    open(sys.argv[2], 'a').write(str(engine.pid) + '\\n')\n"
+    )
+    launcher = tmp_path / "launcher.sh"
+    launcher.write_text('echo "$1 $2" > "$3"; exec sleep 1000\n')
+    fifo, pids = tmp_path / "fifo", tmp_path / "pids"
+    os.mkfifo(fifo)
+    table = f"""
+        [engines.box]
+        command = {words("/bin/sh", launcher, "{scratch}", "{port}", fifo)}
+        models = ["boxed"]
+        endpoints = {{ "/v1/chat/completions" = "chat" }}
+        stop = {{ signal = "INT", grace = "1s", command = ["kill", "-KILL", "{{id}}"] }}
+        permissions = {{ writes = [{json.dumps(str(tmp_path))}], processes = "it starts sleep" }}
+    """
+    return table, pids
+
+
+@contextmanager
+def container_service(tmp_path: Path) -> Iterator[None]:
+    command = [PYTHON, str(tmp_path / "service.py"), str(tmp_path / "fifo"), str(tmp_path / "pids")]
+    service = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        for process in process_tree(service.pid):
+            process.kill()
+        service.wait()
+
+
+def await_end(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        end = os.pidfd_open(pid)
+        select.select([end], [], [], HUNG)
+        os.close(end)
+    assert not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_command_started_elsewhere_ends_with_its_runner(daemon: MakeDaemon, tmp_path: Path) -> None:
+    table, pids = _container(tmp_path)
+    with container_service(tmp_path):
+        running = daemon(f'sandbox = "off"\n{table}')
+        answer = running.post("/v1/chat/completions", {"model": "boxed", "messages": [], "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+        first = int(pids.read_text().split()[-1])
+        assert is_alive(first)
+        running.post("/engines/unload", {"all": True})
+        await_end(first)
+        assert not list((running.data / "state" / "box").iterdir())
+
+        running.post("/v1/chat/completions", {"model": "boxed", "messages": [], "max_tokens": 1})
+        second = int(pids.read_text().split()[-1])
+        running.kill()
+        assert is_alive(second)
+        running.start()
+        await_end(second)
+        assert not list((running.data / "state" / "box").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('command = ["x", "{prot}"]', "there is no place {prot}; did you mean 'port'?"),
+        ('command = ["x"]', "either {port} or {socket}"),
+        ('command = ["x", "{port}", "{socket}"]', "either {port} or {socket}"),
+        ("command = []", "command"),
+        ('command = "x {port}"', "command"),
+        ('command = ["x", "{port}"]\nstop = { signal = "TREM" }', "there is no signal 'TREM'"),
+        ('command = ["x", "{port}"]\nmemory = { base = "lots" }', "'lots' is not a size"),
+        ('command = ["x", "{port}"]\nendpoints = { "v1/x" = "chat" }', "is no path of an engine"),
+        ('command = ["x", "{port}"]\nendpoints = { "/v1/x" = "chats" }', "endpoints"),
+        ('command = ["x", "{port}", "{device}"]', "set memory.device"),
+        ('command = ["x", "{port}"]\nreddy = {}', "unknown"),
+        ('command = ["x", "{port}"]\nworking-directory = "here"', "is not absolute"),
+        ('command = ["x", "{port}"]\nmodels = ["a"]\nformats = ["gguf"]', "either formats"),
+    ],
+)
+def test_a_wrong_table_names_its_line(tmp_path: Path, table: str, said: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"\n[engines.mine]\n{table}\n")
+    with pytest.raises(ConfigurationError) as wrong:
+        Settings.load(Locations.find({"MODELRUNNER_CONFIG": str(file), "MODELRUNNER_DATA_DIR": str(tmp_path)}))
+    assert said.lower() in wrong.value.message.lower()
+    assert f"{file}, line " in wrong.value.message
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+ROWS = re.findall(r"^\| [^|]+ \| (`command = .*`) \| (?:not )?run", PAGE, re.MULTILINE)
+BLOCKS = re.findall(r"^```toml\n\[engines\.\w+\]\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("table", [*["\n".join(re.findall(r"`([^`]+)`", row)) for row in ROWS], *BLOCKS])
+def test_each_table_of_the_documentation_is_right(table: str) -> None:
+    kind = configured("mine", EngineTable.model_validate(tomllib.loads(table)))
+    assert kind.modes
+    assert len(ROWS) >= 9
+
+
+def test_an_engine_that_knows_its_model_by_one_name_alone_is_asked_by_it(daemon: MakeDaemon, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    running = daemon(f"""
+        [engines.mine]
+        command = {words(PYTHON, FAKE_ENGINE, "--port", "{port}", "--record", record)}
+        models = ["thing"]
+        model-name = "the-only:{{name}}"
+        endpoints = {{ "/v1/chat/completions" = "chat" }}
+        permissions = {{ writes = [{json.dumps(str(tmp_path))}] }}
+    """)
+    assert running.post("/v1/chat/completions", {"model": "thing", "messages": [], "max_tokens": 1}).status_code == 200
+    assert "the-only:thing" in record.read_text()
+
+
+def test_a_name_that_a_backend_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[engines."llama.cpp"]\ncommand = ["x", "{port}"]\n')
+    variables = environment(tmp_path / "data", tmp_path / "run")
+    serving = subprocess.run(
+        [sys.executable, "-m", "modelrunner", "serve"], env=variables, capture_output=True, text=True, check=False
+    )
+    assert serving.returncode == 1
+    assert "[engines.llama.cpp]: a backend has this name" in serving.stderr
+
+
+class TestConfigured(BackendContract):
+    """The suite that every backend passes."""
+
+    @pytest.fixture
+    def spec(self, tmp_path: Path) -> RunSpec:
+        path = tmp_path / "small.gguf"
+        path.write_bytes(gguf())
+        return spec_for(path, tmp_path)
+
+    @pytest.fixture
+    def backend(self, context: BackendContext) -> Backend:
+        command = [PYTHON, str(FAKE_ENGINE), "--port", "{port}", "--model", "{name}"]
+        return configured("mine", EngineTable.model_validate({"command": command}))(context)
