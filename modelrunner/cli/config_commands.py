@@ -20,7 +20,7 @@ from modelrunner.config.settings import Settings
 from modelrunner.errors import Conflict
 
 _ROW = re.compile(r"^\| (`[a-z_`, ]+`) \| ([^|]*) \| (.*) \|$", re.MULTILINE)
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_LINK = re.compile(r"\[([^][]*)\]\([^()]*\)")
 _TOML_VALUE = re.compile(r"true|false|-?[0-9]+")
 
 
