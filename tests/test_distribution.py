@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from modelrunner import __version__
 from modelrunner.cli.commands import cli

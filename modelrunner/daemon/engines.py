@@ -10,15 +10,16 @@ from modelrunner.sandbox import Permissions
 from modelrunner.sdk.command import CommandBackend
 from modelrunner.types import DECLARED, Mode, ModelFormat
 
-MODES = {
-    ApiShape.EMBEDDINGS: Mode.EMBEDDING,
-    ApiShape.RERANK: Mode.RERANKING,
-    ApiShape.SCORE: Mode.RERANKING,
-    ApiShape.SPEECH: Mode("speech"),
-    ApiShape.TRANSCRIPTION: Mode("transcription"),
-    ApiShape.IMAGE: Mode("image-generation"),
+_MODES = {
+    ApiShape.EMBEDDINGS: "embedding",
+    ApiShape.RERANK: "reranking",
+    ApiShape.SCORE: "reranking",
+    ApiShape.SPEECH: "speech",
+    ApiShape.TRANSCRIPTION: "transcription",
+    ApiShape.IMAGE: "image-generation",
 }
-"""The mode of the runner that serves an endpoint; completion for other shapes, the engine's name for an opaque one."""
+"""The mode of the runner that serves an endpoint; completion for other shapes, the engine's name for an opaque one. A
+mode exists once an engine has it."""
 
 
 def configured(name: str, table: EngineTable) -> type[Backend]:
@@ -27,7 +28,8 @@ def configured(name: str, table: EngineTable) -> type[Backend]:
     [only] = table.modes if len(table.modes) == 1 else [None]
     modes = {path: Mode(only) if only else _mode(name, shape) for path, shape in shapes.items()}
     endpoints = {path: EndpointApi(shape) for path, shape in shapes.items()} or OPENAI_ENDPOINTS
-    named = {Path(word) for word in table.command if word.startswith("/")}
+    paths = (word.rpartition("=")[2] for word in table.command)
+    named = {Path(path) for path in paths if path.startswith("/")}
     if table.working_directory is not None:
         named.add(table.working_directory)
     ready = table.ready
@@ -78,4 +80,4 @@ def configured(name: str, table: EngineTable) -> type[Backend]:
 
 
 def _mode(name: str, shape: ApiShape) -> Mode:
-    return Mode(name) if shape is ApiShape.OPAQUE else MODES.get(shape, Mode.COMPLETION)
+    return Mode(name if shape is ApiShape.OPAQUE else _MODES.get(shape, Mode.COMPLETION))

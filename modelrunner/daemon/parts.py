@@ -124,8 +124,11 @@ def build(
         for format in backend.file_formats:
             foreignformats.register(format)
     store = Store(data, settings.models_quota, settings.model_dirs)
+    declared = {model.name: model.bundle(backend.name).model_id for backend, model in registry.declared()}
     configurations = Configurations(
-        state / "configurations.json", tables=settings.models, model_id=lambda reference: _id(store, reference)
+        state / "configurations.json",
+        tables=settings.models,
+        model_id=lambda reference: _id(store, reference) or declared.get(reference),
     )
     permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
     renderings = Renderings(state / "templates.json")

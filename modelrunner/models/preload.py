@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.ondemand import InstallOnDemand
-from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.models.resolve import Resolver
 from modelrunner.progress import LoadProgress, ProgressReport, WorkProgress
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Store
@@ -40,8 +40,7 @@ class Preloader:
         second until then. A missing engine is installed if a request would install it and `may_install` is set. A
         cancelled call stops waiting, but a load that has begun continues. Raises the errors of resolving, installing
         and scheduling."""
-        bundle = await asyncio.to_thread(self._store.bundle, model)
-        mode = main_mode(bundle)
+        mode = await asyncio.to_thread(self._resolver.main_mode, model)
         if may_install:
             await self._on_demand.prepare(None, model, mode, report)
         else:

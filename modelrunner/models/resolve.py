@@ -101,6 +101,13 @@ class Resolver:
         if (backend, model, mode) not in self.known:
             await asyncio.to_thread(self._resolved, backend, model, mode)
 
+    def main_mode(self, model: str) -> Mode:
+        """Returns the mode of a model, of the store or declared, for a caller that names none. It blocks. Raises
+        `ModelNotFound` and the errors of `Store.bundle`."""
+        backend, bundle = self._found(None, model, None)
+        mode = main_mode(bundle)
+        return mode if bundle.format is not DECLARED or mode in backend.modes else min(backend.modes)
+
     def forget(self) -> None:
         """Forgets all targets: a model, a configuration or a backend was changed. Any thread may call this."""
         with self._lock:
@@ -157,9 +164,12 @@ class Resolver:
     def preloads(self) -> list[str]:
         """Returns the models to preload: IDs, and references of models that are not here yet."""
         settings = self._configurations.settings
-        found = [model.id for model in self._store.list() if settings.of(model.id).preload]
-        missing = (name for name, table in settings.tables.items() if table.preload and settings.model_id(name) is None)
-        return [*found, *missing]
+        stored = [model.id for model in self._store.list()]
+        others = (name for name, table in settings.tables.items() if table.preload)
+        return [
+            *(id for id in stored if settings.of(id).preload),
+            *(name for name in others if settings.model_id(name) not in stored),
+        ]
 
     def target(self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
         """Makes the target for settings that are current, or about to be. Raises `BadRequest`, `ModelNotFound` (the
@@ -192,7 +202,7 @@ class Resolver:
         self.check_mode(backend, bundle, model, mode)
         return self.target(backend, bundle, mode, self._configurations.settings)
 
-    def _found(self, name: str | None, model: str, mode: Mode) -> tuple[Backend, Bundle]:
+    def _found(self, name: str | None, model: str, mode: Mode | None) -> tuple[Backend, Bundle]:
         """Returns the model of the store, else the one that an engine manages itself, and its backend."""
         try:
             bundle = self._store.bundle(model)

@@ -143,6 +143,26 @@ def test_models_of_the_store_go_to_a_configured_engine(daemon: MakeDaemon, tmp_p
     assert "mine does not offer embedding" in refused.json()["error"]["message"]
 
 
+def test_a_model_of_an_engine_has_settings_of_its_own_and_is_loaded_at_the_start(
+    daemon: MakeDaemon, server: Path
+) -> None:
+    running = daemon(f"""
+        [engines.whisper]
+        command = {words(PYTHON, server, "{port}", "{name}")}
+        models = ["Whisper:Base"]
+        endpoints = {{ "/v1/audio/transcriptions" = "transcription" }}
+        ready = {{}}
+
+        [models."Whisper:Base"]
+        preload = true
+        pin = true
+    """)
+    with running.client() as client, client.stream("GET", "/engines/events?since=0") as events:
+        next(line for line in events.iter_lines() if '"ready"' in line)
+    [runner] = running.runners()
+    assert (runner["model_name"], runner["pinned"]) == ("Whisper:Base", True)
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [

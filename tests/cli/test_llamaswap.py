@@ -1,0 +1,151 @@
+"""A configuration of llama-swap becomes a part of ours, and what has no counterpart is named."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelrunner.cli.llamaswap import converted
+from modelrunner.config.locations import Locations
+from modelrunner.config.settings import Settings
+from modelrunner.errors import BadRequest
+from tests.cli.conftest import Cli
+
+SWAP = """
+healthCheckTimeout: 500
+globalTTL: 300
+unloadTimeout: 20
+macros:
+  "latest-llama": >
+    /opt/llama-server --port ${PORT}
+  "default_ctx": 4096
+  "args": "--ctx-size ${default_ctx}"
+apiKeys: ["sk-1"]
+models:
+  "Small:Q4":
+    macros: {default_ctx: 1024}
+    cmd: |
+      # a comment
+      ${latest-llama}
+      --model ${env.MODELS}/small.gguf ${args}
+      --alias ${MODEL_ID}
+    env: ["CUDA_VISIBLE_DEVICES=0,1"]
+    ttl: 60
+    aliases: ["gpt-4o-mini"]
+    useModelName: "org/small"
+    filters: {stripParams: "temperature"}
+    capabilities: {in: [text, image], out: [text], tools: true, context: 32000}
+  box:
+    proxy: "http://127.0.0.1:9999"
+    checkEndpoint: none
+    cmd: docker run --name ${MODEL_ID} -p 9999:8080 image
+    cmdStop: docker stop ${MODEL_ID}
+    ttl: 0
+  vectors:
+    cmd: llama-server --port ${PORT} -m e.gguf --embedding
+    concurrencyLimit: 3
+groups:
+  forever: {persistent: true, members: [vectors]}
+  others: {members: [box]}
+selectors:
+  best: {strategy: warm, targets: ["Small:Q4", box]}
+hooks: {on_startup: {preload: [box]}}
+peers: {x: {proxy: "http://10.0.0.1", models: [a]}}
+"""
+
+
+def convert(text: str) -> tuple[dict[str, Any], list[str]]:
+    toml, notes = converted(text.encode(), {"MODELS": "/models"})
+    return tomllib.loads(toml), notes
+
+
+def test_every_key_comes_over_or_is_named() -> None:
+    ours, notes = convert(SWAP)
+    small, box, vectors = ours["engines"]["small-q4"], ours["engines"]["box"], ours["engines"]["vectors"]
+    assert small["command"] == [
+        *("/opt/llama-server", "--port", "{port}", "--model", "/models/small.gguf", "--ctx-size", "1024"),
+        *("--alias", "Small:Q4"),
+    ]
+    assert small["environment"] == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert small["ready"] == {"path": "/health", "within": "500s"}
+    assert small["stop"] == {"grace": "20s"}
+    assert small["model-name"] == "org/small"
+    capabilities = ["chat", "completion", "vision", "tools"]
+    assert small["models"] == [{"name": "Small:Q4", "capabilities": capabilities, "context-size": 32000}]
+    assert box["command"] == ["docker", "run", "--name", "box", "-p", "{port}:8080", "image"]
+    assert box["stop"]["command"] == ["docker", "stop", "box"]
+    assert "path" not in box["ready"]
+    assert vectors["modes"] == ["embedding"]
+    assert ours["keep_alive"] == "300s"
+    assert ours["models"] == {
+        "Small:Q4": {"keep_alive": "60s"},
+        "box": {"keep_alive": "-1", "preload": True},
+        "vectors": {"pin": True},
+    }
+    assert ours["aliases"]["gpt-4o-mini"] == "Small:Q4"
+    assert ours["aliases"]["best"] == {"models": ["Small:Q4", "box"], "policy": "loaded"}
+    for named in ("filters.stripParams", "vectors.concurrencyLimit", "apiKeys", "groups.others", "peers"):
+        assert any(named in note for note in notes), named
+
+
+def test_the_command_prints_a_file_that_the_daemon_takes(
+    cli: Cli, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELS", "/models")
+    (folders / "swap.yaml").write_text(SWAP)
+    result = cli("import", "llama-swap", str(folders / "swap.yaml"))
+    assert result.code == 0, result.err
+    assert "apiKeys" in result.err
+    (folders / "config.toml").write_text(result.out)
+    settings = Settings.load(Locations.find())
+    assert set(settings.engines) == {"small-q4", "box", "vectors"}
+    assert not (folders / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "no YAML"),
+        ("- 1", "must be a table"),
+        ("models: {}", "no `models`"),
+        ("models: {a: 3}", "models.a must be a table"),
+        ("models: {a: {cmd: ''}}", "there is no command"),
+        ('models: {a: {cmd: "x \'"}}', "models.a.cmd"),
+        ("models: {a: {cmd: 'x ${nothing}'}}", "there is no macro ${nothing}"),
+        ("models: {a: {cmd: 'x ${env.NOTHING}'}}", "NOTHING is not set"),
+        ("macros: {a: '${b}', b: '${a}'}\nmodels: {a: {cmd: '${a}'}}", "have no end"),
+        ("macros: {a: '${a}${a}${a}${a}'}\nmodels: {a: {cmd: '${a}'}}", "have no end"),
+        ("models: {a: {cmd: x, ttl: soon}}", "models.a.ttl must be a whole number"),
+    ],
+)
+def test_what_is_no_such_file_is_said_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(BadRequest) as wrong:
+        convert(text)
+    assert said in wrong.value.message
+
+
+def test_a_file_that_is_too_large_is_not_read() -> None:
+    with pytest.raises(BadRequest, match="more than 1 MiB"):
+        converted(b"#" * (1 << 20) + b"##")
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+_KEYS = ("cmd", "cmdStop", "proxy", "env", "aliases", "ttl", "checkEndpoint", "useModelName", "filters", "capabilities")
+
+
+@given(st.dictionaries(st.text(max_size=8), st.dictionaries(st.sampled_from(_KEYS), _VALUES), min_size=1, max_size=3))
+def test_whatever_the_keys_hold_it_is_toml_or_refused(models: dict[str, Any]) -> None:
+    import yaml
+
+    try:
+        text, _ = converted(yaml.safe_dump({"models": models}).encode(), {})
+    except BadRequest:
+        return
+    assert set(tomllib.loads(text)) <= {"keep_alive", "engines", "models", "aliases"}
