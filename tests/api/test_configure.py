@@ -57,7 +57,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"keep_alive": "later"}, 400, "'later' is not a keep-alive"),
     ({"keep_alive": True}, 400, "not a boolean"),
     ({"mode": "dancing"}, 400, "there is no mode 'dancing': completion, embedding, reranking"),
-    ({"mode": "mind-reading"}, 400, "there is no mode 'image-generation': completion, embedding, reranking"),
+    ({"mode": "mind-reading"}, 400, "there is no mode 'mind-reading': completion, embedding, reranking"),
     ({"mode": "reranking", "context-size": 9}, 400, "does not offer reranking"),
     ({"apply": "tomorrow"}, 400, "invalid enum value"),
     ({"lora": ["/nowhere/style.gguf"]}, 404, "there is no LoRA adapter /nowhere/style.gguf"),
