@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.errors import BadRequest
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.units import format_bytes, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    import ssl
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
@@ -62,18 +65,33 @@ class Mode(OpenNames):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a runner: a Unix socket `path`, or `host` and `port`."""
+    """The address of a runner: a Unix socket `path`, or `host` and `port`; and how it is asked there. Raises
+    `ValueError` for anything else, and for a header that is no line of HTTP."""
 
     path: Path | None = None
     host: str | None = None
     port: int | None = None
+    tls: "ssl.SSLContext | None" = None
+    """Checks the certificate of a runner that is asked over TLS; None for plain HTTP."""
+    name: str = "localhost"
+    """The Host header of each request, and the name in the certificate."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Further headers of each request, such as `Authorization` with the key of the runner."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.host is None) or (self.host is None) != (self.port is None):
             raise ValueError("an endpoint is a path, or a host and a port")
+        if not all(text.isascii() and text.isprintable() for pair in (("", self.name), *self.headers) for text in pair):
+            raise ValueError("a header of an endpoint has other characters than printable ASCII")
 
     def __str__(self) -> str:
-        return f"unix://{self.path}" if self.path else f"http://{self.host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"unix://{self.path}" if self.path else f"{scheme}://{self.host}:{self.port}"
+
+    @property
+    def preamble(self) -> str:
+        """The header lines that each request to the runner begins with."""
+        return "".join([f"{name}: {value}\r\n" for name, value in (("Host", self.name), *self.headers)])
 
 
 _CENTURY = 100 * 365 * 86400.0  # seconds: later moments cannot be shown as a date

@@ -1,4 +1,4 @@
-"""Connections to one engine: HTTP/1.1 over its Unix socket or TCP port, one exchange at a time on each.
+"""Connections to one engine: HTTP/1.1 over its Unix socket or TCP port, also over TLS, one exchange at a time on each.
 
 An answer is handed on as it arrives, through the callbacks of a `Receiver`; nothing here waits, so that a warm request
 costs no task. The answer's head is parsed by llhttp and held back until the first byte of the body, so that an engine
@@ -28,7 +28,7 @@ class UpstreamPool:
     `waiting` is how many are under way."""
 
     def __init__(self, endpoint: Endpoint, *, max_idle: int = 64) -> None:
-        self.endpoint = endpoint
+        self.move(endpoint)
         self.begun = 0
         self._answered = 0  # of heads, and of bodies that are over
         self._max_idle = max_idle
@@ -48,6 +48,26 @@ class UpstreamPool:
     def answered(self) -> int:
         """A number that grows with every byte of a body, and every head, that comes with a status below 500."""
         return self._answered + sum([connection.good_bytes for connection in self._open])
+
+    def move(self, endpoint: Endpoint) -> None:
+        """Opens the next connections to `endpoint`."""
+        self.endpoint = endpoint
+        self._preamble = endpoint.preamble.encode("ascii")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: bytes = b"",
+        *,
+        content_type: str = "application/json",
+        size: int | None = None,
+    ) -> bytes:
+        """Returns a request for `send`, in the form that every engine accepts. `headers` are whole lines, each ended by
+        CRLF. `size` is that of the whole body in bytes, for one that is sent in pieces after `body`."""
+        start = _request_start(method, path, content_type, self._preamble)
+        return b"%bContent-Length: %d\r\n%b\r\n%b" % (start, len(body) if size is None else size, headers, body)
 
     def send(
         self, request: bytes, receiver: Receiver, *, fresh: bool = False, rest: Iterator[bytes] | None = None
@@ -73,7 +93,7 @@ class UpstreamPool:
         """One small control exchange on a connection of its own: status and body. `timeout` in seconds is for all of
         it. Raises `OSError`, `TimeoutError` or `EngineProtocolError`."""
         receiver = Collector()
-        connection = self.send(build_request(method, path, body), receiver, fresh=True)
+        connection = self.send(self.request(method, path, body), receiver, fresh=True)
         try:
             async with asyncio.timeout(timeout):
                 return await receiver.done
@@ -94,24 +114,13 @@ class UpstreamPool:
             self._idle.remove(connection)
 
 
-def build_request(
-    method: str,
-    path: str,
-    body: bytes,
-    headers: bytes = b"",
-    *,
-    content_type: str = "application/json",
-    size: int | None = None,
-) -> bytes:
-    """Returns a request in the form that every engine accepts. `headers` are whole lines, each ended by CRLF. `size` is
-    that of the whole body in bytes, for one that is sent in pieces after `body`."""
-    length = b"Content-Length: %d\r\n" % (len(body) if size is None else size)
-    return b"".join((_request_start(method, path, content_type), length, headers, b"\r\n", body))
-
-
 @lru_cache(maxsize=64)
-def _request_start(method: str, path: str, content_type: str) -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n".encode("latin-1")
+def _request_start(method: str, path: str, content_type: str, preamble: bytes) -> bytes:
+    return b"%b%bContent-Type: %b\r\n" % (
+        f"{method} {path} HTTP/1.1\r\n".encode("latin-1"),
+        preamble,
+        content_type.encode("latin-1"),
+    )
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -148,10 +157,13 @@ class UpstreamConnection(asyncio.Protocol):
     async def _dial(self, endpoint: Endpoint) -> None:
         loop = asyncio.get_running_loop()
         try:
+            name = endpoint.name if endpoint.tls is not None else None
             if endpoint.path is not None:
-                await loop.create_unix_connection(lambda: self, str(endpoint.path))
+                path = str(endpoint.path)
+                await loop.create_unix_connection(lambda: self, path, ssl=endpoint.tls, server_hostname=name)
             elif endpoint.host is not None and endpoint.port is not None:
-                await loop.create_connection(lambda: self, endpoint.host, endpoint.port)
+                host, port = endpoint.host, endpoint.port
+                await loop.create_connection(lambda: self, host, port, ssl=endpoint.tls, server_hostname=name)
         except OSError as error:
             self._dialing = None
             self.fail(error)
@@ -219,12 +231,16 @@ class UpstreamConnection(asyncio.Protocol):
     def leave(self, done: Callable[[], None]) -> bool:
         """Half-closes the connection, which engines take for a client that left, drops what still comes, and calls
         `done` once the engine has closed its end: it is through with the request then. The receiver hears nothing more.
-        Returns False, and closes at once, if the engine has not got the whole request."""
+        A connection over TLS cannot be half-closed: it is closed, and `done` called at once. Returns False, and closes
+        at once, if the engine has not got the whole request."""
         transport, self._receiver, self._flowing = self._transport, None, None
         if transport is None or transport.is_closing() or transport.get_write_buffer_size() or self._rest is not None:
             self.abort()
             return False
         self._done, self._left_at = done, asyncio.get_running_loop().time()
+        if not transport.can_write_eof():
+            self.abort()
+            return True
         self.resume()
         transport.write_eof()
         return True

@@ -335,7 +335,7 @@ class Runner:
 
     def _move_to(self, endpoint: Endpoint) -> None:
         log.warning("runner %s: port %s is taken by another process: trying another", self.id, self.endpoint.port)
-        self.endpoint = self.upstream.endpoint = endpoint
+        self.upstream.move(endpoint)
         self.pid = self._readiness.pid = None
         self._has_process.clear()
 

@@ -1,12 +1,17 @@
 """The connections to one engine, against an engine whose every byte is scripted."""
 
 import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modelrunner.engine.connections import UpstreamPool, build_request
+from modelrunner.daemon.certificates import self_signed
+from modelrunner.engine.connections import UpstreamPool
 from modelrunner.errors import EngineProtocolError
 from modelrunner.http.responsebodies import TAIL
 from modelrunner.types import Endpoint
@@ -49,7 +54,7 @@ class Recorder:
             await self.ended.wait()
 
 
-REQUEST = build_request("POST", "/v1/chat/completions", b"{}")
+REQUEST = UpstreamPool(Endpoint(path=Path("anywhere"))).request("POST", "/v1/chat/completions", b"{}")
 
 
 async def exchange(pool: UpstreamPool, *, decoded: bool = False, is_told: bool = True) -> Recorder:
@@ -109,6 +114,58 @@ async def test_fetch_over_tcp() -> None:
     await left.wait()
     server.close()
     await server.wait_closed()
+
+
+@pytest.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[tuple[Endpoint, list[bytes]]]:
+    """An engine over TLS that never ends its answer, and the heads that it got; b"" once a client has left."""
+    certificate = self_signed(tmp_path, ["engine.internal"])
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(OK if b"GET" in heads[-1] else SSE + event("a"))
+            await reader.readexactly(1 << 20)
+        heads.append(b"")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=certificate.current())
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "certificate.pem"))
+    port = server.sockets[0].getsockname()[1]
+    headers = (("Authorization", "Bearer of-this-runner"),)
+    yield Endpoint(host="127.0.0.1", port=port, tls=trusted, name="engine.internal", headers=headers), heads
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_engine_is_asked_over_tls_by_its_name_and_with_its_key(
+    secured: tuple[Endpoint, list[bytes]], tmp_path: Path
+) -> None:
+    endpoint, heads = secured
+    assert (await UpstreamPool(endpoint).fetch("GET", "/health", timeout=HUNG))[0] == 200
+    assert b"Host: engine.internal\r\nAuthorization: Bearer of-this-runner\r\n" in heads[0]
+    assert "of-this-runner" not in repr(endpoint), "a log must not have it"
+    for wrong in (replace(endpoint, name="another.internal"), replace(endpoint, tls=ssl.create_default_context())):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await UpstreamPool(wrong).fetch("GET", "/health", timeout=HUNG)
+
+
+async def test_a_request_over_tls_that_is_left_closes_its_connection(secured: tuple[Endpoint, list[bytes]]) -> None:
+    endpoint, heads = secured
+    recorder, left = Recorder(), asyncio.Event()
+    recorder.connection = UpstreamPool(endpoint).send(REQUEST, recorder)
+    async with asyncio.timeout(HUNG):
+        await recorder.began.wait()
+    assert recorder.connection.leave(left.set)
+    assert left.is_set()
+    await until(lambda: heads[-1] == b"")
+
+
+@pytest.mark.parametrize("header", [("X-Key", "a\r\nX-Other: b"), ("X-Key", "schl\u00fcssel"), ("X\n", "a")])
+def test_a_header_of_an_endpoint_is_one_line(header: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="printable"):
+        Endpoint(path=Path("e.sock"), headers=(header,))
 
 
 async def test_a_connection_serves_again_after_a_sized_answer(socket_path: Path) -> None:

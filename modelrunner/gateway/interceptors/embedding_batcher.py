@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from modelrunner.engine.connections import build_request
 from modelrunner.engine.receivers import Collector
 from modelrunner.engine.runner import Runner
 from modelrunner.engineapi import ApiShape
@@ -239,7 +238,7 @@ async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[in
                 text = texts[place]
                 # llama.cpp's names and vLLM's.
                 fields = {"content": text, "prompt": text, "add_special": True, "add_special_tokens": True}
-                request = build_request("POST", path, msgspec.json.encode({"model": model, **fields}))
+                request = runner.upstream.request("POST", path, msgspec.json.encode({"model": model, **fields}))
                 runner.upstream.send(request, collector := Collector())
                 _, answer = await collector.done
                 counts[place] = len(msgspec.json.decode(answer, type=_Tokenized).tokens)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import Any
 
-from modelrunner.engine.connections import UpstreamConnection, build_request
+from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.engineapi import ApiShape
 from modelrunner.errors import ContextTooLong, EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation
@@ -233,8 +233,9 @@ class Exchange:
         else:
             body = b""
             size, rest = request.pieces()
-        data = build_request("POST", request.path, body, headers, content_type=request.content_type, size=size)
-        self._upstream = runner.upstream.send(data, self, fresh=fresh, rest=rest)
+        pool = runner.upstream
+        data = pool.request("POST", request.path, body, headers, content_type=request.content_type, size=size)
+        self._upstream = pool.send(data, self, fresh=fresh, rest=rest)
 
     # modelrunner.engine.receivers.Receiver
 
