@@ -18,6 +18,7 @@ from modelrunner.types import (
     DECLARED,
     Bundle,
     Endpoint,
+    Launch,
     Mode,
     ModelFormat,
     ModelHeader,
@@ -160,10 +161,11 @@ class Backend(ABC):
         """Removes what `install` made. The caller stops the runners first."""
 
     @abstractmethod
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        """Serves the OpenAI API for exactly one model on `endpoint`, and never restarts the engine. It ends only by
-        raising: `CancelledError` when stopped, `BackendExited` when the engine dies. By then every process that it
-        started is gone. Raises `BackendUnavailable` if the engine is not installed."""
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        """Serves the OpenAI API for exactly one model on the endpoint of `launch`, and never restarts the engine. The
+        process options of `launch` go to `modelrunner.processes.process.run` as they are. It ends only by raising:
+        `CancelledError` when stopped, `BackendExited` when the engine dies. By then every process that it started is
+        gone. Raises `BackendUnavailable` if the engine is not installed."""
 
     @abstractmethod
     def status(self) -> BackendStatus:

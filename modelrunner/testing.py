@@ -47,15 +47,16 @@ from modelrunner.backend import (
     TakesFlags,
     Versioned,
 )
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import free_port
-from modelrunner.engine.runner import Runner
+from modelrunner.engine.runner import check_model
 from modelrunner.errors import BackendExited, BadRequest, Misdirected
 from modelrunner.plugins.isolation import COROUTINES, WORK_LIMIT, IsolatedBackend
 from modelrunner.processes.processtree import process_tree
 from modelrunner.sandbox import Permissions
 from modelrunner.store import Store
-from modelrunner.types import Endpoint, Mode, ProcessOptions, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.types import Endpoint, Launch, Mode, ProcessOptions, RequiredMemory, RunnerKey, RunSpec
 
 CALL_LIMIT = 5.0
 """Seconds for a call that only computes."""
@@ -162,14 +163,14 @@ class BackendContract:
 
     async def test_another_model_is_misdirected(self, backend: Backend, spec: RunSpec) -> None:
         async with running(backend, spec, self.load_limit) as (runner, _):
-            runner.check_model(spec.model_id)
+            check_model(runner, spec.model_id)
             with pytest.raises(Misdirected) as caught:
-                runner.check_model("sha256:" + "f" * 64)
+                check_model(runner, "sha256:" + "f" * 64)
             assert caught.value.status == 421
 
     async def test_memory_can_be_measured(self, backend: Backend, spec: RunSpec) -> None:
         async with running(backend, spec, self.load_limit) as (runner, _):
-            measured = await asyncio.to_thread(runner.measured_memory)
+            measured = await runner.memory()
             assert measured is not None
             assert measured.ram > 0
 
@@ -226,17 +227,16 @@ def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_siz
     bundle = store.bundle(store.create(blobs, "contract").id)
     if mode is None:
         mode = next((mode for mode in Mode.known() if mode in bundle.capabilities), Mode.COMPLETION)
-    options = ProcessOptions(folder / "engine.log", permissions=Permissions(reads=bundle.paths))
-    return RunSpec(bundle.model_id, bundle, mode, context_size, 1, options)
+    return RunSpec(bundle.model_id, bundle, mode, context_size, 1)
 
 
 @asynccontextmanager
 async def running(
-    backend: Backend, spec: RunSpec, limit: float, owner: str | None = ""
-) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
-    """Yields a ready runner and its task, loaded for `owner`. Fails with the engine's error if the engine does not
-    become ready."""
-    runner = make_runner(backend, spec)
+    backend: Backend, spec: RunSpec, limit: float, owner: str | None = "", stop_grace: float = 10.0
+) -> AsyncIterator[tuple[LocalRunner, "asyncio.Task[None]"]]:
+    """Yields a ready runner and its task, loaded for `owner`. Times are in seconds. Fails with the engine's error if
+    the engine does not become ready."""
+    runner = make_runner(backend, spec, stop_grace)
     ready = asyncio.Event()
 
     def changed() -> None:
@@ -259,20 +259,19 @@ async def running(
             task.exception()
 
 
-def make_runner(backend: Backend, spec: RunSpec) -> Runner:
+def make_runner(backend: Backend, spec: RunSpec, stop_grace: float = 10.0) -> LocalRunner:
     """Returns a runner on a Unix socket with a short path, or on a free port. Its engine is confined, as the daemon
     does it."""
-    if spec.process.permissions is None:
-        permissions = Permissions(reads=spec.bundle.paths + (spec.draft.paths if spec.draft else ()))
-        spec = replace(spec, process=replace(spec.process, permissions=permissions))
+    permissions = Permissions(reads=spec.bundle.paths + (spec.draft.paths if spec.draft else ()))
     key = RunnerKey(backend.name, spec.model_id, spec.mode)
     folder = Path(tempfile.gettempdir()) / f"modelrunner-{os.urandom(6).hex()}"
     endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
     other_port = free_port if backend.uses_tcp else None
-    return Runner(backend, spec, key, id="contract", endpoint=endpoint, folder=folder, other_port=other_port)
+    launch = Launch(endpoint, ProcessOptions(folder / "engine.log", stop_grace=stop_grace, permissions=permissions))
+    return LocalRunner(backend, spec, key, launch, id="contract", folder=folder, other_port=other_port)
 
 
-def tree(runner: Runner) -> list[psutil.Process]:
+def tree(runner: LocalRunner) -> list[psutil.Process]:
     """Returns the processes of the runner's engine."""
     return [] if runner.pid is None else process_tree(runner.pid)
 

@@ -317,9 +317,9 @@ class ProcessObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """Options of a run's child process. The runner passes them through the backend, unchanged, to
+    """Options of a child process. A runner passes them through the backend, unchanged, to
     `modelrunner.processes.process.run`. `stop_grace` is the seconds between `stop_signal` and KILL. `permissions` are
-    those that the daemon gives the run (its model, its endpoint); None: the process is not confined."""
+    those that its host gives the run (its model, its endpoint); None: the process is not confined."""
 
     log_path: Path
     observer: ProcessObserver | None = None
@@ -327,6 +327,16 @@ class ProcessOptions:
     stop_signal: int = signal.SIGTERM
     log_limit: int = 8 << 20
     permissions: Permissions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a host adds to a run to start its process. It holds on that host alone."""
+
+    endpoint: Endpoint
+    """Where the engine has to listen."""
+    process: ProcessOptions
+    """The log, the observer, the permissions and the grace of the child process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +352,8 @@ class QuantizeSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run: everything a backend needs to build a command line.
+    """One run: which model, and how. The values mean the same on every host, and a bundle is what one host has of a
+    model. What a start needs besides is in its `Launch`.
 
     `context_size` is the tokens that one sequence may use, prompt and answer together; `parallel` sequences are worked
     on at once, and what one may use never depends on the others. `flags` were checked by `TakesFlags.check_flags`.
@@ -358,7 +369,6 @@ class RunSpec:
     mode: Mode
     context_size: int
     parallel: int
-    process: ProcessOptions
     flags: tuple[str, ...] = ()
     draft: Bundle | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

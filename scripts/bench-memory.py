@@ -23,8 +23,7 @@ from single import backends, serving, store_of, tested_models
 
 from modelrunner.engine.runner import Runner
 from modelrunner.scheduler import Ledger
-from modelrunner.scheduler.runnerfactory import measure
-from modelrunner.types import Bundle, Mode, ProcessOptions, RequiredMemory, RunSpec
+from modelrunner.types import Bundle, Mode, RequiredMemory, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 from modelrunner_llamacpp.engines import EngineKind
 
@@ -72,9 +71,9 @@ def cases(bundle: Bundle, kind: EngineKind, longest: int) -> Iterator[Case]:
             yield case
 
 
-def spec_of(bundle: Bundle, case: Case, log: Path) -> RunSpec:
-    draft, options = bundle if case.drafts else None, ProcessOptions(log)
-    return RunSpec(bundle.model_id, bundle, case.mode, case.context, case.parallel, options, case.flags, draft)
+def spec_of(bundle: Bundle, case: Case) -> RunSpec:
+    draft = bundle if case.drafts else None
+    return RunSpec(bundle.model_id, bundle, case.mode, case.context, case.parallel, case.flags, draft)
 
 
 async def post(socket: Path, path: str, fields: dict[str, object]) -> None:
@@ -102,7 +101,7 @@ async def fill(socket: Path, spec: RunSpec) -> None:
 
 
 async def held(runner: Runner) -> RequiredMemory:
-    found = await measure(runner)
+    found = await runner.memory()
     assert found is not None
     return found
 
@@ -134,7 +133,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> None:
                 continue
             for case in cases(bundle, kind, arguments.longest):
                 if arguments.rows.search(f"{name} {case}"):
-                    await row(f"{name} {case}", backend, spec_of(bundle, case, folder / "engine.log"), folder)
+                    await row(f"{name} {case}", backend, spec_of(bundle, case), folder)
 
 
 def main() -> None:

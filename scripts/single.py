@@ -9,9 +9,9 @@ from pathlib import Path
 
 from modelrunner.backend import BackendContext
 from modelrunner.config.locations import Locations
-from modelrunner.engine.runner import Runner
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.store import Store
-from modelrunner.types import Endpoint, RunnerKey, RunSpec
+from modelrunner.types import Endpoint, Launch, ProcessOptions, RunnerKey, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import EngineKind
 
@@ -38,9 +38,10 @@ def store_of(data: Path, folder: Path) -> Store:
 
 
 @asynccontextmanager
-async def serving(backend: LlamaCppBackend, spec: RunSpec, socket: Path) -> AsyncIterator[Runner]:
+async def serving(backend: LlamaCppBackend, spec: RunSpec, socket: Path) -> AsyncIterator[LocalRunner]:
     key = RunnerKey(backend.name, spec.model_id, spec.mode)
-    runner = Runner(backend, spec, key, id="bench", endpoint=Endpoint(path=socket), folder=socket.parent)
+    launch = Launch(Endpoint(path=socket), ProcessOptions(socket.with_name("engine.log")))
+    runner = LocalRunner(backend, spec, key, launch, id="bench", folder=socket.parent)
     changed = asyncio.Event()
     task = asyncio.create_task(runner.run(changed.set))
     try:

@@ -28,6 +28,7 @@ from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import (
     Bundle,
     Endpoint,
+    Launch,
     Mode,
     ModelFormat,
     ModelHeader,
@@ -91,13 +92,14 @@ class FakeBackend(Backend):
     async def uninstall(self) -> None:
         self.state = BackendStatus(BackendState.NOT_INSTALLED, "binary not found")
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
         self.runs += 1
+        endpoint = launch.endpoint
         where = ["--socket", str(endpoint.path)] if endpoint.path else []
         where += ["--host", str(endpoint.host), "--port", str(endpoint.port)] if endpoint.port else []
         argv = [*self.executable, *where, "--model", spec.model_id, *self.knobs, *spec.flags]
         env = process.scrubbed_environment() | dict(spec.environment)
-        await process.run(argv, env=env, options=spec.process, permissions=self.permissions)
+        await process.run(argv, env=env, options=launch.process, permissions=self.permissions)
 
     def api(self, spec: RunSpec) -> EngineApi:
         return replace(super().api(spec), endpoints=self.endpoints)
@@ -215,10 +217,15 @@ def fake_bundle(folder: Path, name: str = "fake") -> Bundle:
     )
 
 
-def fake_spec(folder: Path, *flags: str, name: str = "fake", stop_grace: float = 2.0) -> RunSpec:
+def fake_spec(folder: Path, *flags: str, name: str = "fake") -> RunSpec:
     bundle = fake_bundle(folder, name)
-    options = ProcessOptions(folder / "logs" / f"{name}.log", stop_grace=stop_grace)
-    return RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 1, options, flags)
+    return RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 1, flags)
+
+
+def fake_launch(folder: Path, endpoint: Endpoint | None = None, stop_grace: float = 2.0) -> Launch:
+    """On a socket in `folder`, with the log in a folder beside it."""
+    options = ProcessOptions(folder.parent / "logs" / "fake.log", stop_grace=stop_grace)
+    return Launch(endpoint or Endpoint(path=folder / "r.sock"), options)
 
 
 def fake_key(spec: RunSpec, backend: Backend) -> RunnerKey:

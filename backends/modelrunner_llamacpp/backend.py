@@ -17,6 +17,7 @@ from modelrunner.sdk import (
     Bundle,
     Endpoint,
     EngineApi,
+    Launch,
     Mode,
     ModelFormat,
     ModelRunnerError,
@@ -98,8 +99,8 @@ class LlamaCppBackend(Backend):
             await enginecache.withdraw(engines.link(self.context, kind))
         await enginecache.discard_leftovers(self.context.cache, self.name)
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        engine = self._engine()
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        engine, endpoint = self._engine(), launch.endpoint
         args.check(spec, engine.kind)
         options = self._options(spec)
         keeper = await asyncio.to_thread(keeper_for, self._saved, self.settings, spec, engine, options)
@@ -111,7 +112,7 @@ class LlamaCppBackend(Backend):
         argv, env = args.command(engine, options), environment.variables(spec)
         permissions = environment.permissions(engine, folder, options)
         try:
-            await run(argv, env=env, options=spec.process, permissions=permissions)
+            await run(argv, env=env, options=launch.process, permissions=permissions)
         finally:
             self._keepers.pop(endpoint, None)
 

@@ -17,6 +17,7 @@ from modelrunner.sdk import (
     Bundle,
     Endpoint,
     EngineApi,
+    Launch,
     Mode,
     ModelFormat,
     ModelRunnerError,
@@ -70,17 +71,17 @@ class VllmBackend(Backend):
         await enginecache.withdraw(engines.link(self.context))
         await enginecache.discard_leftovers(self.context.cache, self.name)
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
         engine = self._engine()
         args.check(spec, engine.kind)
         if ray_address := VllmOptions.of(spec.options).ray_address:
             await check_reachable(ray_address)
         cache = memory.kv_cache(spec, engine.kind)
         with self._scratch.run() as scratch:
-            argv = args.command(spec, endpoint, engine, kv_cache=cache, scratch=scratch.folder)
+            argv = args.command(spec, launch.endpoint, engine, kv_cache=cache, scratch=scratch.folder)
             env = environment.variables(spec, engine, self._compiled(), scratch)
             permissions = environment.permissions(spec, engine, self._compiled(), scratch)
-            await run(argv, env=env, options=spec.process, cwd=scratch.folder, permissions=permissions)
+            await run(argv, env=env, options=launch.process, cwd=scratch.folder, permissions=permissions)
 
     def priority(self, bundle: Bundle) -> float:
         """Raises `BackendUnavailable` if there is no vLLM for the machine."""

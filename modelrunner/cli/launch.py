@@ -32,7 +32,7 @@ class AgentTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class AgentLaunch:
     """The start of a program. `file` is written with `content`; if it has other settings, `content` is merged into
     them. `unset` are variables that would win over `variables`."""
 
@@ -43,14 +43,14 @@ class Launch:
     content: dict[str, Any] = field(default_factory=dict)
 
 
-def claude(target: AgentTarget) -> Launch:
+def claude(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Claude Code (https://code.claude.com/docs/en/env-vars); its base URL has no `/v1`."""
     tiers = {f"ANTHROPIC_DEFAULT_{tier}_MODEL": target.model for tier in ("OPUS", "SONNET", "HAIKU")}
     address = {"ANTHROPIC_BASE_URL": f"{target.url}/anthropic", "ANTHROPIC_AUTH_TOKEN": target.key}
-    return Launch(["claude"], {**address, "ANTHROPIC_MODEL": target.model, **tiers}, unset=("ANTHROPIC_API_KEY",))
+    return AgentLaunch(["claude"], {**address, "ANTHROPIC_MODEL": target.model, **tiers}, unset=("ANTHROPIC_API_KEY",))
 
 
-def codex(target: AgentTarget) -> Launch:
+def codex(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Codex (https://developers.openai.com/codex/config-advanced): `-c` overrides config.toml, and
     it asks for responses. Its web search runs at a service, so it is switched off."""
     provider = f"model_providers.{_PROVIDER}"
@@ -65,10 +65,10 @@ def codex(target: AgentTarget) -> Launch:
         f"{provider}.wire_api": "responses",
     }
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={json.dumps(value)}")]
-    return Launch(["codex", *options], {"MODELRUNNER_API_KEY": target.key})
+    return AgentLaunch(["codex", *options], {"MODELRUNNER_API_KEY": target.key})
 
 
-def opencode(target: AgentTarget) -> Launch:
+def opencode(target: AgentTarget) -> AgentLaunch:
     """Returns the start of OpenCode (https://opencode.ai/docs/config and /docs/providers): OPENCODE_CONFIG_CONTENT is
     merged over the files."""
     limit = {
@@ -82,16 +82,16 @@ def opencode(target: AgentTarget) -> Launch:
         "models": {target.model: {"name": target.model, "limit": limit}},
     }
     content = {"provider": {_PROVIDER: provider}, "model": f"{_PROVIDER}/{target.model}"}
-    return Launch(["opencode"], {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
+    return AgentLaunch(["opencode"], {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
 
 
-def aider(target: AgentTarget) -> Launch:
+def aider(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Aider (https://aider.chat/docs/llms/openai-compat.html)."""
     variables = {"OPENAI_API_BASE": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
-    return Launch(["aider", "--model", f"openai/{target.model}"], variables)
+    return AgentLaunch(["aider", "--model", f"openai/{target.model}"], variables)
 
 
-def goose(target: AgentTarget) -> Launch:
+def goose(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Goose (https://goose-docs.ai/docs/guides/environment-variables): the host has no path, which
     is a variable of its own. For its side tasks it would ask for a small model of OpenAI's."""
     variables = {
@@ -103,10 +103,10 @@ def goose(target: AgentTarget) -> Launch:
         "OPENAI_BASE_PATH": "v1/chat/completions",
         "OPENAI_API_KEY": target.key,
     }
-    return Launch(["goose", "session"], variables)
+    return AgentLaunch(["goose", "session"], variables)
 
 
-def continue_(target: AgentTarget) -> Launch:
+def continue_(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Continue (https://docs.continue.dev/reference): config.yaml, here as JSON, which is YAML
     too, in a file of our own."""
     model = {
@@ -119,28 +119,28 @@ def continue_(target: AgentTarget) -> Launch:
     }
     file = Locations.find().data / "launch" / "continue.yaml"
     content = {"name": _PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
-    return Launch(["cn", "--config", str(file)], file=file, content=content)
+    return AgentLaunch(["cn", "--config", str(file)], file=file, content=content)
 
 
-def zed(target: AgentTarget) -> Launch:
+def zed(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Zed (https://zed.dev/docs/ai/use-api-access): the provider's name gives the variable of the
     key."""
     model = {"name": target.model, "display_name": target.model, "max_tokens": target.context}
     provider = {"api_url": f"{target.url}/v1", "available_models": [model]}
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     content = {"language_models": {"openai_compatible": {_PROVIDER: provider}}}
-    return Launch(
+    return AgentLaunch(
         ["zed", "."], {"MODELRUNNER_API_KEY": target.key}, file=folder / "zed" / "settings.json", content=content
     )
 
 
-def open_webui(target: AgentTarget) -> Launch:
+def open_webui(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Open WebUI (https://docs.openwebui.com/reference/env-configuration)."""
     variables = {"OPENAI_API_BASE_URL": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
-    return Launch(["open-webui", "serve"], variables)
+    return AgentLaunch(["open-webui", "serve"], variables)
 
 
-def shell(target: AgentTarget) -> Launch:
+def shell(target: AgentTarget) -> AgentLaunch:
     """Returns the variables that the clients of OpenAI, Anthropic and Ollama read."""
     variables = {
         "OPENAI_BASE_URL": f"{target.url}/v1",
@@ -150,10 +150,10 @@ def shell(target: AgentTarget) -> Launch:
         "OLLAMA_HOST": target.url,
         "OLLAMA_API_KEY": target.key,
     }
-    return Launch([], variables)
+    return AgentLaunch([], variables)
 
 
-AGENTS: dict[str, Callable[[AgentTarget], Launch]] = {
+AGENTS: dict[str, Callable[[AgentTarget], AgentLaunch]] = {
     "claude": claude,
     "codex": codex,
     "opencode": opencode,
@@ -223,7 +223,7 @@ def _target(client: Client, model: str | None, *, named: bool) -> AgentTarget:
     return AgentTarget(url, model, key, found.context_window or 4096)
 
 
-def _merged(found: Launch) -> tuple[str, bytes | None]:
+def _merged(found: AgentLaunch) -> tuple[str, bytes | None]:
     """Returns the text to write, and the file's present text, None without a file."""
     assert found.file is not None
     try:

@@ -1,20 +1,16 @@
-"""The daemon's own log, and readers of growing and rotating logs."""
+"""The daemon's own log, and the number of engine logs that are kept."""
 
-import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
 
 LOG_BYTES = 8 << 20  # per file; one older file is kept
 ENGINE_LOGS_KEPT = 64
-_CHUNK = 64 << 10
-_POLL = 0.2  # seconds
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -62,60 +58,8 @@ def prune_engine_logs(logs: Path) -> None:
             old.unlink()
 
 
-async def read_log(
-    path: Path, ending: asyncio.Event | None = None, *, lines: int | None = None
-) -> AsyncIterator[bytes]:
-    """Yields the file's last `lines` lines (all of them for None), read from its end. With `ending`, yields new content
-    as well, across rotations, until `ending` is set. A missing file counts as empty."""
-    file = _open(path)
-    try:
-        if file is not None and lines is not None:
-            _seek_last(file, lines)
-        while True:
-            file = file or _open(path)
-            while file is not None and (chunk := file.read(_CHUNK)):
-                yield chunk
-            if ending is None or ending.is_set():
-                return
-            if file is not None and not _is_same_file(file, path):
-                file.close()
-                file = None
-            else:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(ending.wait(), _POLL)
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _seek_last(file: FileIO, lines: int) -> None:
-    """Moves to the start of the last `lines` lines: 0 is the end. Reads no more of the file than those lines."""
-    size = file.seek(0, os.SEEK_END)
-    if lines == 0:
-        return
-    end = max(0, size - 1)  # a newline in the last byte ends the last line and begins none
-    while end:
-        start = max(0, end - _CHUNK)
-        chunk = os.pread(file.fileno(), end - start, start)
-        found = len(chunk)
-        while (found := chunk.rfind(b"\n", 0, found)) >= 0:
-            lines -= 1
-            if lines == 0:
-                file.seek(start + found + 1)
-                return
-        end = start
-    file.seek(0)
-
-
-def _open(path: Path) -> FileIO | None:
-    try:
-        return FileIO(path)
-    except FileNotFoundError:
-        return None
-
-
-def _is_same_file(file: FileIO | TextIO, path: Path) -> bool:
+def _is_same_file(file: TextIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except (OSError, ValueError):  # no such path (yet); a stream without a descriptor
+    except (OSError, ValueError):  # no such path; a stream without a descriptor
         return False

@@ -62,7 +62,7 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, Transfers
 from modelrunner.pull.uploads import Uploads
 from modelrunner.sandbox import Permissions
-from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler
+from modelrunner.scheduler import Ledger, LocalHost, MemoryProbe, Scheduler
 from modelrunner.store import Reference, Store, foreignformats
 from modelrunner.telemetry.accesslog import AccessLog
 
@@ -136,26 +136,26 @@ def build(
         store,
         registry,
         configurations,
-        RunSpecs(
-            store,
-            TemplateFiles(state / "templates", renderings),
-            logs=data / "logs",
-            stop_grace=settings.stop_grace,
-            permissions=permissions,
-        ),
+        RunSpecs(store, TemplateFiles(state / "templates", renderings)),
         keep_alive=settings.keep_alive,
     )
     validator = Validator(registry, resolver)
     check_tables(file_settings(settings), store, configurations.settings, validator)
     probe = MemoryProbe(settings.memory_budget, settings.memory_reserve)
-    make_runner = RunnerFactory(
-        registry, settings.runtime_folder, stall_limit=settings.stall_limit, wedge_limit=settings.wedge_limit
+    host = LocalHost(
+        registry,
+        settings.runtime_folder,
+        data / "logs",
+        probe=probe,
+        permissions=permissions,
+        stop_grace=settings.stop_grace,
+        stall_limit=settings.stall_limit,
+        wedge_limit=settings.wedge_limit,
     )
     keys = KeyRing(state / "keys.json") if keys is None else keys
     scheduler = Scheduler(
         registry,
-        make_runner,
-        probe=probe,
+        host,
         ledger=Ledger(state / "memory.json"),
         max_queue=settings.max_queue,
         max_wait=settings.max_wait,
@@ -209,7 +209,7 @@ def build(
         verifier=Verifier(store, scheduler.events, state / "verified.json", settings.verify_every),
         preloader=preloader,
         health_check=HealthCheck(library, scheduler, preloader, resolver.is_needed),
-        engine_logs=EngineLogs(library, scheduler, data / "logs"),
+        engine_logs=EngineLogs(library, data / "logs"),
         aliases=aliases,
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),

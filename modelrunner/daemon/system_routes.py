@@ -1,8 +1,9 @@
 """The routes about the daemon itself: health, version, logs, shutdown."""
 
+import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from modelrunner.api import wireforms
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, query_flag
 from modelrunner.daemon.instance import Lifecycle
-from modelrunner.daemon.logs import daemon_log, read_log
+from modelrunner.daemon.logs import daemon_log
 from modelrunner.daemon.parts import Parts
 from modelrunner.models.health import DaemonHealth
+from modelrunner.processes.log import read_log
 
 
 @dataclass(slots=True)
@@ -97,12 +99,11 @@ class SystemRoutes:
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N lines
         only, `?follow` continues as the log grows."""
-        path, lines = self._log_of(request), query_count(request, "lines")
         follow = query_flag(request, "follow") and request.method != "HEAD"
-        ending = self._lifecycle.stop if follow else None
+        log = self._log_of(request, query_count(request, "lines"), self._lifecycle.stop if follow else None)
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
         await response.prepare(request)
-        async for chunk in read_log(path, ending, lines=lines):
+        async for chunk in log:
             await response.write(chunk)
         await response.write_eof()
         return response
@@ -117,9 +118,10 @@ class SystemRoutes:
         uptime = round(time.monotonic() - self._lifecycle.started, 3)
         return wire.Health(health.value, uptime, self._active_requests(), __version__, reason)
 
-    def _log_of(self, request: web.Request) -> Path:
+    def _log_of(self, request: web.Request, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         if runner_id := request.query.get("runner"):
-            return self._engine_logs.of_runner(runner_id)
+            return self._scheduler.log(runner_id, lines, ending)
+        log = daemon_log(self._logs)
         if reference := request.query.get("model"):
-            return self._engine_logs.of_model(reference)
-        return daemon_log(self._logs)
+            log = self._engine_logs.of_model(reference)
+        return read_log(log, ending, lines=lines)

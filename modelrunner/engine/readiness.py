@@ -49,11 +49,13 @@ def pause(starting: float, silent: float) -> float:
 
 
 class Readiness:
-    """Watches one engine from its start. The runner reports the process (`pid`), the engine's interface (`api`) and
-    each logged line to it."""
+    """Watches one engine from its start. `process` tells its process, None while there is none. The runner reports
+    the engine's interface (`api`) and each logged line."""
 
-    def __init__(self, upstream: UpstreamPool, stall_limit: float, clock: Callable[[], float]) -> None:
-        self.pid: int | None = None
+    def __init__(
+        self, upstream: UpstreamPool, process: Callable[[], int | None], stall_limit: float, clock: Callable[[], float]
+    ) -> None:
+        self._process = process
         self.api = OPENAI
         self._upstream = upstream
         self._stall_limit = stall_limit
@@ -92,7 +94,7 @@ class Readiness:
                 await asyncio.sleep(_SHORTEST_PAUSE)  # a flood of lines is no flood of questions
 
     async def _answers(self) -> bool:
-        if self.pid is None or (self.api.ready_line and not self._said_ready):
+        if self._process() is None or (self.api.ready_line and not self._said_ready):
             return False
         try:
             status, _ = await self._upstream.fetch("GET", self.api.health or "/", timeout=_HEALTH_TIMEOUT)
@@ -106,9 +108,9 @@ class Readiness:
         endpoint = self._upstream.endpoint
         if endpoint.host is None or endpoint.port is None or self.api.listens_elsewhere:
             return True
-        if self.pid is None:
+        if (pid := self._process()) is None:
             return False
-        strangers = await asyncio.to_thread(strangers_on, self.pid, endpoint.host, endpoint.port)
+        strangers = await asyncio.to_thread(strangers_on, pid, endpoint.host, endpoint.port)
         if strangers:
             who = f"process {strangers[0]}" if strangers[0] else "another user's process"
             raise PortTaken(f"port {endpoint.port} is taken by {who}, which is not this engine: stop it, or try again")
@@ -117,8 +119,8 @@ class Readiness:
     async def _check_progress(self) -> None:
         now = self._clock()
         passed = now - self._sampled
-        if self.pid is not None and passed >= self._stall_limit / 10:
-            activity = await asyncio.to_thread(activity_of, self.pid)
+        if (pid := self._process()) is not None and passed >= self._stall_limit / 10:
+            activity = await asyncio.to_thread(activity_of, pid)
             if activity.since(self._activity, passed):
                 self._progressed = now
             self._activity, self._sampled = activity, now

@@ -1,371 +1,104 @@
-"""One run of one backend with one model: its process, readiness, connections and end."""
+"""What the rest of the daemon knows of a running engine, wherever it runs."""
 
-import asyncio
-import logging
-import os
-import shutil
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-from modelrunner import durable
-from modelrunner.backend import Backend, ChecksRequests, Diagnoses, ExplainsErrors, SavesState, Sleeps
-from modelrunner.concurrency import tasks
-from modelrunner.concurrency.tasks import all_stopped, stopped
-from modelrunner.concurrency.threads import REMOVING
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
-from modelrunner.engine.excess import Excess, memory_limit
-from modelrunner.engine.lastwords import LastWords
-from modelrunner.engine.processphase import NEXT, ProcessPhase
-from modelrunner.engine.questions import fields_of, settled
-from modelrunner.engine.readiness import PortTaken, Readiness, is_free
-from modelrunner.engine.watchdog import Watchdog
-from modelrunner.engineapi import OPENAI
-from modelrunner.errors import EngineFailed, EngineProtocolError, Misdirected, ModelRunnerError
-from modelrunner.plugins.isolation import asked, interface_of
-from modelrunner.processes import peers
-from modelrunner.processes.processtree import memory_of, oom_kills
-from modelrunner.sandbox import Permissions, Sandbox
-from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
+from modelrunner.engineapi import EngineApi
+from modelrunner.errors import Misdirected, ModelRunnerError
+from modelrunner.sandbox import Sandbox
+from modelrunner.types import RequiredMemory, RunnerKey, RunSpec, Served
 
-log = logging.getLogger(__name__)
-_Order = Callable[[RunSpec, Endpoint], Awaitable[None]]
-_OwnedOrder = Callable[[RunSpec, Endpoint, str | None], Awaitable[None]]
-_OTHER_PORTS = 5  # tried when one is taken
 # Seconds that a failed engine gets to end by itself, so that its last words are seen: a process that crashes needs
 # milliseconds, one that writes a core dump longer. A broken connection waits a quarter of it
 # (gateway/exchange.py): there the client waits, and the usual end is at once.
 LAST_CHANCE = 1.0
 
 
-class Runner:
-    """One run. The scheduler makes it and runs it once, and adds to `owners` the owner of each request that the engine
-    may have seen.
+class EngineProcess(NamedTuple):
+    """The process of an engine, to show it. Nothing is decided by it."""
 
-    `process_phase` and `stage` (the work of a start) say how far the process is. `pid` and `sandbox` are None before
-    there is a process, and `pid` again after it. `api` is the interface of the engine, with the fields that it reads
-    once it is ready. `names` are the model's names for the engine, its own first, None if the engine takes any.
-    `started` and `ready_at` are seconds of `clock`. `failure` is the error of an engine that has ended by itself; its
-    message explains the last words."""
+    pid: int
+    """On the host of the runner."""
+    sandbox: Sandbox
 
-    def __init__(
-        self,
-        backend: Backend,
-        spec: RunSpec,
-        key: RunnerKey,
-        *,
-        id: str,
-        endpoint: Endpoint,
-        folder: Path,
-        stall_limit: float = 300.0,
-        wedge_limit: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-        oom_kills: Callable[[], int] = oom_kills,
-        other_port: Callable[[], Endpoint] | None = None,
-    ) -> None:
-        """`folder` is for the files of this run, such as its socket. The run makes and removes it. `other_port` chooses
-        another endpoint if something else listens on the endpoint of an engine that starts."""
-        self.id = id
-        self.key = key
-        self.served = Served(spec.bundle.name, key.backend, id)
-        self.endpoint = endpoint
-        self.spec = replace(spec, process=replace(spec.process, observer=_RunObserver(self)))
-        self.process_phase = ProcessPhase.STARTING
-        self._history = [ProcessPhase.STARTING]
-        self.stage = "starting"
-        self.pid: int | None = None
-        self.sandbox: Sandbox | None = None
-        self.started = clock()
-        self.ready_at: float | None = None
-        self.failure: ModelRunnerError | None = None
-        self.owners: set[str] = set()
-        self.api = OPENAI
-        self.names: tuple[str, ...] | None = None
-        self.upstream = UpstreamPool(endpoint)
-        self.abandoned = Abandoned(self._settled)
-        self.sleep_level = 0  # from `Sleeps.sleep_level`, once it is ready
-        self._backend = backend
-        self._folder = folder
-        self._clock = clock
-        self._last_words = LastWords(backend, spec.bundle.name, oom_kills)
-        self._changed: Callable[[], None] = lambda: None
-        self._loaded_for: Callable[[], str | None] = lambda: ""
-        self._readiness = Readiness(self.upstream, stall_limit, clock)
-        self._stall_limit = stall_limit
-        self._watchdog = Watchdog(self.upstream, limit=wedge_limit, clock=clock)
-        self._is_watched = wedge_limit > 0
-        self._excess = Excess(folder)
-        self._has_process = asyncio.Event()
-        self._other_ports = [other_port] * _OTHER_PORTS if other_port else []
 
-    def __repr__(self) -> str:
-        return f"<Runner {self.id} {self.key} {' -> '.join(self._history)} pid={self.pid}>"
+class Runner(Protocol):
+    """One run of one backend with one model, from its start until nothing of it is left. A host makes it
+    (`Host.start`); the scheduler runs it once, reads its attributes after each `changed`, and adds to `owners`. All of
+    it is used from the event loop's thread. Times are seconds of the host's `clock`.
+
+    A runner that is not on this machine tells the same: `run` returns or raises when its host says so, or when its host
+    does not answer any more."""
+
+    id: str
+    """Of the runner alone, for URLs and messages."""
+    key: RunnerKey
+    """What it was started for."""
+    spec: RunSpec
+    """What it runs."""
+    served: Served
+    """How the records of its requests name it."""
+    names: tuple[str, ...] | None
+    """The model's names for the engine, its own first; None if the engine takes any."""
+    api: EngineApi
+    """The interface of the engine, with the fields that it reads once it is ready."""
+    upstream: UpstreamPool
+    """The connections to the engine, or to what stands before it on its host."""
+    abandoned: Abandoned
+    """The requests that clients have left while the engine works on."""
+    stage: str
+    """The work of a start, in a few words; "" once it is ready."""
+    ready_at: float | None
+    """When it became ready; None before."""
+    failure: ModelRunnerError | None
+    """The error of an engine that has ended by itself, in a sentence with its last words."""
+    owners: set[str]
+    """The owner of each request that the engine may have seen (`SavesState.after_ready`)."""
+    sleep_level: int
+    """See `Sleeps.sleep_level`; 0 for an engine that cannot sleep, and before it is ready."""
+    process: EngineProcess | None
+    """None before there is a process, and after it."""
 
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
         """Starts the engine and keeps it until it ends or the caller is cancelled. It calls `changed` after every
-        change of phase or stage. `loaded_for` returns the owner for `SavesState.after_ready`.
+        change of an attribute. `loaded_for` returns the owner for `SavesState.after_ready`.
 
-        Raises `CancelledError` when stopped, `EngineFailed` when the engine ends by itself, or owes answers and shows
-        no sign of life for `wedge_limit` seconds (0: for ever), `TimedOut` when it made no progress for `stall_limit`
-        seconds while starting, `BackendUnavailable` when it could not be executed. By then nothing of the run is left,
-        not even its folder.
-        """
-        self._changed, self._loaded_for = changed, loaded_for
-        self.started = self._clock()
-        self._last_words.begin()
-        try:
-            if os.path.lexists(self._folder):
-                await self._remove_folder()
-            self._folder.mkdir(mode=0o700)
-            await self._learn_api()
-            while True:
-                try:
-                    await self._keep_engine()
-                except PortTaken as error:
-                    if not self._other_ports:
-                        self.failure = error
-                        raise
-                    self._move_to(self._other_ports.pop()())
-        finally:
-            self._end()
-            await self._remove_folder()
+        Raises `CancelledError` when stopped, `TimedOut` when it made no progress while starting, `BackendUnavailable`
+        when it could not be executed, and `EngineFailed` when the engine ends by itself, hangs, or was on a host that
+        is gone. By then nothing of the run is left on a host that answers."""
 
-    async def _learn_api(self) -> None:
-        self.api = api = await asked(self._backend.api, self.spec)
-        self._readiness.api, self._last_words.health = api, api.health
-        known = (*self.spec.bundle.references, self.spec.model_id) if api.checks_model else None
-        self.names = (api.model_name,) if api.model_name else known
+    def mark_stopping(self) -> None:
+        """Records the decision to stop the engine. The caller cancels the task of `run` next."""
 
-    async def _keep_engine(self) -> NoReturn:
-        """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
-        running = self._backend.run(self._permitted(), self.endpoint)
-        engine: asyncio.Task[Any] = asyncio.create_task(running, name=f"engine of runner {self.id}")
-        excess = asyncio.create_task(self._watch_excess())
-        excess.add_done_callback(lambda task: task.cancelled() or task.exception())  # the engine may have ended as well
-        ended_by_itself = True
-        try:
-            await self._become_ready(engine, excess)
-            await self._serve(engine, excess)
-            await engine
-            raise EngineFailed(f"the backend {self.key.backend} returned instead of keeping its engine")
-        except asyncio.CancelledError:
-            ended_by_itself = False
-            saves = interface_of(self._backend, SavesState)
-            if saves is not None and self.ready_at is not None and not engine.done():
-                [owner] = self.owners if len(self.owners) == 1 else [None]
-                await self._exchange(saves.before_stop, owner, "was not done with")
-            raise
-        except PortTaken:
-            raise
-        except Exception as error:  # whatever a backend raises, this runner has failed with it
-            if engine.done() and self.process_phase is ProcessPhase.STARTING and not is_free(self.endpoint):
-                raise PortTaken(f"port {self.endpoint.port} is taken by another process: try again") from error
-            self.failure = await self._last_words.explain(error, self.stage, served=self.ready_at is not None)
-            if self.failure is error:
-                raise
-            raise self.failure from error
-        finally:
-            excess.cancel()
-            await stopped(engine, patience=LAST_CHANCE if ended_by_itself else None)
+    def expect(self, memory: RequiredMemory) -> None:
+        """Sets the memory that was planned for the engine: it is ended if it takes far more."""
 
-    def check_model(self, model_id: str) -> None:
-        """Raises `Misdirected` for any model but the one that this runner has loaded."""
-        if model_id != self.spec.model_id:
-            mine = self.spec.bundle.name
-            raise Misdirected(
-                f"runner {self.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
-                param="model",
-            )
-
-    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `ChecksRequests`."""
-        checks = interface_of(self._backend, ChecksRequests)
-        return tuple(await asked(checks.check_request, self.spec, path, fields)) if checks else ()
-
-    async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-        """See `ExplainsErrors`."""
-        knows = interface_of(self._backend, ExplainsErrors)
-        return await asked(knows.request_error, status, message, fields) if knows else None
-
-    async def _settled(self) -> None:
-        if self.api.settled is not None:
-            await settled(self.endpoint, self.api.settled)
+    async def memory(self) -> RequiredMemory | None:
+        """Measures the bytes that the engine holds, which takes milliseconds to seconds; None without a process, and
+        where it cannot be measured. `vram` is empty if no driver tells. Never raises but `Unavailable`, if no thread
+        can be had."""
 
     async def sleep(self) -> None:
         """Puts a ready engine without requests to sleep. Raises `ModelRunnerError` if that fails or takes longer than
         the grace of a stop; the engine is unusable then."""
-        self._watchdog.resting = True
-        await self._ask("fall asleep", self._sleeper().sleep, self.spec.process.stop_grace)
 
     async def wake(self) -> None:
-        """Wakes the engine. It raises as `sleep` does; the limit is `stall_limit`."""
-        self.stage = "waking up"
-        await self._ask("wake up", self._sleeper().wake, self._stall_limit)
-        self.stage, self._watchdog.resting = "", False
+        """Wakes the engine. Raises as `sleep` does, after the longest time of a load without progress."""
 
-    def _sleeper(self) -> Sleeps:
-        sleeper = interface_of(self._backend, Sleeps)
-        if sleeper is None:
-            raise EngineFailed(f"{self.key.backend} cannot sleep")
-        return sleeper
+    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `ChecksRequests`."""
 
-    async def _ask(self, what: str, order: _Order, limit: float) -> None:
-        try:
-            async with asyncio.timeout(limit):
-                await order(self.spec, self.endpoint)
-        except TimeoutError:
-            raise EngineFailed(f"the engine did not {what} within {limit:g} seconds") from None
-        except Exception as error:  # as in `run`
-            why = await self._last_words.explain(error, self.stage, served=self.ready_at is not None)
-            raise EngineFailed(f"the engine did not {what}: {why}") from error
-
-    def become(self, phase: ProcessPhase) -> None:
-        """Changes the phase of the process. Raises `RuntimeError` with the history if the change is not allowed."""
-        if phase not in NEXT[self.process_phase]:
-            raise RuntimeError(f"{self!r} cannot become {phase}")
-        self.process_phase = phase
-        self._history.append(phase)
-        self._changed()
-
-    def mark_stopping(self) -> None:
-        """Records the decision to stop the engine. The caller cancels the task of `run` next."""
-        if self.process_phase is not ProcessPhase.STOPPING:
-            self.become(ProcessPhase.STOPPING)
-
-    def measured_memory(self) -> RequiredMemory | None:
-        """Returns the main memory of the engine's processes, None without a process. It scans every process of the
-        machine, which takes milliseconds. `shared` is the part that other runners of the model map, too."""
-        if self.pid is None:
-            return None
-        memory = memory_of(self.pid)
-        return replace(memory, shared=min(memory.shared, self.spec.bundle.size))
-
-    def expect(self, memory: RequiredMemory) -> None:
-        """Sets the memory that was planned for the engine: it is ended if it takes far more."""
-        self._excess.limit = memory_limit(memory)
-
-    async def _watch_excess(self) -> NoReturn:
-        await self._has_process.wait()
-        assert self.pid is not None
-        await self._excess.watch(self.pid)
-
-    async def _become_ready(self, engine: "asyncio.Task[Any]", excess: "asyncio.Task[NoReturn]") -> None:
-        """Returns when the engine is ready or has ended. Raises `EngineFailed` if it takes too much."""
-        ready = asyncio.create_task(self._readiness.wait())
-        try:
-            await asyncio.wait([ready, engine, excess], return_when=asyncio.FIRST_COMPLETED)
-            if engine.done():
-                return
-            if excess.done():
-                await excess
-            await ready
-        finally:
-            await stopped(ready)
-        if (owner := self._loaded_for()) is not None:
-            self.owners.add(owner)
-        if saves := interface_of(self._backend, SavesState):
-            await self._exchange(saves.after_ready, owner, "did not prepare")
-        await self._learn_extras()
-        if self.process_phase is ProcessPhase.STARTING and not engine.done():
-            self.ready_at, self.stage = self._clock(), ""
-            self.become(ProcessPhase.READY)
-
-    async def _serve(self, engine: "asyncio.Task[Any]", excess: "asyncio.Task[NoReturn]") -> None:
-        """Returns when the engine has ended. Raises `EngineFailed` once it has stopped serving, or takes too much."""
-        watches: list[asyncio.Task[NoReturn]] = [excess]
-        if self.pid is not None and self._is_watched:
-            watches.append(asyncio.create_task(self._watchdog.watch(self.pid, self.api)))
-        try:
-            await asyncio.wait([engine, *watches], return_when=asyncio.FIRST_COMPLETED)
-            if not engine.done():
-                await next(watch for watch in watches if watch.done())
-        finally:
-            await all_stopped(*watches[1:])
-
-    async def _exchange(self, order: _OwnedOrder, owner: str | None, failed: str) -> None:
-        """Lets the backend speak with its living engine, for at most the grace of a stop."""
-        try:
-            async with asyncio.timeout(self.spec.process.stop_grace):
-                await order(self.spec, self.endpoint, owner)
-        except (OSError, ModelRunnerError) as error:  # a timeout is an OSError
-            why = str(error) or "it took too long"
-            log.warning("runner %s: %s %s its engine: %s", self.id, self.key.backend, failed, why)
-
-    async def _learn_extras(self) -> None:
-        """Asks a ready engine, or its backend, for what it can do besides. An engine without the extra serves as
-        well, so a failure is only logged."""
-        try:
-            if sleeper := interface_of(self._backend, Sleeps):
-                self.sleep_level = await asked(sleeper.sleep_level, self.spec)
-            if self.api.fields is not None:
-                self.api = self.api.reading(await fields_of(self.endpoint, self.api.fields))
-        except (OSError, EngineProtocolError, ModelRunnerError) as error:
-            log.error("the backend %s failed to say what its engine can do", self.key.backend, exc_info=error)
-
-    def _permitted(self) -> RunSpec:
-        """Returns the specification with the permissions for the runner's folder and port."""
-        process = self.spec.process
-        if process.permissions is None:
-            return self.spec
-        own = Permissions(writes=(self._folder,), port=self.endpoint.port)
-        return replace(self.spec, process=replace(process, permissions=own | process.permissions))
-
-    def _process_started(self, pid: int, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.pid = self._readiness.pid = pid
-        self._has_process.set()
-        if self.endpoint.path is not None:
-            peers.expected[self.endpoint.path] = peers.Expected(pid, self._excess.is_another)
-        self._changed()
-
-    def _process_said(self, line: str) -> None:
-        if self.ready_at is not None or self._last_words.is_echo(line):
-            return
-        self._last_words.heard(line)
-        self._readiness.heard(line)
-        diagnoses = interface_of(self._backend, Diagnoses)
-        stage = diagnoses.progress(line) if diagnoses else None
-        if stage is not None and stage != self.stage:
-            self.stage = stage
-            self._changed()
-
-    def _move_to(self, endpoint: Endpoint) -> None:
-        log.warning("runner %s: port %s is taken by another process: trying another", self.id, self.endpoint.port)
-        self.upstream.move(endpoint)
-        self.pid = self._readiness.pid = None
-        self._has_process.clear()
-
-    def _end(self) -> None:
-        self.pid = None
-        self.abandoned.end()
-        self.upstream.close()
-        if self.endpoint.path is not None:
-            peers.expected.pop(self.endpoint.path, None)
-        self.mark_stopping()
-
-    async def _remove_folder(self) -> None:
-        """Removes the folder in a thread: an engine may have put any number of files there."""
-        removal = asyncio.wrap_future(REMOVING.submit(_remove, self._folder))
-        await tasks.settled(removal)
-        if removal.exception() is not None:  # no thread can be started
-            _remove(self._folder)
+    async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """See `ExplainsErrors`."""
 
 
-def _remove(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # an engine has made folders of endless depth
-        with suppress(OSError):
-            durable.discard(folder)
-
-
-class _RunObserver:
-    """Keeps the runner's own callbacks out of its public names."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.started = runner._process_started
-        self.output = runner._process_said
+def check_model(runner: Runner, model_id: str) -> None:
+    """Raises `Misdirected` for any model but the one that the runner has loaded."""
+    if model_id != runner.spec.model_id:
+        mine = runner.spec.bundle.name
+        raise Misdirected(
+            f"runner {runner.id} serves {mine} and no other model; ask /v1 without a runner for {model_id}",
+            param="model",
+        )

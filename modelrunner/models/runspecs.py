@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from modelrunner.backend import Backend, HasDefaults, TakesFlags, default_context_size
@@ -13,30 +12,21 @@ from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.plugins.isolation import interface_of
-from modelrunner.sandbox import Permissions
 from modelrunner.store import Reference, Store, adapters, vocabulary
 from modelrunner.store.references import how_to_get
-from modelrunner.types import Bundle, Mode, ProcessOptions, RunnerKey, RunSpec
+from modelrunner.types import Bundle, Mode, RunnerKey, RunSpec
 
 
 class RunSpecs:
-    """`logs` is the folder of the engines' logs; `stop_grace` is in seconds; `permissions` are those of
-    every engine, None if none is confined."""
+    """Makes them with the models of `store` and the chat templates of `templates`."""
 
     def __init__(
         self,
         store: Store,
         templates: TemplateFiles,
-        *,
-        logs: Path,
-        stop_grace: float,
-        permissions: Permissions | None = None,
     ) -> None:
         self._store = store
         self._templates = templates
-        self._logs = logs
-        self._stop_grace = stop_grace
-        self._permissions = permissions
         self._drafting: set[tuple[str, str]] = set()  # IDs of models and drafts that have the same vocabulary
 
     def make(
@@ -48,15 +38,12 @@ class RunSpecs:
         speculative = settings.speculative if key.mode is Mode.COMPLETION else None
         bundle = self._as_configured(backend, bundle, settings, key.mode)
         draft = self._draft(bundle, speculative.draft_model) if speculative else None
-        files = bundle.paths + (draft.paths if draft else ())
-        permissions = self._permissions and self._permissions | Permissions(reads=files)
         spec = RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,
             mode=key.mode,
             context_size=_context_size(settings, backend, bundle),
             parallel=settings.parallel or _parallel(backend, bundle, key.mode),
-            process=ProcessOptions(engine_log(self._logs, key), stop_grace=self._stop_grace, permissions=permissions),
             flags=settings.runtime_flags or (),
             draft=draft,
             options=backend_options(backend, settings),
@@ -147,9 +134,3 @@ def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{name} is {patch[name]}, and a runtime flag says {value}: leave one of them out", param=name
             )
     return {**patch, **fields, "runtime-flags": list(rest) or None}
-
-
-def engine_log(logs: Path, key: RunnerKey) -> Path:
-    """Returns the path of the log. Each runner key has a file of its own, since two revisions of a model may run at the
-    same time."""
-    return logs / f"engine-{key.backend}-{key.model_id.removeprefix('sha256:')[:16]}-{key.mode}-{key.revision}.log"

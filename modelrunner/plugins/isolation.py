@@ -28,7 +28,7 @@ from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
 from modelrunner.plugins.runnews import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.types import Endpoint, QuantizeSpec, RequiredMemory, RunSpec
+from modelrunner.types import Launch, QuantizeSpec, RequiredMemory, RunSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -121,13 +121,13 @@ class IsolatedBackend(Backend):
 
     # around a run
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        """Ends only by raising, as `Backend.run` does. The observer of `spec` is called on the caller's loop. A run
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        """Ends only by raising, as `Backend.run` does. The observer of `launch` is called on the caller's loop. A run
         that does not end within the grace of its stop and `KILL_AFTER` seconds has its processes killed."""
-        relay = RunRelay(self._announced, spec.process.observer)
-        spec = replace(spec, process=replace(spec.process, observer=relay))
-        patience = spec.process.stop_grace + KILL_AFTER
-        await self._on_thread("run", lambda: self.backend.run(spec, endpoint), None, patience, relay.kill)
+        relay = RunRelay(self._announced, launch.process.observer)
+        launch = replace(launch, process=replace(launch.process, observer=relay))
+        patience = launch.process.stop_grace + KILL_AFTER
+        await self._on_thread("run", lambda: self.backend.run(spec, launch), None, patience, relay.kill)
         raise BackendFaulty(self.name, "run", "returned instead of keeping its engine")
 
     def progress(self, line: str) -> str | None:

@@ -1,15 +1,21 @@
-"""Keeps an engine's output: a file of limited size, the last 16 KiB in memory, and lines for an observer."""
+"""Keeps an engine's output: a file of limited size, the last 16 KiB in memory, and lines for an observer. Reads such
+files, which grow and are rotated."""
 
+import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from modelrunner import durable
 
 TAIL_BYTES = 16 << 10
 LINE_BYTES = 4 << 10
+_CHUNK = 64 << 10  # bytes of a log that are read at a time
+_POLL = 0.2  # seconds between two looks at a log that is followed
 _RETRY = 5.0  # seconds until a log that could not be written is tried again
 log = logging.getLogger(__name__)
 
@@ -94,3 +100,62 @@ class EngineLog:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+async def read_log(
+    path: Path, ending: asyncio.Event | None = None, *, lines: int | None = None
+) -> AsyncIterator[bytes]:
+    """Yields the file's last `lines` lines (all of them for None), read from its end. With `ending`, yields new content
+    as well, across rotations, until `ending` is set. A missing file counts as empty."""
+    file = _opened(path)
+    try:
+        if file is not None and lines is not None:
+            _seek_last(file, lines)
+        while True:
+            file = file or _opened(path)
+            while file is not None and (chunk := file.read(_CHUNK)):
+                yield chunk
+            if ending is None or ending.is_set():
+                return
+            if file is not None and not _is_same_file(file, path):
+                file.close()
+                file = None
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ending.wait(), _POLL)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _seek_last(file: FileIO, lines: int) -> None:
+    """Moves to the start of the last `lines` lines: 0 is the end. Reads no more of the file than those lines."""
+    size = file.seek(0, os.SEEK_END)
+    if lines == 0:
+        return
+    end = max(0, size - 1)  # a newline in the last byte ends the last line and begins none
+    while end:
+        start = max(0, end - _CHUNK)
+        chunk = os.pread(file.fileno(), end - start, start)
+        found = len(chunk)
+        while (found := chunk.rfind(b"\n", 0, found)) >= 0:
+            lines -= 1
+            if lines == 0:
+                file.seek(start + found + 1)
+                return
+        end = start
+    file.seek(0)
+
+
+def _opened(path: Path) -> FileIO | None:
+    try:
+        return FileIO(path)
+    except FileNotFoundError:
+        return None
+
+
+def _is_same_file(file: FileIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:  # no such path yet
+        return False

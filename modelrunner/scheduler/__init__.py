@@ -1,9 +1,10 @@
 """Decides which runners exist and which request gets which. `plan` decides, `Scheduler` acts."""
 
 from modelrunner.scheduler.events import EventRecord
+from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.ledger import Ledger
+from modelrunner.scheduler.localhost import LocalHost
 from modelrunner.scheduler.memory import MemoryProbe, Probe
-from modelrunner.scheduler.runnerfactory import MakeRunner, RunnerFactory
 from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.state import Phase
@@ -17,17 +18,18 @@ __all__ = [
     "Figures",
     "FitForecast",
     "Fitting",
+    "Held",
+    "Host",
     "KeptRunner",
     "Lease",
     "Ledger",
-    "MakeRunner",
+    "LocalHost",
     "MemoryProbe",
     "MemoryUse",
     "Obstacle",
     "Phase",
     "Probe",
     "RetainedSettings",
-    "RunnerFactory",
     "RunnerView",
     "Scheduler",
     "SchedulerHealth",

@@ -15,8 +15,7 @@ from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler.memory import Probe
-from modelrunner.scheduler.runnerfactory import Measure
+from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.slots import RunnerSlot
 from modelrunner.scheduler.state import Phase
 from modelrunner.scheduler.target import Target
@@ -117,15 +116,14 @@ class Account:
     backend that fails, or gives no valid figure, raises `EngineFailed` that names it; a wrong measurement is logged and
     does not count."""
 
-    def __init__(self, registry: BackendRegistry, probe: Probe, ledger: Ledger, measure: Measure) -> None:
+    def __init__(self, registry: BackendRegistry, host: Host, ledger: Ledger) -> None:
         self._registry = registry
-        self._probe = probe
+        self._host = host
         self._ledger = ledger
-        self._measure = measure
 
     def budget(self, slots: Iterable[RunnerSlot]) -> RequiredMemory:
         """The memory that all runners together may hold; `slots` are the present runners."""
-        return self._probe({slot.runner.pid: slot.memory for slot in slots if slot.runner.pid is not None})
+        return self._host.budget([Held(slot.runner, slot.memory) for slot in slots]) or RequiredMemory(0)
 
     async def variants(self, target: Target, budget: RequiredMemory) -> list[Variant]:
         """The ways to run the target, the preferred one first."""
@@ -147,7 +145,7 @@ class Account:
 
     async def seen(self, slot: RunnerSlot) -> RequiredMemory | None:
         """The memory that the runner holds now, None if it cannot be measured. Does not count for its next load."""
-        measured = await self._measure(slot.runner)
+        measured = await slot.runner.memory()
         return measured if _is_valid(measured) else None
 
     async def measure(self, slot: RunnerSlot, *, fresh: bool) -> bool:

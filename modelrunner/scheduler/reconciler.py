@@ -12,10 +12,10 @@ from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.failures import is_past
 from modelrunner.scheduler.fairness import note_turn
+from modelrunner.scheduler.host import Host
 from modelrunner.scheduler.ledger import Account
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.queues import Queue, Queues, Ticket
-from modelrunner.scheduler.runnerfactory import MakeRunner
 from modelrunner.scheduler.sleeping import Sleeping
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots
 from modelrunner.scheduler.state import (
@@ -53,7 +53,7 @@ class Reconciler:
         *,
         account: Account,
         policy: Policy,
-        make_runner: MakeRunner,
+        host: Host,
         events: Events,
         clock: Callable[[], float],
         unasked: Callable[[], str | None],
@@ -69,7 +69,7 @@ class Reconciler:
         self.time = clock
         self.policy = policy
         self._account = account
-        self._make_runner = make_runner
+        self._host = host
         self._events = events
         self._unasked = unasked
         self._failures: dict[tuple[RunnerKey, RunPlace], Failure] = {}
@@ -254,7 +254,7 @@ class Reconciler:
         queue = self.queues[key]
         target, variant = queue.target, queue.variants[option.number]
         try:
-            runner = self._make_runner(key, variant.spec)
+            runner = self._host.start(key, variant.spec)
         except (ModelRunnerError, OSError) as error:
             self.refuse(key, error)
             return

@@ -3,20 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import failures, rollout, runnerfactory, views
+from modelrunner.scheduler import failures, rollout, views
 from modelrunner.scheduler.allocation import Allocation, subtract
 from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
+from modelrunner.scheduler.host import Host
 from modelrunner.scheduler.ledger import Account, Ledger
-from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.runnerfactory import MakeRunner, Measure
 from modelrunner.scheduler.slots import Lease, RunnerSlot
 from modelrunner.scheduler.state import Phase, Policy, Reason
 from modelrunner.scheduler.target import RetainedSettings, Target
@@ -31,7 +30,7 @@ class Scheduler:
     """Decides which runners exist, and gives requests their lease of one. Called only from the event loop's thread; all
     times are in seconds.
 
-    `make_runner` makes runners (`RunnerFactory`), `probe` gives the memory budget. `max_queue` bounds the requests that
+    `host` runs the runners. `max_queue` bounds the requests that
     wait for one model, those inside the engine included; `max_wait` bounds the wait of one request. A request that
     waits for memory drains a busy runner after `patience` at the latest. `drain_limit` is how long `unload` waits for
     leases to end. `warm` is the method of `Slots`. `unasked` gives the owner (see `SavesState.after_ready`) of a runner
@@ -41,15 +40,13 @@ class Scheduler:
     def __init__(
         self,
         registry: BackendRegistry,
-        make_runner: MakeRunner,
+        host: Host,
         *,
-        probe: Probe | None = None,
         ledger: Ledger | None = None,
         max_queue: int = 512,
         max_wait: float = 600.0,
         patience: float = 6.0,
         drain_limit: float = 30.0,
-        measure: Measure = runnerfactory.measure,
         clock: Callable[[], float] = time.monotonic,
         unasked: Callable[[], str | None] = lambda: "",
     ) -> None:
@@ -57,11 +54,12 @@ class Scheduler:
         self._drain_limit = drain_limit
         self._clock = clock
         self.events = Events()
-        self._account = Account(registry, probe or MemoryProbe(), ledger or Ledger(), measure)
+        self._host = host
+        self._account = Account(registry, host, ledger or Ledger())
         self._reconciler = Reconciler(
             account=self._account,
             policy=Policy(max_wait, patience),
-            make_runner=make_runner,
+            host=host,
             events=self.events,
             clock=clock,
             unasked=unasked,
@@ -146,6 +144,13 @@ class Scheduler:
             raise Unavailable(f"runner {runner_id} is still loading its model")
         self._check_open(slot.target)
         return self._slots.lease(slot, slot.keep_alive, owner)
+
+    def log(self, runner_id: str, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+        """The log of the runner's engine, from its host: see `Host.log`. Raises `RunnerNotFound`."""
+        slot = next((s for s in self._slots.values() if s.runner.id == runner_id), None)
+        if slot is None:
+            raise RunnerNotFound(f"there is no runner {runner_id}: `modelrunner ps` shows them", param="runner")
+        return self._host.log(slot.runner, lines, ending)
 
     def runners(self) -> list[views.RunnerView]:
         """Every runner whose process may still exist, oldest first."""
@@ -237,6 +242,7 @@ class Scheduler:
             self._reconciler.end(slot, Reason.SHUTDOWN)
         await _gone(slots, None)
         await self._reconciler.finish()
+        await self._host.close()
         self.events.close()
 
     def _check_open(self, target: Target) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
-from pathlib import Path
 
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler.slots import RunnerSlot
@@ -60,7 +59,6 @@ class RunnerView:
     pinned: bool
     variant: str
     sandbox: Sandbox | None
-    log_path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class UnloadResult:
 def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView:
     """`now` is the scheduler's clock, `wall` the time of day at that moment."""
     phase, spec, target = slot.phase, slot.variant.spec, slot.target
-    idle = phase in (Phase.READY, Phase.SLEEPING) and not slot.leases
+    process, idle = slot.runner.process, phase in (Phase.READY, Phase.SLEEPING) and not slot.leases
     return RunnerView(
         id=slot.runner.id,
         backend_name=target.key.backend,
@@ -106,8 +104,8 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         mode=target.key.mode,
         state=Phase.STOPPING if phase is Phase.ENDED else phase,
         stage=slot.runner.stage,
-        pid=slot.runner.pid,
-        endpoint=slot.runner.endpoint,
+        pid=process.pid if process else None,
+        endpoint=slot.runner.upstream.endpoint,
         metrics=slot.runner.api.metrics,
         context_size=spec.context_size,
         parallel=spec.parallel,
@@ -122,8 +120,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         keep_alive=slot.keep_alive,
         pinned=slot.pinned,
         variant=slot.variant.label,
-        sandbox=slot.runner.sandbox,
-        log_path=slot.runner.spec.process.log_path,
+        sandbox=process.sandbox if process else None,
     )
 
 

@@ -20,7 +20,7 @@ from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BackendUnavailable
 from modelrunner.processes.process import run, scrubbed_environment
 from modelrunner.sandbox import Permissions
-from modelrunner.types import Bundle, Endpoint, RequiredMemory, RunSpec
+from modelrunner.types import Bundle, Endpoint, Launch, RequiredMemory, RunSpec
 
 log = logging.getLogger(__name__)
 _PLACE = re.compile(r"\{([a-z]+)\}")
@@ -70,16 +70,17 @@ class CommandBackend(Backend):
     async def uninstall(self) -> None:
         raise BackendUnavailable(f"{self._program()} was not installed by modelrunner: remove it where it came from")
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
         program = self._program()
         scratch = self._state() / token_hex(8)
-        places = self._places(spec, endpoint, scratch)
+        places = self._places(spec, launch.endpoint, scratch)
         argv = [str(program), *(_filled(argument, places) for argument in self.command[1:])]
         env = scrubbed_environment() | {name: _filled(value, places) for name, value in self.environment.items()}
-        process = replace(
-            spec.process,
-            stop_signal=self.stop_signal or spec.process.stop_signal,
-            stop_grace=spec.process.stop_grace if self.stop_grace is None else self.stop_grace,
+        options = launch.process
+        options = replace(
+            options,
+            stop_signal=self.stop_signal or options.stop_signal,
+            stop_grace=options.stop_grace if self.stop_grace is None else self.stop_grace,
         )
         permissions = self.permissions | Permissions(writes=(scratch,))
         scratch.mkdir(mode=0o700, parents=True)
@@ -89,7 +90,7 @@ class CommandBackend(Backend):
             await run(
                 argv,
                 env=env | dict(spec.environment),
-                options=process,
+                options=options,
                 cwd=self.working_directory,
                 permissions=permissions,
             )

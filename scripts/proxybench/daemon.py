@@ -20,7 +20,7 @@ from modelrunner.keys.ring import KeyRing
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import process
 from modelrunner.store import Store
-from modelrunner.types import Bundle, Endpoint, Mode, ModelFormat, RequiredMemory, RunSpec
+from modelrunner.types import Bundle, Launch, Mode, ModelFormat, RequiredMemory, RunSpec
 
 
 class BenchBackend(Backend):
@@ -39,8 +39,10 @@ class BenchBackend(Backend):
     async def uninstall(self) -> None:
         return
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        await process.run([self.engine, str(endpoint.path)], env=process.scrubbed_environment(), options=spec.process)
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        await process.run(
+            [self.engine, str(launch.endpoint.path)], env=process.scrubbed_environment(), options=launch.process
+        )
 
     def status(self) -> BackendStatus:
         return BackendStatus(BackendState.RUNNING, "bench")

@@ -10,7 +10,7 @@ from modelrunner.backend import InstallProgress, ProgressCallback
 from modelrunner.errors import BackendUnavailable, Conflict
 from modelrunner.models.installs import Installer
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import RunnerFactory, Scheduler
+from modelrunner.scheduler import LocalHost, Scheduler
 from tests.fakes import FakeBackend
 
 
@@ -37,7 +37,7 @@ class World:
         self.backend = Slow(folder)
         registry = BackendRegistry({"fake": self.backend})
         self.changes = 0
-        self.scheduler = Scheduler(registry, RunnerFactory(registry, lambda: folder))
+        self.scheduler = Scheduler(registry, LocalHost(registry, lambda: folder, folder / "logs"))
         self.installer = Installer(registry, self.scheduler, self.changed)
         self.seen: list[list[str]] = []
 

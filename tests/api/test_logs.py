@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.daemon import logs
-from modelrunner.daemon.logs import daemon_log, logging_to, prune_engine_logs, read_log
+from modelrunner.daemon.logs import daemon_log, logging_to, prune_engine_logs
+from modelrunner.processes import log
+from modelrunner.processes.log import read_log
 from tests.api.conftest import StartDaemon
 
 
@@ -69,7 +71,7 @@ async def test_a_log_is_followed_across_rotations(tmp_path: Path) -> None:
 async def test_the_last_lines_of_any_file(text: bytes, lines: int, chunk: int) -> None:
     text = text.replace(b"a", b"\n")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logs, "_CHUNK", chunk)
+        patch.setattr(log, "_CHUNK", chunk)
         path = Path(folder) / "a.log"
         path.write_bytes(text)
         seen = b"".join([piece async for piece in read_log(path, lines=lines)])

@@ -53,7 +53,7 @@ class World:
             folder / "configurations.json", tables=tables, model_id={"smol": self.model.id}.get
         )
         templates = TemplateFiles(folder / "templates", Renderings(folder / "templates.json"))
-        self.specs = RunSpecs(self.store, templates, logs=folder / "logs", stop_grace=2.0)
+        self.specs = RunSpecs(self.store, templates)
         self.resolve = Resolver(self.store, registry, self.configurations, self.specs, keep_alive=KeepAlive(300.0))
 
     async def configure(self, patch: dict[str, Any], mode: Mode | None = None) -> None:

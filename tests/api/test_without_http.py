@@ -74,7 +74,8 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     (ready,) = [event for event in made.scheduler.events.recent() if event.event == "ready"]
     assert runner.started_at <= ready.time
 
-    assert made.engine_logs.of_model("mine") == made.engine_logs.of_runner(runner.id)
+    log = made.engine_logs.of_model("mine")
+    assert b"".join([piece async for piece in made.scheduler.log(runner.id, None, None)]) == log.read_bytes() != b""
     assert made.health_check.health() is DaemonHealth.READY
     assert await made.health_check.verdict() == HealthVerdict(DaemonHealth.READY, is_ready=True, reason="")
     unreachable = await made.health_check.verdict(trouble="the socket is gone")

@@ -162,6 +162,7 @@ class FakeRunner:
         self.settling: asyncio.Event | None = None
         self.names: tuple[str, ...] | None = None
         self.spec = SimpleNamespace(
+            model_id=model,
             bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}), defaults=None),
             context_size=4096,
         )
@@ -188,10 +189,6 @@ class FakeRunner:
 
     async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(name for name in fields if name == "return_documents")
-
-    def check_model(self, model_id: str) -> None:
-        if model_id != self.key.model_id:
-            raise Misdirected(f"{self.id} serves {self.key.model_id}; ask /v1/ for {model_id}")
 
 
 class FakeLease:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from modelrunner.engine.connections import UpstreamPool
 from modelrunner.errors import EngineFailed
 from modelrunner.gateway.calls import Fields, Inference, InferenceHead
 from modelrunner.gateway.request.quarantine import Quarantine
@@ -36,7 +37,7 @@ class ScriptedRunner(FakeRunner, fakes.FakeRunner):  # type: ignore[misc]
     def __init__(self, world: World, key: RunnerKey, spec: RunSpec, id: str, endpoint: Endpoint) -> None:
         fakes.FakeRunner.__init__(self, endpoint)
         FakeRunner.__init__(self, world, key, spec, id)
-        self.endpoint, self.api = endpoint, FAKE_API
+        self.upstream, self.api = UpstreamPool(endpoint), FAKE_API
 
 
 class Targets(FakeResolver):

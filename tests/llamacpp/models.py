@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec, Tensor
+from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, RunSpec, Tensor
 
 SMOLLM2 = {
     "general.architecture": "llama",
@@ -65,5 +65,4 @@ def bundle(metadata: dict[str, object], folder: Path = Path("/models"), **files:
 def spec(
     model: Bundle, *flags: str, mode: Mode = Mode.COMPLETION, context: int = 2048, parallel: int = 4, **rest: object
 ) -> RunSpec:
-    options = ProcessOptions(Path("/logs/engine.log"))
-    return RunSpec(model.model_id, model, mode, context, parallel, options, flags, **rest)  # type: ignore[arg-type]
+    return RunSpec(model.model_id, model, mode, context, parallel, flags, **rest)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from modelrunner.store import Store
-from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
+from modelrunner.types import Bundle, Mode, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 from tests.llamacpp.test_real import ask, own_server, serving
 from tests.models.oracle import Bert
@@ -23,7 +23,7 @@ def backend(real_backend: LlamaCppBackend) -> LlamaCppBackend:
 
 
 def spec(bundle: Bundle, mode: Mode, folder: Path) -> RunSpec:
-    return RunSpec(bundle.model_id, bundle, mode, 256, 1, ProcessOptions(folder / "engine.log"))
+    return RunSpec(bundle.model_id, bundle, mode, 256, 1)
 
 
 async def test_embeddings(backend: LlamaCppBackend, models: Store, tmp_path: Path, own_server: None) -> None:

@@ -10,9 +10,10 @@ import pytest
 from modelrunner.backend import BackendContext, BackendState
 from modelrunner.errors import BackendUnavailable, BadRequest
 from modelrunner.sdk.enginecache import MARKER
-from modelrunner.types import Endpoint, Mode
+from modelrunner.types import Mode
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import EngineKind
+from tests.fakes import fake_launch
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
 MakeBackend = Callable[..., LlamaCppBackend]
@@ -89,7 +90,7 @@ def test_llama_cpp_python_is_asked_for_its_version(make_backend: MakeBackend, tm
 
 async def test_without_an_engine_a_run_says_how_to_get_one(make_backend: MakeBackend, tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match="modelrunner install"):
-        await make_backend().run(spec(bundle(SMOLLM2)), Endpoint(path=tmp_path / "x.sock"))
+        await make_backend().run(spec(bundle(SMOLLM2)), fake_launch(tmp_path))
 
 
 async def test_memory_needs_no_engine(make_backend: MakeBackend) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.questions import work_done
-from modelrunner.engine.runner import Runner
 from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.testing import BackendContract, running
-from modelrunner.types import Adapter, Bundle, Mode, ProcessOptions, RunSpec
+from modelrunner.types import Adapter, Bundle, Mode, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
 from tests.models import lora
 from tests.models.prompts import MESSAGES, PARIS
@@ -27,8 +27,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def spec(smollm2: Bundle, tmp_path: Path) -> RunSpec:
-    options = ProcessOptions(tmp_path / "engine.log")
-    return RunSpec(smollm2.model_id, smollm2, Mode.COMPLETION, 512, 2, options)
+    return RunSpec(smollm2.model_id, smollm2, Mode.COMPLETION, 512, 2)
 
 
 @pytest.fixture
@@ -47,12 +46,12 @@ class TestLlamaCpp(BackendContract):
 
 
 @asynccontextmanager
-async def serving(backend: LlamaCppBackend, spec: RunSpec) -> AsyncIterator[Runner]:
-    async with running(backend, spec, 60) as (runner, _):
+async def serving(backend: LlamaCppBackend, spec: RunSpec, stop_grace: float = 5.0) -> AsyncIterator[LocalRunner]:
+    async with running(backend, spec, 60, stop_grace=stop_grace) as (runner, _):
         yield runner
 
 
-async def ask(runner: Runner, path: str, **body: Any) -> tuple[int, Any]:
+async def ask(runner: LocalRunner, path: str, **body: Any) -> tuple[int, Any]:
     status, answer = await runner.upstream.fetch("POST", path, json.dumps(body).encode(), timeout=HUNG)
     return status, json.loads(answer)
 
@@ -212,7 +211,7 @@ async def test_the_estimate_is_near_what_is_used(backend: LlamaCppBackend, spec:
     run = replace(spec, context_size=4096, parallel=4)
     estimate = await backend.required_memory(run)
     async with serving(backend, run) as runner:
-        measured = await asyncio.to_thread(runner.measured_memory)
+        measured = await runner.memory()
     assert measured is not None
     assert measured.ram == pytest.approx(estimate.ram, rel=0.2)
 

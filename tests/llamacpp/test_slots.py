@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from modelrunner.backend import BackendContext
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.questions import work_done
-from modelrunner.engine.runner import Runner
 from modelrunner.testing import running
-from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
+from modelrunner.types import Bundle, Mode, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, args
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.slots import can_be_kept, key_of
@@ -29,8 +29,7 @@ Make = Callable[..., LlamaCppBackend]
 
 @pytest.fixture
 def spec(smollm2: Bundle, tmp_path: Path) -> RunSpec:
-    options = ProcessOptions(tmp_path / "engine.log", stop_grace=5.0)
-    return RunSpec(smollm2.model_id, smollm2, Mode.COMPLETION, 2048, 2, options)
+    return RunSpec(smollm2.model_id, smollm2, Mode.COMPLETION, 2048, 2)
 
 
 @pytest.fixture
@@ -56,8 +55,8 @@ def saved(tmp_path: Path) -> Callable[[], list[Path]]:
 
 
 @asynccontextmanager
-async def serving(backend: LlamaCppBackend, spec: RunSpec) -> AsyncIterator[Runner]:
-    async with running(backend, spec, 60) as (runner, _):
+async def serving(backend: LlamaCppBackend, spec: RunSpec, stop_grace: float = 5.0) -> AsyncIterator[LocalRunner]:
+    async with running(backend, spec, 60, stop_grace=stop_grace) as (runner, _):
         yield runner
 
 
@@ -66,7 +65,7 @@ def long_text(word: str) -> str:
     return " ".join(f"{word}{number}" for number in range(20))
 
 
-async def go_on(runner: Runner, text: str) -> tuple[str, int, int]:
+async def go_on(runner: LocalRunner, text: str) -> tuple[str, int, int]:
     """What the model makes of `text`; how many tokens that was, and how many of them were not computed again."""
     body = {"prompt": text, "max_tokens": 4, "temperature": 0}
     status, raw = await runner.upstream.fetch("POST", "/v1/completions", json.dumps(body).encode(), timeout=HUNG)
@@ -185,8 +184,7 @@ async def test_a_prompt_cache_in_memory_does_not_take_the_prompts_away(make: Mak
 
 @pytest.mark.engine
 async def test_a_stopped_engine_does_not_hold_up_its_end(make: Make, spec: RunSpec) -> None:
-    quick = replace(spec, process=replace(spec.process, stop_grace=0.5))
-    async with asyncio.timeout(HUNG), serving(make(), quick) as runner:
+    async with asyncio.timeout(HUNG), serving(make(), spec, stop_grace=0.5) as runner:
         assert runner.pid is not None
         os.kill(runner.pid, signal.SIGSTOP)
 
@@ -198,7 +196,7 @@ async def test_a_slot_at_work_is_left_alone(
     """As when the daemon ends and cuts what still runs."""
     endless = {"prompt": long_text("river"), "max_tokens": -1, "ignore_eos": True, "stream": True}
     backend = make()
-    async with serving(backend, replace(spec, process=replace(spec.process, stop_grace=3.0))) as runner:
+    async with serving(backend, spec, stop_grace=3.0) as runner:
         await go_on(runner, long_text("mountain"))
         fetch = runner.upstream.fetch("POST", "/v1/completions", json.dumps(endless).encode(), timeout=HUNG)
         task = asyncio.create_task(fetch)
@@ -260,4 +258,3 @@ def test_whatever_changes_is_another_key(tmp_path: Path) -> None:
     ]
     keys += [key_of(other, args.effective(run)) for other in engines]
     assert len(set(keys)) == len(keys)
-    assert key_of(engine, args.effective(replace(run, process=ProcessOptions(tmp_path)))) == keys[0]

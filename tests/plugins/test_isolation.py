@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ from modelrunner.errors import BackendExited, BackendFaulty, BadRequest
 from modelrunner.plugins.isolation import IsolatedBackend, asked
 from modelrunner.processes import process
 from modelrunner.sandbox import Sandbox
-from modelrunner.types import Endpoint, Mode, RequiredMemory, RunSpec, Variant
+from modelrunner.types import Endpoint, Launch, Mode, ProcessOptions, RequiredMemory, RunSpec, Variant
 from tests.fakes import FakeBackend, fake_spec
 from tests.waiting import HUNG
 
@@ -266,32 +265,32 @@ class Watcher:
         self.lines.append(line)
 
 
-def observed(spec: RunSpec, watcher: Watcher, grace: float = 10.0) -> RunSpec:
-    return replace(spec, process=replace(spec.process, observer=watcher, stop_grace=grace))
+def launch(folder: Path, watcher: Watcher | None = None, grace: float = 10.0) -> Launch:
+    return Launch(ENDPOINT, ProcessOptions(folder / "engine.log", watcher, grace))
 
 
-async def shell(spec: RunSpec, script: str) -> NoReturn:
-    await process.run(["/bin/sh", "-c", script], env={}, options=spec.process)
+async def shell(launch: Launch, script: str) -> NoReturn:
+    await process.run(["/bin/sh", "-c", script], env={}, options=launch.process)
 
 
-async def test_a_run_tells_its_observer_and_announces_stages(isolated: Any, spec: RunSpec) -> None:
+async def test_a_run_tells_its_observer_and_announces_stages(isolated: Any, spec: RunSpec, tmp_path: Path) -> None:
     backend = isolated(
-        run=lambda spec, endpoint: shell(spec, "echo loading; echo ready; exit 3"),
+        run=lambda spec, launch: shell(launch, "echo loading; echo ready; exit 3"),
         progress=lambda line: {"loading": "loading weights"}.get(line) or raises(ValueError())(),
     )
     watcher = Watcher()
     with pytest.raises(BackendExited) as caught:
-        await backend.run(observed(spec, watcher), ENDPOINT)
+        await backend.run(spec, launch(tmp_path, watcher))
     assert caught.value.returncode == 3
     assert watcher.pid.result() > 0
     assert watcher.lines == ["loading", "ready"]
     assert [backend.progress(line) for line in watcher.lines] == ["loading weights", None]
 
 
-async def test_a_stopped_run_leaves_no_process(isolated: Any, spec: RunSpec) -> None:
+async def test_a_stopped_run_leaves_no_process(isolated: Any, spec: RunSpec, tmp_path: Path) -> None:
     watcher = Watcher()
-    backend = isolated(run=lambda spec, endpoint: shell(spec, "sleep 600"))
-    running = asyncio.create_task(backend.run(observed(spec, watcher), ENDPOINT))
+    backend = isolated(run=lambda spec, launch: shell(launch, "sleep 600"))
+    running = asyncio.create_task(backend.run(spec, launch(tmp_path, watcher)))
     pid = await watcher.pid
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -299,21 +298,21 @@ async def test_a_stopped_run_leaves_no_process(isolated: Any, spec: RunSpec) -> 
     assert not psutil.pid_exists(pid)
 
 
-async def test_a_run_that_returns_is_a_fault(isolated: Any, spec: RunSpec) -> None:
+async def test_a_run_that_returns_is_a_fault(isolated: Any, spec: RunSpec, tmp_path: Path) -> None:
     with pytest.raises(BackendFaulty, match="returned instead of keeping its engine"):
-        await isolated(run=returns(None)).run(spec, ENDPOINT)
+        await isolated(run=returns(None)).run(spec, launch(tmp_path))
 
 
 async def test_an_engine_whose_backend_is_stuck_is_killed(
-    isolated: Any, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+    isolated: Any, spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("modelrunner.plugins.isolation.KILL_AFTER", 0.2)
     released = threading.Event()
     backend = isolated(
-        limit=0.1, run=lambda spec, endpoint: shell(spec, "sleep 600"), status=lambda: released.wait(HUNG)
+        limit=0.1, run=lambda spec, launch: shell(launch, "sleep 600"), status=lambda: released.wait(HUNG)
     )
     watcher = Watcher()
-    running = asyncio.create_task(backend.run(observed(spec, watcher, grace=0.1), ENDPOINT))
+    running = asyncio.create_task(backend.run(spec, launch(tmp_path, watcher, grace=0.1)))
     engine = psutil.Process(await watcher.pid)
     try:
         await asked(backend.status)

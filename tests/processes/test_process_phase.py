@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.processphase import ProcessPhase
-from modelrunner.engine.runner import Runner
-from modelrunner.types import Endpoint
-from tests.fakes import FakeBackend, fake_key, fake_spec
+from tests.fakes import FakeBackend, fake_key, fake_launch, fake_spec
 
 STARTING, READY, STOPPING = ProcessPhase
 WAYS = {STARTING: [], READY: [READY], STOPPING: [READY, STOPPING]}
@@ -20,8 +19,8 @@ def test_every_change_is_allowed_or_raises_with_the_history(
     tmp_path: Path, before: ProcessPhase, after: ProcessPhase
 ) -> None:
     backend, spec = FakeBackend(tmp_path), fake_spec(tmp_path)
-    endpoint = Endpoint(path=tmp_path / "r.sock")
-    runner = Runner(backend, spec, fake_key(spec, backend), id="r1", endpoint=endpoint, folder=tmp_path / "run")
+    launch = fake_launch(tmp_path / "run")
+    runner = LocalRunner(backend, spec, fake_key(spec, backend), launch, id="r1", folder=tmp_path / "run")
     for phase in WAYS[before]:
         runner.become(phase)
     if (before, after) in ALLOWED:

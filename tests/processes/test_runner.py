@@ -11,9 +11,10 @@ import pytest
 
 from modelrunner.engine.excess import Excess
 from modelrunner.engine.lastwords import last_words
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import free_port, pause
-from modelrunner.engine.runner import Runner
+from modelrunner.engine.runner import check_model
 from modelrunner.errors import (
     BackendExited,
     BackendUnavailable,
@@ -26,7 +27,7 @@ from modelrunner.errors import (
 from modelrunner.processes import process
 from modelrunner.processes.processtree import activity_of, private_memory, process_tree
 from modelrunner.types import Endpoint, ProcessOptions, RequiredMemory, RunSpec
-from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_spec
+from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_launch, fake_spec
 from tests.ports import reserved_port
 from tests.waiting import HUNG
 
@@ -37,10 +38,9 @@ GRACE = 100 * HUNG
 class Watched:
     """A runner in a task, and what it reported."""
 
-    def __init__(self, backend, spec, folder, endpoint, **options) -> None:
-        endpoint = endpoint or Endpoint(path=folder / "r.sock")
-        key = fake_key(spec, backend)
-        self.runner = Runner(backend, spec, key, id="r1", endpoint=endpoint, folder=folder, **options)
+    def __init__(self, backend, spec, folder, launch, **options) -> None:
+        self.launch = launch
+        self.runner = LocalRunner(backend, spec, fake_key(spec, backend), launch, id="r1", folder=folder, **options)
         self.seen: list[tuple[ProcessPhase, str]] = []
         self._changed = asyncio.Event()
         self.loaded_for: str | None = ""
@@ -50,7 +50,7 @@ class Watched:
         self.seen.append((self.runner.process_phase, self.runner.stage))
         self._changed.set()
 
-    async def until(self, condition) -> Runner:
+    async def until(self, condition) -> LocalRunner:
         """`condition(runner)`, which may only become true with a reported change."""
         async with asyncio.timeout(HUNG):
             while not condition(self.runner):
@@ -62,7 +62,7 @@ class Watched:
                     await self.task
         return self.runner
 
-    async def ready(self) -> Runner:
+    async def ready(self) -> LocalRunner:
         return await self.until(lambda runner: runner.process_phase is ProcessPhase.READY)
 
     async def stop(self) -> None:
@@ -75,8 +75,9 @@ class Watched:
 @pytest.fixture
 def watch(tmp_path):
     def watch(*knobs: str, backend=None, endpoint=None, stop_grace=2.0, **options) -> Watched:
-        spec = fake_spec(tmp_path, *knobs, stop_grace=stop_grace)
-        return Watched(backend or FakeBackend(tmp_path), spec, tmp_path / "run", endpoint, **options)
+        folder, spec = tmp_path / "run", fake_spec(tmp_path, *knobs)
+        launch = fake_launch(folder, endpoint, stop_grace)
+        return Watched(backend or FakeBackend(tmp_path), spec, folder, launch, **options)
 
     return watch
 
@@ -223,7 +224,7 @@ async def test_a_slow_start_that_makes_progress_is_no_stall(watch, tmp_path, noi
     clock, limit = FakeClock(), 2.0
     watched = watch("--gate", str(tmp_path / "gate"), *noise, stall_limit=limit, clock=clock)
     runner = await watched.until(lambda runner: runner.stage.startswith("loading"))
-    log = runner.spec.process.log_path
+    log = watched.launch.process.log_path
     for _ in range(6):
         before = progress(runner.pid, log)
         async with asyncio.timeout(HUNG):
@@ -392,7 +393,7 @@ async def test_a_backend_that_cannot_part_holds_up_for_the_grace_at_most(watch, 
 
 async def test_a_backend_with_a_bug(watch, tmp_path, caplog):
     class Broken(FakeBackend):
-        async def run(self, spec, endpoint):
+        async def run(self, spec, launch):
             raise KeyError("argv")
 
     with pytest.raises(EngineFailed, match="the backend fake failed: KeyError: 'argv'"):
@@ -402,7 +403,7 @@ async def test_a_backend_with_a_bug(watch, tmp_path, caplog):
 
 async def test_a_backend_that_returns(watch, tmp_path):
     class Returning(FakeBackend):
-        async def run(self, spec, endpoint):
+        async def run(self, spec, launch):
             return
 
     with pytest.raises(EngineFailed, match="returned"):
@@ -411,9 +412,9 @@ async def test_a_backend_that_returns(watch, tmp_path):
 
 async def test_the_guard(watch):
     watched = watch()
-    watched.runner.check_model(watched.runner.spec.model_id)
+    check_model(watched.runner, watched.runner.spec.model_id)
     with pytest.raises(Misdirected, match=r"runner r1 serves docker.io/ai/fake:latest"):
-        watched.runner.check_model("sha256:" + "0" * 64)
+        check_model(watched.runner, "sha256:" + "0" * 64)
     await watched.stop()
 
 
@@ -429,10 +430,10 @@ async def test_a_runner_told_to_stop_never_becomes_ready(watch, tmp_path):
 async def test_measured_memory_is_that_of_all_its_processes(watch):
     watched = watch("--allocate", "64", "--grandchild", "setsid")
     runner = await watched.ready()
-    measured = await asyncio.to_thread(runner.measured_memory)
+    measured = await runner.memory()
     assert 64 << 20 < measured.ram < 128 << 20
     await watched.stop()
-    assert runner.measured_memory() is None
+    assert await runner.memory() is None
 
 
 def test_last_words_are_the_last_lines_without_controls():

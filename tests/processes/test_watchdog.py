@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.processphase import ProcessPhase
-from modelrunner.engine.runner import Runner
 from modelrunner.engine.watchdog import Sample, Silence, Watchdog, after
 from modelrunner.engineapi import EngineApi
 from modelrunner.errors import EngineFailed
 from modelrunner.processes.processtree import Activity
 from modelrunner.testing import alive, tree
 from modelrunner.types import Endpoint, RunSpec
-from tests.fakes import FakeBackend, FakeClock, fake_key, fake_spec
+from tests.fakes import FakeBackend, FakeClock, fake_key, fake_launch, fake_spec
 from tests.waiting import HUNG
 
 LIMIT = 0.3
@@ -82,16 +82,16 @@ class Kept:
         self.backend = backend or FakeBackend(folder)
         self.record = folder / "record"
         self.clock = CountingClock()
-        spec = fake_spec(folder, *knobs, "--record", str(self.record), stop_grace=100 * HUNG)
+        spec = fake_spec(folder, *knobs, "--record", str(self.record))
         own = folder / "run"
         self._ready = asyncio.Event()
         key = fake_key(spec, self.backend)
-        self.runner = Runner(
+        self.runner = LocalRunner(
             self.backend,
             spec,
             key,
+            fake_launch(own, stop_grace=100 * HUNG),
             id="r1",
-            endpoint=Endpoint(path=own / "r.sock"),
             folder=own,
             wedge_limit=limit,
             clock=self.clock,
@@ -102,7 +102,7 @@ class Kept:
         if self.runner.process_phase is ProcessPhase.READY:
             self._ready.set()
 
-    async def ready(self) -> Runner:
+    async def ready(self) -> LocalRunner:
         async with asyncio.timeout(HUNG):
             await self._ready.wait()
         return self.runner

@@ -5,25 +5,27 @@ import functools
 import itertools
 import math
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.runner import Runner
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, OutOfMemory
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Scheduler, Target
+from modelrunner.scheduler import Held, Scheduler, Target
 from modelrunner.types import (
     Bundle,
     Endpoint,
     KeepAlive,
+    Launch,
     Mode,
     ModelFormat,
     ModelHeader,
-    ProcessOptions,
     RequiredMemory,
     RunnerKey,
     RunSpec,
@@ -116,11 +118,10 @@ class FakeRunner:
 
     def __init__(self, world: "World", key: RunnerKey, spec: RunSpec, id: str) -> None:
         self.key, self.spec, self.id = key, spec, id
-        self.endpoint = Endpoint(path=Path(f"/nowhere/{id}.sock"))
+        self.upstream = UpstreamPool(Endpoint(path=Path(f"/nowhere/{id}.sock")))
         self.api = OPENAI
         self.stage = ""
-        self.pid: int | None = None
-        self.sandbox = None
+        self.process = None
         self.ready_at: float | None = None
         self.failure: EngineFailed | None = None
         self.owners: set[str] = set()
@@ -186,7 +187,7 @@ class FakeRunner:
         self.sleeps = False
         assert self._world.taken().ram <= self._world.budget, "over the budget"
 
-    def measured_memory(self) -> RequiredMemory | None:
+    async def memory(self) -> RequiredMemory | None:
         if self.sleeps:
             return RequiredMemory(self._world.engines[self.key.model_id].asleep)
         measured = self._world.engines[self.key.model_id].measured
@@ -215,7 +216,7 @@ class FakeBackend(Backend):
 
     async def uninstall(self) -> None: ...
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
         raise NotImplementedError
 
     def status(self) -> BackendStatus:
@@ -256,20 +257,9 @@ class World:
         self._ids = itertools.count()
 
     def scheduler(self, **settings: Any) -> Scheduler:
-        async def measure(runner: Any) -> RequiredMemory | None:
-            found: RequiredMemory | None = runner.measured_memory()
-            return found
-
-        usual = {
-            "probe": lambda pids: RequiredMemory(self.budget, self.vram),
-            "measure": measure,
-            "clock": asyncio.get_running_loop().time,
-        }
-        return Scheduler(
-            BackendRegistry({"fake": self.backend}),
-            self.make_runner,
-            **usual | settings,
-        )
+        host = settings.pop("host", None) or FakeHost(self)
+        usual = {"clock": asyncio.get_running_loop().time}
+        return Scheduler(BackendRegistry({"fake": self.backend}), host, **usual | settings)
 
     def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
         return FakeRunner(self, key, spec, f"{next(self._ids):08x}")
@@ -306,11 +296,38 @@ class World:
         return next(r for key, r in self.running.items() if key.model_id == name)
 
 
+class FakeHost:
+    """A `Host` of that world."""
+
+    def __init__(self, world: World, name: str = "") -> None:
+        self.world, self.name = world, name
+
+    def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
+        return RequiredMemory(self.world.budget, self.world.vram)
+
+    def kind(self, devices: tuple[int, ...]) -> str:
+        return "fake"
+
+    def has(self, model_id: str) -> bool:
+        return True
+
+    async def fetch(self, spec: RunSpec) -> None: ...
+
+    def start(self, key: RunnerKey, spec: RunSpec) -> Runner:
+        runner: Runner = self.world.make_runner(key, spec)
+        return runner
+
+    async def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+        yield b"fake"
+
+    async def close(self) -> None: ...
+
+
 def target(name: str, *, keep_alive: float = 300.0, pinned: bool = False, parallel: int = 2) -> Target:
     header = ModelHeader({}, ())
     place = Path("/nowhere")
     bundle = Bundle(name, (name,), ModelFormat.GGUF, place, {}, header, 0, None, frozenset())
-    spec = RunSpec(name, bundle, Mode.COMPLETION, 512, parallel, ProcessOptions(place / "log"))
+    spec = RunSpec(name, bundle, Mode.COMPLETION, 512, parallel)
     return Target(RunnerKey("fake", name, Mode.COMPLETION), spec, KeepAlive(keep_alive), pinned)
 
 

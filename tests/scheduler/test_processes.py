@@ -2,14 +2,14 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.errors import BackingOff, EngineFailed
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Ledger, MemoryProbe, RunnerFactory, Scheduler, Target
+from modelrunner.scheduler import Ledger, LocalHost, MemoryProbe, Scheduler, Target
 from modelrunner.types import KeepAlive, RequiredMemory
 from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec
 from tests.waiting import HUNG
@@ -17,19 +17,10 @@ from tests.waiting import HUNG
 MIB = 1 << 20
 
 
-async def not_measured(runner: object) -> None:
-    """So that the estimate stays, whatever Python needs on this machine."""
-
-
-def make(folder: Path, backend: FakeBackend, **settings: Any) -> Scheduler:
+def make(folder: Path, backend: FakeBackend) -> Scheduler:
     registry = BackendRegistry({backend.name: backend})
-    return Scheduler(
-        registry,
-        RunnerFactory(registry, lambda: folder),
-        probe=MemoryProbe(100 * MIB),
-        ledger=Ledger(folder / "memory.json"),
-        **settings,
-    )
+    host = LocalHost(registry, lambda: folder, folder / "logs", probe=MemoryProbe(100 * MIB))
+    return Scheduler(registry, host, ledger=Ledger(folder / "memory.json"))
 
 
 def target(folder: Path, backend: FakeBackend, name: str, *flags: str) -> Target:
@@ -38,9 +29,15 @@ def target(folder: Path, backend: FakeBackend, name: str, *flags: str) -> Target
 
 
 @pytest.mark.parametrize("kind", [FakeBackend, FakeTcpBackend])
-async def test_two_models_take_turns_under_a_budget_for_one(kind: type[FakeBackend], tmp_path: Path) -> None:
+async def test_two_models_take_turns_under_a_budget_for_one(
+    kind: type[FakeBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def not_measured(runner: LocalRunner) -> None:
+        """So that the estimate stays, whatever Python needs on this machine."""
+
+    monkeypatch.setattr(LocalRunner, "memory", not_measured)
     backend = kind(tmp_path, memory=RequiredMemory(64 * MIB))
-    scheduler = make(tmp_path, backend, measure=not_measured)
+    scheduler = make(tmp_path, backend)
     seen: set[int] = set()
     for name in ("one", "two", "one"):
         with await scheduler.acquire(target(tmp_path, backend, name)) as lease:
@@ -48,8 +45,8 @@ async def test_two_models_take_turns_under_a_budget_for_one(kind: type[FakeBacke
             assert [r.model_name for r in scheduler.runners()] == [f"docker.io/ai/{name}:latest"]
             assert str(scheduler.runners()[0].endpoint).startswith("http://" if backend.uses_tcp else "unix://")
             assert not [pid for pid in seen if psutil.pid_exists(pid)], "the one before is gone"
-            assert lease.runner.pid is not None
-            seen.add(lease.runner.pid)
+            assert lease.runner.process is not None
+            seen.add(lease.runner.process.pid)
     assert len(seen) == backend.runs == 3
     await scheduler.close(0)
     assert scheduler.runners() == []

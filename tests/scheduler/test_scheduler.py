@@ -18,7 +18,7 @@ from modelrunner.errors import (
 )
 from modelrunner.scheduler import Ledger, MemoryUse
 from modelrunner.types import KeepAlive, RequiredMemory
-from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
+from tests.scheduler.fakes import Engine, FakeRunner, World, gathered, settle, target, virtual
 
 
 def elapsed(since: float) -> float:
@@ -358,7 +358,7 @@ async def test_an_engine_that_does_not_use_its_device_is_said_and_not_remembered
 
 
 @virtual
-async def test_what_is_measured_of_a_process_on_its_way_out_does_not_count() -> None:
+async def test_what_is_measured_of_a_process_on_its_way_out_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(10, {"a": Engine(6, stop_seconds=5.0)})
     ledger = Ledger()
 
@@ -366,7 +366,8 @@ async def test_what_is_measured_of_a_process_on_its_way_out_does_not_count() -> 
         await asyncio.sleep(1.0)
         return RequiredMemory(1)
 
-    scheduler = world.scheduler(ledger=ledger, measure=slowly)
+    monkeypatch.setattr(FakeRunner, "memory", slowly)
+    scheduler = world.scheduler(ledger=ledger)
     (await scheduler.acquire(target("a"), KeepAlive(0))).release()
     await asyncio.sleep(2.0)
     assert scheduler.memory().used.ram == 6

@@ -10,7 +10,7 @@ from modelrunner.errors import EngineFailed
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Explanation, Figures, RetainedSettings, Scheduler
 from modelrunner.types import KeepAlive, Mode, RequiredMemory
-from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target, virtual
+from tests.scheduler.fakes import Engine, FakeHost, VirtualLoop, World, settle, target, virtual
 
 
 def world(**engines: Engine) -> World:
@@ -191,12 +191,14 @@ async def test_trouble_is_what_makes_it_wrong_to_ask() -> None:
 async def test_a_plan_that_fails_is_trouble_until_one_succeeds() -> None:
     faults = [ValueError("a bug")]
 
-    def probe(pids: object) -> RequiredMemory:
-        if faults:
-            raise faults.pop()
-        return RequiredMemory(100)
+    class Faulty(FakeHost):
+        def budget(self, runners: object) -> RequiredMemory:
+            if faults:
+                raise faults.pop()
+            return RequiredMemory(100)
 
-    scheduler = world().scheduler(probe=probe)
+    faulty = world()
+    scheduler = faulty.scheduler(host=Faulty(faulty))
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     scheduler.resume("a")

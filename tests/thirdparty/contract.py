@@ -8,7 +8,7 @@ from modelrunner_fake import FakeBackend
 
 from modelrunner.backend import BackendContext
 from modelrunner.testing import BackendContract
-from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec
+from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, RunSpec
 
 
 class TestFake(BackendContract):
@@ -32,4 +32,4 @@ class TestFake(BackendContract):
             None,
             frozenset(),
         )
-        return RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 1, ProcessOptions(tmp_path / "engine.log"))
+        return RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 1)

@@ -12,12 +12,12 @@ from modelrunner.sdk import (
     Backend,
     BackendState,
     BackendStatus,
-    Endpoint,
     EndpointApi,
     EngineApi,
     FileFormat,
     FormatReading,
     InvalidModel,
+    Launch,
     Mode,
     ModelFormat,
     ProgressCallback,
@@ -81,9 +81,9 @@ class BytesBackend(Backend):
     async def uninstall(self) -> None:
         return
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        argv = [*PROGRAM, str(endpoint.port), str(spec.bundle.model_file)]
-        await run(argv, env=scrubbed_environment(), options=spec.process)
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        argv = [*PROGRAM, str(launch.endpoint.port), str(spec.bundle.model_file)]
+        await run(argv, env=scrubbed_environment(), options=launch.process)
 
     def status(self) -> BackendStatus:
         return BackendStatus(BackendState.RUNNING, "bytes 1.0")

@@ -10,7 +10,7 @@ from modelrunner.backend import Backend, BackendState, BackendStatus, ProgressCa
 from modelrunner.errors import BackendUnavailable
 from modelrunner.processes import process
 from modelrunner.sandbox import Permissions
-from modelrunner.types import Endpoint, ModelFormat, RequiredMemory, RunSpec
+from modelrunner.types import Launch, ModelFormat, RequiredMemory, RunSpec
 
 
 class FakeSettings(BaseModel):
@@ -36,11 +36,12 @@ class FakeBackend(Backend):
     async def uninstall(self) -> None:
         raise BackendUnavailable(f"{self.settings.engine} was there before this backend: remove it by hand")
 
-    async def run(self, spec: RunSpec, endpoint: Endpoint) -> NoReturn:
-        argv = [sys.executable, str(self.settings.engine), "--host", str(endpoint.host), "--port", str(endpoint.port)]
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        where = launch.endpoint
+        argv = [sys.executable, str(self.settings.engine), "--host", str(where.host), "--port", str(where.port)]
         env = process.scrubbed_environment() | dict(spec.environment)
         permissions = Permissions(reads=(self.settings.engine,))
-        await process.run(argv, env=env, options=spec.process, permissions=permissions)
+        await process.run(argv, env=env, options=launch.process, permissions=permissions)
 
     def status(self) -> BackendStatus:
         found = self.settings.engine.exists()

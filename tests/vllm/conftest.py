@@ -8,7 +8,7 @@ import pytest
 from modelrunner.backend import BackendContext
 from modelrunner.config.locations import Locations
 from modelrunner.store import Store
-from modelrunner.types import Bundle, Mode, ProcessOptions, RunSpec
+from modelrunner.types import Bundle, Mode, RunSpec
 from modelrunner_vllm import VllmBackend, engines
 from tests.e2e.conftest import make_daemon, no_process_left, prepared
 from tests.models.prepare import SMOLLM2_SAFETENSORS
@@ -42,4 +42,4 @@ def bundle_of(prepared: Path) -> Callable[[str], Bundle]:
 @pytest.fixture
 def spec(bundle_of: Callable[[str], Bundle], tmp_path: Path) -> RunSpec:
     bundle = bundle_of(SMOLLM2_SAFETENSORS)
-    return RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 4, ProcessOptions(tmp_path / "engine.log"))
+    return RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 4)

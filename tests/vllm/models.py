@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, ProcessOptions, RunSpec, Tensor
+from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader, RunSpec, Tensor
 
 SMOLLM2: dict[str, Any] = {
     "general.architecture": "LlamaForCausalLM",
@@ -59,5 +59,4 @@ def spec(
     **rest: Any,
 ) -> RunSpec:
     model = model or bundle()
-    process = ProcessOptions(Path("/logs/engine.log"))
-    return RunSpec(model.model_id, model, mode, context, parallel, process, flags, **rest)
+    return RunSpec(model.model_id, model, mode, context, parallel, flags, **rest)

@@ -80,7 +80,7 @@ async def test_embeddings_their_memory_and_the_work_that_is_counted(
         idle = await work_done(runner.endpoint, runner.api)
         status, answer = await runner.upstream.fetch("POST", "/v1/embeddings", sent, timeout=HUNG)
         worked = await work_done(runner.endpoint, runner.api)
-        measured = await asyncio.to_thread(runner.measured_memory)
+        measured = await runner.memory()
     assert (status, stages) == (200, "")
     assert answer.count(b'"embedding":[') == 3
     assert None is not idle != worked

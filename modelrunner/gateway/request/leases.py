@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from modelrunner.aliases import Alias
+from modelrunner.engine.runner import check_model
 from modelrunner.errors import Misdirected
 from modelrunner.gateway.calls import Inference
 from modelrunner.gateway.routes import check_endpoint
@@ -113,7 +114,7 @@ class Leases:
             if key.mode is not ask.head.route.mode:
                 raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.head.route.mode}")
             if target is not None:
-                lease.runner.check_model(target.key.model_id)
+                check_model(lease.runner, target.key.model_id)
                 return lease
         except BaseException:
             lease.release()

@@ -1,0 +1,53 @@
+"""What the scheduler knows of a machine on which it can run models."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import NamedTuple, Protocol
+
+from modelrunner.engine.runner import Runner
+from modelrunner.types import RequiredMemory, RunnerKey, RunSpec
+
+
+class Held(NamedTuple):
+    """A runner of a host, and the bytes that count for it now."""
+
+    runner: Runner
+    memory: RequiredMemory
+
+
+class Host(Protocol):
+    """A machine with a memory of its own. The scheduler asks `budget` before each plan, `start` when a plan says so,
+    `fetch` before the new runner runs, `kind` when memory is estimated or was measured. All of it is called from the
+    event loop's thread, and what is not `async` returns at once."""
+
+    name: str
+    """Unique; "" for the machine of the daemon."""
+
+    def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
+        """Returns the bytes that all our runners there together may hold, of main memory and of each device; `runners`
+        are those that it has now. None while the host does not answer: the plan does without it, and the `run` of each
+        of its runners ends with `EngineFailed`, which names the host. The figure may be some seconds old."""
+
+    def kind(self, devices: tuple[int, ...]) -> str:
+        """Returns the kind of hardware of these devices, none for the processors alone. The memory that a run was
+        measured to need on one kind counts on every host, and for all devices, of that kind."""
+
+    def has(self, model_id: str) -> bool:
+        """Returns True if the files of the model are there. A place where they are is preferred."""
+
+    async def fetch(self, spec: RunSpec) -> None:
+        """Brings the files of the run's models there that are missing. Raises `ModelRunnerError`, which the requests
+        that wait for the runner get."""
+
+    def start(self, key: RunnerKey, spec: RunSpec) -> Runner:
+        """Makes a runner, which runs nothing yet (`Runner.run`). The host decides on the endpoint, the log and the
+        permissions of its process. Raises `BackendNotFound`, `BackendUnavailable`, `ConfigurationError` where its
+        folder cannot be made, `OSError` where no port can be had."""
+
+    def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+        """Yields the log of the runner's engine: its last `lines` lines, all of them for None. With `ending` it goes on
+        as the log grows, until `ending` is set. A log that is not there is empty. Raises `ModelRunnerError` where the
+        host does not answer."""
+
+    async def close(self) -> None:
+        """Is called at the daemon's end, when no runner is left."""

@@ -1,0 +1,114 @@
+"""The machine of the daemon as a host: makes runners, each with its socket, log and permissions, and knows the budget
+and what runners hold of it."""
+
+import asyncio
+import platform
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+from modelrunner.engine.localrunner import LocalRunner
+from modelrunner.engine.readiness import free_port
+from modelrunner.engine.runner import Runner
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.processes.log import read_log
+from modelrunner.processes.processtree import process_tree
+from modelrunner.sandbox import Permissions
+from modelrunner.scheduler.devices import devices, held_by
+from modelrunner.scheduler.host import Held
+from modelrunner.scheduler.memory import MemoryProbe, Probe
+from modelrunner.types import Endpoint, Launch, ProcessOptions, RequiredMemory, RunnerKey, RunSpec
+
+
+class LocalHost:
+    """A `Host` whose runners are child processes of this daemon. Each gets a folder of its own in the one that
+    `runtime_dir` makes and returns, and listens on a Unix socket there, or on a free port of 127.0.0.1 for a backend
+    that needs TCP (the runner checks that the listener is its own).
+
+    `logs` is the folder of the engines' logs; `stop_grace`, `stall_limit` and `wedge_limit` are in seconds, and
+    described at `ProcessOptions` and `LocalRunner`. `permissions` are those of every engine, None if none is confined.
+    `probe` measures the budget."""
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        runtime_dir: Callable[[], Path],
+        logs: Path,
+        *,
+        name: str = "",
+        probe: Probe | None = None,
+        permissions: Permissions | None = None,
+        stop_grace: float = 10.0,
+        stall_limit: float = 300.0,
+        wedge_limit: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._registry = registry
+        self._runtime_dir = runtime_dir
+        self._logs = logs
+        self._probe = probe or MemoryProbe()
+        self._permissions = permissions
+        self._stop_grace = stop_grace
+        self._stall_limit = stall_limit
+        self._wedge_limit = wedge_limit
+        self._clock = clock
+
+    def budget(self, runners: Iterable[Held]) -> RequiredMemory:
+        """See `Host`. The figure is at most a second old, that of a device five."""
+        return self._probe({held.runner.process.pid: held.memory for held in runners if held.runner.process})
+
+    def kind(self, devices: tuple[int, ...]) -> str:
+        """See `Host`."""
+        return platform.machine()
+
+    def has(self, model_id: str) -> bool:
+        """See `Host`: the daemon runs models of its own store."""
+        return True
+
+    async def fetch(self, spec: RunSpec) -> None:
+        """See `Host`."""
+
+    def start(self, key: RunnerKey, spec: RunSpec) -> LocalRunner:
+        """See `Host`."""
+        backend = self._registry.get(key.backend)
+        id = secrets.token_hex(4)
+        folder = self._runtime_dir() / id
+        endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
+        files = spec.bundle.paths + (spec.draft.paths if spec.draft else ())
+        permissions = self._permissions and self._permissions | Permissions(reads=files)
+        options = ProcessOptions(self._log_file(key), stop_grace=self._stop_grace, permissions=permissions)
+        return LocalRunner(
+            backend,
+            spec,
+            key,
+            Launch(endpoint, options),
+            id=id,
+            folder=folder,
+            stall_limit=self._stall_limit,
+            wedge_limit=self._wedge_limit,
+            clock=self._clock,
+            other_port=free_port if backend.uses_tcp else None,
+            on_devices=_on_devices,
+        )
+
+    def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+        """See `Host`."""
+        return read_log(self._log_file(runner.key), ending, lines=lines)
+
+    async def close(self) -> None:
+        """See `Host`."""
+
+    def _log_file(self, key: RunnerKey) -> Path:
+        """Each key has a file of its own, since two revisions of a model may run at the same time."""
+        model = key.model_id.removeprefix("sha256:")[:16]
+        return self._logs / f"engine-{key.backend}-{model}-{key.mode}-{key.revision}.log"
+
+
+def _on_devices(pid: int) -> tuple[int, ...]:
+    """Bytes that the engine holds of each device; empty if a driver does not say, or does not answer."""
+    try:
+        return held_by(devices(), (process.pid for process in process_tree(pid)))
+    except (OSError, ValueError):  # the probe logs it
+        return ()
