@@ -37,6 +37,7 @@ from modelrunner.scheduler.state import (
     Policy,
     Refuse,
     Request,
+    RunnerId,
     RunOption,
     Sleep,
     Slot,
@@ -157,19 +158,19 @@ class Simulation:
     def _reconcile(self) -> None:
         for action in self.rules.plan(self._state(), self.now).make():
             match action:
-                case Grant(key, requests):
+                case Grant(RunnerId(key), requests):
                     for id in requests:
                         self._grant(self.runners[key], *self.waiting[key].pop(id))
-                case Start(key, option):
+                case Start(RunnerId(key), option):
                     self._start(key, option)
-                case Stop(key, reason):
+                case Stop(RunnerId(key), reason):
                     self.turns[key] = self.now
                     if self.runners[key].slot.leases:
                         self._change(key, phase=Phase.DRAINING, drain=reason)
                     else:
                         self._change(key, phase=Phase.STOPPING)
                         self._later(self.models[key].stop, partial(self._ended, key))
-                case Forget(key):
+                case Forget(RunnerId(key)):
                     del self.runners[key]
                 case WakeAt(at):
                     self._later(at - self.now + 1e-9, lambda: None)

@@ -23,6 +23,7 @@ _FIELDS = {
     "draft_min_acceptance": "speculative.min_acceptance_rate",
 }
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_REPLICAS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
@@ -57,6 +58,7 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option("--draft-min-acceptance", metavar="P", help="Propose only tokens of this probability.")
 @click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
 @click.option("--preload", metavar="on|off", help=MEANINGS["preload"])
+@click.option("--replicas", metavar="N|MIN-MAX", help=MEANINGS["replicas"])
 @click.option("--recording", metavar="on|off", help=MEANINGS["recording"])
 @click.option(
     "--set",
@@ -173,6 +175,10 @@ def _value(name: str, text: str) -> Any:
         if not _WHOLE_NUMBER.fullmatch(text):
             raise click.UsageError(f"--{name.replace('_', '-')} must be a number, or default")
         return int(text)
+    if name == "replicas":
+        if not (found := _REPLICAS.fullmatch(text)):
+            raise click.UsageError("--replicas must be a number, MIN-MAX, or default")
+        return int(found[1]) if found[2] is None else {"min": int(found[1]), "max": int(found[2])}
     if name in ("pin", "preload", "recording"):
         if text.lower() not in _WORDS:
             raise click.UsageError(f"--{name} must be on, off, or default")

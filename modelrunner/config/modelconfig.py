@@ -16,7 +16,7 @@ MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
 TRAINED = -1  # the context size that the model was trained for
 # Fields that only the daemon uses: a change of them never needs another process.
-_NOT_THE_ENGINES = dict.fromkeys(("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording"))
+_NOT_THE_ENGINES = dict.fromkeys(("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording", "replicas"))
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
 
 
@@ -29,6 +29,16 @@ class Speculative(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     min_acceptance_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
+ReplicaCount = Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+class ReplicaRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model has `min` runners where there is room, and gets up to `max` while their places are taken."""
+
+    min: ReplicaCount = 1
+    max: ReplicaCount = 1
+
+
 class ModelConfiguration(
     msgspec.Struct,
     frozen=True,
@@ -38,10 +48,10 @@ class ModelConfiguration(
 ):
     """The settings of one model; None means not set. Context sizes are in tokens of one sequence; `TRAINED` is the size
     that the model was trained for; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or
-    "-1"; `max_tokens` and `max_seconds` are the limits of one request. `chat_template` is the text of a Jinja template,
-    `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those that were
-    packaged with the model. `options` are the backends' own tables by `table_name`, checked by their
-    `options_model`."""
+    "-1"; a number of `replicas` is both ends of the range; `max_tokens` and `max_seconds` are the limits of one
+    request. `chat_template` is the text of a Jinja template, `lora` are LoRA adapters of this machine as
+    `PATH[:SCALE]` (`modelrunner.lora`), in place of those that were packaged with the model. `options` are the
+    backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
     context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
@@ -52,6 +62,7 @@ class ModelConfiguration(
     runtime_flags: tuple[str, ...] | None = None
     pin: bool | None = None
     preload: bool | None = None
+    replicas: ReplicaCount | ReplicaRange | None = None
     max_tokens: Count | None = None
     max_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     recording: bool | None = None
@@ -75,7 +86,7 @@ class ModelConfiguration(
         try:
             made = msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            raise wrong_field(error, (*FIELDS, *Speculative.__struct_encode_fields__)) from None
+            raise wrong_field(error, (*FIELDS, *Speculative.__struct_encode_fields__, "min", "max")) from None
         return made.checked()
 
     def checked(self) -> "ModelConfiguration":
@@ -90,6 +101,8 @@ class ModelConfiguration(
             raise BadRequest(
                 f"min-context-size {least} is more than the context-size {wanted}", param="min-context-size"
             )
+        if self.replica_range.min > self.replica_range.max:
+            raise BadRequest("replicas.min is more than replicas.max", param="replicas.min")
         if (size := len((self.chat_template or "").encode("utf-8", "replace"))) > chattemplates.LARGEST:
             raise BadRequest(
                 f"the chat template has {size} bytes; the largest allowed is {chattemplates.LARGEST}",
@@ -97,6 +110,11 @@ class ModelConfiguration(
             )
         lora.parse(self.lora or ())
         return self
+
+    @property
+    def replica_range(self) -> ReplicaRange:
+        found = self.replicas or 1
+        return ReplicaRange(found, found) if isinstance(found, int) else found
 
     def merged(self, patch: Mapping[str, Any], tables: Collection[str] = ()) -> "ModelConfiguration":
         """Applies a JSON merge patch (RFC 7396) in the names of the wire: a field that is left out keeps its value,
@@ -135,6 +153,7 @@ MEANINGS = {
     "runtime-flags": "Flags of the engine.",
     "pin": "Never evict it for another model.",
     "preload": "Load it when the daemon starts.",
+    "replicas": "Runners at once: a number, or MIN-MAX for more only while the others are busy.",
     "max-tokens": "The most tokens that one request may generate.",
     "max-seconds": "The most seconds that the engine may work on one request.",
     "recording": "Keep the last requests with their bodies in memory.",

@@ -105,6 +105,10 @@ class LocalRunner:
     def pid(self) -> int | None:
         return self.process.pid if self.process is not None else None
 
+    @property
+    def log_file(self) -> Path:
+        return self._launch.process.log_path
+
     def __repr__(self) -> str:
         return f"<LocalRunner {self.id} {self.key} {' -> '.join(self._history)} pid={self.pid}>"
 

@@ -23,7 +23,7 @@ from modelrunner.errors import (
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.runspecs import RunSpecs, in_effect
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import RetainedSettings, Target
+from modelrunner.scheduler import Replicas, RetainedSettings, Target
 from modelrunner.store import Reference, Store
 from modelrunner.types import DECLARED, Bundle, KeepAlive, Mode, RequestLimits, RunnerKey
 
@@ -123,7 +123,8 @@ class Resolver:
         """Returns the settings that apply without another load."""
         keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
         limits = RequestLimits.of(settings.max_seconds, settings.max_tokens)
-        return RetainedSettings(keep_alive, bool(settings.pin), limits)
+        replicas = settings.replica_range
+        return RetainedSettings(keep_alive, bool(settings.pin), limits, Replicas(replicas.min, replicas.max))
 
     def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
         """Returns the named backend, else the configured backend, else the best for the bundle's format. Raises
@@ -179,7 +180,8 @@ class Resolver:
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
         spec, api = self._specs.make(backend, bundle, configuration, key)
         recording = bool(configuration.recording)
-        return Target(key, spec, *self.retained(configuration), recording=recording, api=api)
+        target = Target(key, spec, self._keep_alive, recording=recording, api=api)
+        return self.retained(configuration).applied(target)
 
     def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
         """Resolves, in any thread, and remembers the target unless something was changed meanwhile."""

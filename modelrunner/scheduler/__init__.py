@@ -8,7 +8,7 @@ from modelrunner.scheduler.memory import MemoryProbe, Probe
 from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.state import Phase
-from modelrunner.scheduler.target import RetainedSettings, Target
+from modelrunner.scheduler.target import Replicas, RetainedSettings, Target
 from modelrunner.scheduler.views import KeptRunner, MemoryUse, RunnerView, SchedulerHealth, UnloadResult
 from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle, Standing
 
@@ -29,6 +29,7 @@ __all__ = [
     "Obstacle",
     "Phase",
     "Probe",
+    "Replicas",
     "RetainedSettings",
     "RunnerView",
     "Scheduler",

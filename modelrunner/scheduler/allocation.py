@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterable
 from functools import reduce
 
-from modelrunner.scheduler.state import LEAVING, Phase, Slot
+from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes of main memory, then of each device; all vectors of one plan are equally long.
@@ -37,14 +37,14 @@ class Allocation:
     count only for the rest of their memory. `memories` are further figures that will be asked about."""
 
     def __init__(self, budget: RequiredMemory, slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()) -> None:
-        self._present = {slot.key: slot for slot in slots if slot.phase is not Phase.ENDED}
+        self._present = {slot.id: slot for slot in slots if slot.phase is not Phase.ENDED}
         live = self._present.values()
         self._devices = max([len(memory.vram) for memory in (budget, *memories, *[slot.memory for slot in live])])
         self._files: dict[str, int] = {}  # bytes of each model's files that a runner counts for
-        self._counted: dict[RunnerKey, int] = {}  # of those of its model, what older runners count for
+        self._counted: dict[RunnerId, int] = {}  # of those of its model, what older runners count for
         for slot in live:
             if slot.memory.shared:
-                self._counted[slot.key] = self._files.get(slot.key.model_id, 0)
+                self._counted[slot.id] = self._files.get(slot.key.model_id, 0)
                 self._map(slot.key, slot.memory)
         self.budget = self._vector(budget)
         self.free = self.left = reduce(subtract, map(self.size, live), self.budget)
@@ -54,27 +54,27 @@ class Allocation:
 
     def size(self, slot: Slot) -> Vector:
         """The memory that the runner counts for."""
-        return self._vector(slot.memory, self._counted.get(slot.key, 0))
+        return self._vector(slot.memory, self._counted.get(slot.id, 0))
 
-    def total(self, key: RunnerKey, memory: RequiredMemory) -> Vector:
-        """The memory that a runner of the key counts for as it starts with `memory`. One that falls asleep or is woken
+    def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
+        """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
         counts for the larger of both figures."""
-        if (present := self._present.get(key)) is None:
-            return self._vector(memory, self._files.get(key.model_id, 0))
+        if (present := self._present.get(runner)) is None:
+            return self._vector(memory, self._files.get(runner.key.model_id, 0))
         return self.size(present._replace(memory=present.memory.most(memory)))
 
-    def need(self, key: RunnerKey, memory: RequiredMemory) -> Vector:
+    def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
         """The part of `total` that does not count yet."""
-        total, present = self.total(key, memory), self._present.get(key)
+        total, present = self.total(runner, memory), self._present.get(runner)
         return total if present is None else subtract(total, self.size(present))
 
-    def start(self, key: RunnerKey, memory: RequiredMemory) -> bool:
-        """Takes the `need` of a runner and returns True if it is free and not reserved; otherwise returns False."""
-        need = self.need(key, memory)
+    def start(self, runner: RunnerId, memory: RequiredMemory) -> bool:
+        """Takes the `need` of the runner and returns True if it is free and not reserved; otherwise returns False."""
+        need = self.need(runner, memory)
         if not self.has(need):
             return False
         self.free, self.left = subtract(self.free, need), subtract(self.left, need)
-        self._map(key, memory)
+        self._map(runner.key, memory)
         return True
 
     def has(self, need: Vector) -> bool:

@@ -11,7 +11,7 @@ from modelrunner.scheduler import failures, why
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.state import Group, Phase, RunOption, options_of
+from modelrunner.scheduler.state import Group, Phase, RunnerId, RunOption, options_of
 from modelrunner.scheduler.target import Target
 from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle, Standing
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -37,7 +37,7 @@ class Diagnostics:
         raises."""
         target = self._slots.standing(target)
         group = await self._group(target)
-        slot = self._slots.get(target.key)
+        slot = self._slots.first(target.key)
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
         context = why.ExplainContext(self._names(), stage, variant, self._load_left(target.key))
         answer = why.explain(self._reconciler.state(), group, context, self._clock())
@@ -65,7 +65,7 @@ class Diagnostics:
         """Tells how far the load is that a client waits for. Every client may ask every second."""
         reconciler = self._reconciler
         key = reconciler.slots.standing(target).key
-        slot, queue = reconciler.slots.get(key), reconciler.queues.get(key)
+        slot, queue = reconciler.slots.first(key), reconciler.queues.get(key)
         if key.model_id in reconciler.paused:
             stage = "paused"
         elif slot is not None:
@@ -89,7 +89,7 @@ class Diagnostics:
         return {
             key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
             for (key, _), failure in reconciler.state().failures.items()
-            if key.model_id in names and key not in reconciler.slots and not failure.waits and now < failure.until
+            if key.model_id in names and not reconciler.slots.of(key) and not failure.waits and now < failure.until
         }
 
     async def trouble(self) -> str:
@@ -116,14 +116,14 @@ class Diagnostics:
         variants = await self._reconciler.variants(target)
         return Group(target.key, (), options_of(variants), target.name)
 
-    def _names(self) -> dict[RunnerKey, str]:
-        return {key: slot.target.name for key, slot in self._slots.items()}
+    def _names(self) -> dict[RunnerId, str]:
+        return {id: slot.target.name for id, slot in self._slots.items()}
 
     def _load_left(self, key: RunnerKey) -> float | None:
         """Seconds until the model is loaded, by its last load: 0 for a ready runner, None before the first load, and
         for a sleeping runner, which wakes sooner."""
         took = self._reconciler.load_seconds.get(key)
-        slot = self._slots.get(key)
+        slot = self._slots.first(key)
         if slot is not None and (slot.phase is Phase.SLEEPING or (slot.phase is Phase.STARTING and slot.ready_at)):
             return None
         if slot is not None and slot.phase is Phase.READY:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modelrunner.scheduler.allocation import Allocation, Vector, add, subtract
-from modelrunner.scheduler.state import Group, Phase, Policy, Slot
+from modelrunner.scheduler.state import Group, Phase, Policy, RunnerId, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes per second at which a model is assumed to load until its load was measured: a slow disk.
@@ -63,7 +63,7 @@ class Eviction:
     memory: Allocation
     policy: Policy
     now: float
-    gone: set[RunnerKey] = field(default_factory=set)
+    gone: set[RunnerId] = field(default_factory=set)
     _candidates: dict[bool, list[_Victim]] = field(default_factory=dict)  # for urgent groups, and for others
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
@@ -96,7 +96,7 @@ class Eviction:
         missing, began, again = shortage, group.since, math.inf
         for candidate in self._those_for(group.key in self.urgent):
             slot, size, own, earliest, idle_since = candidate
-            if slot.key in self.gone:
+            if slot.id in self.gone:
                 continue
             if idle_since > -math.inf:
                 price = load + own

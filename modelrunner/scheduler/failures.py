@@ -73,7 +73,7 @@ def never_fits(group: Group, memory: Allocation) -> InsufficientMemory:
     """The budget has less than the smallest variant needs, or pinned models hold too much of it."""
     if memory.budget[0] == 0:
         why = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
-    elif not any(covers(memory.budget, memory.total(group.key, option.memory)) for option in group.options):
+    elif not any(covers(memory.budget, memory.total(group.runner, option.memory)) for option in group.options):
         why = "more than there is: choose a smaller model or context, or raise the budget"
     else:
         why = "and pinned models hold the rest: unpin one, or raise the budget"

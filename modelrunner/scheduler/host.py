@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple, Protocol
 
 from modelrunner.engine.runner import Runner
-from modelrunner.types import RequiredMemory, RunnerKey, RunSpec
+from modelrunner.scheduler.state import RunnerId
+from modelrunner.types import RequiredMemory, RunSpec
 
 
 class Held(NamedTuple):
@@ -39,8 +40,8 @@ class Host(Protocol):
         """Brings the files of the run's models there that are missing. Raises `ModelRunnerError`, which the requests
         that wait for the runner get."""
 
-    def start(self, key: RunnerKey, spec: RunSpec) -> Runner:
-        """Makes a runner, which runs nothing yet (`Runner.run`). The host decides on the endpoint, the log and the
+    def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
+        """Makes the runner, which runs nothing yet (`Runner.run`). The host decides on the endpoint, the log and the
         permissions of its process. Raises `BackendNotFound`, `BackendUnavailable`, `ConfigurationError` where its
         folder cannot be made, `OSError` where no port can be had."""
 

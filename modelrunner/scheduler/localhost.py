@@ -18,7 +18,8 @@ from modelrunner.sandbox import Permissions
 from modelrunner.scheduler.devices import devices, held_by
 from modelrunner.scheduler.host import Held
 from modelrunner.scheduler.memory import MemoryProbe, Probe
-from modelrunner.types import Endpoint, Launch, ProcessOptions, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.scheduler.state import RunnerId
+from modelrunner.types import Endpoint, Launch, ProcessOptions, RequiredMemory, RunSpec
 
 
 class LocalHost:
@@ -70,15 +71,16 @@ class LocalHost:
     async def fetch(self, spec: RunSpec) -> None:
         """See `Host`."""
 
-    def start(self, key: RunnerKey, spec: RunSpec) -> LocalRunner:
+    def start(self, runner: RunnerId, spec: RunSpec) -> LocalRunner:
         """See `Host`."""
+        key = runner.key
         backend = self._registry.get(key.backend)
         id = secrets.token_hex(4)
         folder = self._runtime_dir() / id
         endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
         files = spec.bundle.paths + (spec.draft.paths if spec.draft else ())
         permissions = self._permissions and self._permissions | Permissions(reads=files)
-        options = ProcessOptions(self._log_file(key), stop_grace=self._stop_grace, permissions=permissions)
+        options = ProcessOptions(self._log_file(runner), stop_grace=self._stop_grace, permissions=permissions)
         return LocalRunner(
             backend,
             spec,
@@ -95,15 +97,18 @@ class LocalHost:
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         """See `Host`."""
-        return read_log(self._log_file(runner.key), ending, lines=lines)
+        assert isinstance(runner, LocalRunner)
+        return read_log(runner.log_file, ending, lines=lines)
 
     async def close(self) -> None:
         """See `Host`."""
 
-    def _log_file(self, key: RunnerKey) -> Path:
-        """Each key has a file of its own, since two revisions of a model may run at the same time."""
+    def _log_file(self, runner: RunnerId) -> Path:
+        """Returns a file for this runner and those that later have its key and number."""
+        key, number = runner
         model = key.model_id.removeprefix("sha256:")[:16]
-        return self._logs / f"engine-{key.backend}-{model}-{key.mode}-{key.revision}.log"
+        another = f"-{number}" if number else ""
+        return self._logs / f"engine-{key.backend}-{model}-{key.mode}-{key.revision}{another}.log"
 
 
 def _on_devices(pid: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from modelrunner.scheduler.allocation import Allocation, Vector, covers, raised
 from modelrunner.scheduler.eviction import Eviction
-from modelrunner.scheduler.state import Failure, Group, RunOption, RunPlace, Slot
+from modelrunner.scheduler.state import Failure, Group, RunnerId, RunOption, RunPlace, Slot
 from modelrunner.types import RunnerKey
 
 Failures = Mapping[tuple[RunnerKey, RunPlace], Failure]
@@ -44,13 +44,14 @@ class Placement(NamedTuple):
 
 
 def candidates(
-    key: RunnerKey, options: Sequence[RunOption], failures: Failures, memory: Allocation, most: Vector, now: float
+    runner: RunnerId, options: Sequence[RunOption], failures: Failures, memory: Allocation, most: Vector, now: float
 ) -> Candidates:
     """The options of the best rank that fits into `most`."""
-    fitting = [o for o in after_faults(key, options, failures, most) if covers(most, memory.total(key, o.memory))]
+    known = after_faults(runner.key, options, failures, most)
+    fitting = [option for option in known if covers(most, memory.total(runner, option.memory))]
     best = min([option.rank for option in fitting], default=0)
     fitting = [option for option in fitting if option.rank == best]
-    pauses = {o.place: f for o in fitting if (f := failures.get((key, o.place))) is not None and now < f.until}
+    pauses = {o.place: f for o in fitting if (f := failures.get((runner.key, o.place))) is not None and now < f.until}
     ready = tuple([option for option in fitting if option.place not in pauses])
     return Candidates(ready, None if ready else min(pauses.values(), key=lambda f: f.until, default=None))
 
@@ -68,19 +69,19 @@ def after_faults(key: RunnerKey, options: Sequence[RunOption], failures: Failure
     return found
 
 
-def free_now(key: RunnerKey, options: Iterable[RunOption], memory: Allocation) -> RunOption | None:
+def free_now(runner: RunnerId, options: Iterable[RunOption], memory: Allocation) -> RunOption | None:
     """The option that is free, None if none is."""
-    free = [option for option in options if memory.has(memory.need(key, option.memory))]
+    free = [option for option in options if memory.has(memory.need(runner, option.memory))]
     return max(free, key=lambda o: sum([memory.left[1 + device] for device in o.place.devices])) if free else None
 
 
 def place(group: Group, options: Sequence[RunOption], memory: Allocation, eviction: Eviction) -> Placement:
     """The decision of the rule for these candidates, of which there is one at least."""
-    if (free := free_now(group.key, options, memory)) is not None:
+    if (free := free_now(group.runner, options, memory)) is not None:
         return Placement(free)
     ways = []
     for option in options:
-        shortage = memory.shortage(memory.need(group.key, option.memory))
+        shortage = memory.shortage(memory.need(group.runner, option.memory))
         if not any(shortage):
             return Placement(option)  # room comes for it
         ways.append((option, eviction.propose(shortage, group)))

@@ -11,6 +11,8 @@ of docs/scheduling.md in this order:
    the runner that sleeps. Otherwise evict (`eviction`) and reserve the memory, which no request later in line may take.
    `placement` decides where, and how small. A pinned runner is never evicted. A pinned model that is waited for counts
    as pinned already, so it is the first in line.
+5. A model that may have several runners (replicas) gets another one where an option is free then: up to its `least`
+   at once, up to its `most` once a request has waited `grow` seconds for a place. Nothing is evicted for it.
 """
 
 import math
@@ -34,6 +36,8 @@ from modelrunner.scheduler.state import (
     Phase,
     Reason,
     Refuse,
+    Request,
+    RunnerId,
     RunOption,
     Sleep,
     Slot,
@@ -58,7 +62,10 @@ class Plan:
 
     def __init__(self, state: State, now: float) -> None:
         self.state, self.now, self.policy = state, now, state.policy
-        self.live: dict[RunnerKey, Slot] = {s.key: s for s in state.slots if s.phase is not Phase.ENDED}
+        self.live: dict[RunnerId, Slot] = {s.id: s for s in state.slots if s.phase is not Phase.ENDED}
+        self._ids: dict[RunnerKey, list[RunnerId]] = {}
+        for id in self.live:
+            self._ids.setdefault(id.key, []).append(id)
         needs = [option.memory for group in state.groups for option in group.options]
         self.memory = Allocation(state.budget, self.live.values(), (*needs, *state.asleep.values()))
         self._failures = dict(state.failures)
@@ -72,6 +79,10 @@ class Plan:
         self._stop_unwanted(groups)
         waiting = [group for group in map(self._serve, groups.values()) if group.waiting]
         self._admit_in_line(waiting)
+        for group in self.state.groups:
+            if group.most > 1:
+                rest = next((g.waiting for g in waiting if g.key == group.key), ())
+                self._add_replica(replace(group, waiting=rest))
         due = [time for time in self._due if self.now < time < math.inf]
         return [*self._actions, WakeAt(min(due))] if due else self._actions
 
@@ -84,20 +95,28 @@ class Plan:
             if error is not None and not isinstance(error, BackendUnavailable):
                 options = group.options if group else ()
                 failure = self._failures[where] = failures.after(self._failures.get(where), slot, options, self.now)
-            if group is not None and error is not None and not slot.was_ready and not (failure and failure.waits):
+            fatal = error is not None and not slot.was_ready and not (failure and failure.waits)
+            if group is not None and error is not None and fatal and not self._of(slot.key):
                 self._refuse(groups.pop(slot.key), failures.explained(error, group, self.memory))
-            self._actions.append(Forget(slot.key, failure))
+            self._actions.append(Forget(slot.id, failure))
+
+    def _of(self, key: RunnerKey) -> list[Slot]:
+        """The runners of the key, oldest first."""
+        return [self.live[id] for id in self._ids.get(key, ())]
 
     def _stop_unwanted(self, waited_for: Container[RunnerKey]) -> None:
         """Stops unused runners, all when the daemon ends, and those of paused models, pinned or not."""
         for slot in list(self.live.values()):
-            needed = slot.leases or slot.pinned or slot.key in waited_for
+            needed = slot.leases or self._is_pinned(slot) or slot.key in waited_for
             if slot.phase not in LEAVING and (self.state.closing or slot.key.model_id in self.state.paused):
                 self._stop(slot, Reason.SHUTDOWN if self.state.closing else Reason.PAUSED)
             elif slot.phase is Phase.DRAINING and not slot.leases:
                 self._stop(slot, slot.drain or Reason.UNLOAD)
             elif slot.phase in (Phase.READY, Phase.SLEEPING) and not needed:
-                tired, expires = slot.last_used + slot.keep_alive, slot.last_used + 2 * slot.keep_alive
+                used = slot.last_used
+                if len(self._ids[slot.key]) > 1 and self._is_basic(slot):
+                    used = max([self.now if other.leases else other.last_used for other in self._of(slot.key)])
+                tired, expires = used + slot.keep_alive, used + 2 * slot.keep_alive
                 if self.now < tired:
                     self._due.append(tired)
                 elif self.now < expires and (slot.phase is Phase.SLEEPING or self._falls_asleep(slot)):
@@ -105,25 +124,35 @@ class Plan:
                 else:
                     self._stop(slot, Reason.IDLE)
 
+    def _is_basic(self, slot: Slot) -> bool:
+        """True for the first `least` runners of a key; the others came because these were busy."""
+        ids = self._ids[slot.key]
+        return len(ids) == 1 or sum([id.number < slot.number for id in ids]) < slot.least
+
+    def _is_pinned(self, slot: Slot) -> bool:
+        """True for the runners that a pin keeps."""
+        return slot.pinned and self._is_basic(slot)
+
     def _falls_asleep(self, slot: Slot) -> bool:
         """Puts a runner to sleep, if it can sleep and there is room for the larger of both figures. A runner whose
         engine still works does not sleep."""
-        asleep = self.state.asleep.get(slot.key)
-        if asleep is None or slot.abandoned or not self.memory.start(slot.key, asleep):
+        asleep = self.state.asleep.get(slot.id)
+        if asleep is None or slot.abandoned or not self.memory.start(slot.id, asleep):
             return False
-        self.live[slot.key] = slot._replace(phase=Phase.SLEEPING, memory=slot.memory.most(asleep))
-        self._actions.append(Sleep(slot.key))
+        self.live[slot.id] = slot._replace(phase=Phase.SLEEPING, memory=slot.memory.most(asleep))
+        self._actions.append(Sleep(slot.id))
         return True
 
     def _serve(self, group: Group) -> Group:
-        """Grants leases of a ready runner and refuses requests that may not wait longer. Returns the others."""
-        slot, closing, max_wait = self.live.get(group.key), self.state.closing, self.policy.max_wait
+        """Grants leases of ready runners and refuses requests that may not wait longer. Returns the others."""
+        slots, closing, max_wait = self._of(group.key), self.state.closing, self.policy.max_wait
         paused = group.key.model_id in self.state.paused
-        if slot is not None and slot.phase is Phase.READY:
-            group = self._grant(slot, group)
+        if ready := [slot for slot in slots if slot.phase is Phase.READY]:
+            group = self._grant(ready, group)
         late = tuple(takewhile(lambda request: closing or request.since + max_wait <= self.now, group.waiting))
         if late:
-            timed_out = failures.timed_out(group, max_wait, slot and slot.phase, paused)
+            phase = next((slot.phase for slot in (*ready, *slots)), None)
+            timed_out = failures.timed_out(group, max_wait, phase, paused)
             error = failures.shutting_down() if closing else timed_out
             self._refuse(replace(group, waiting=late), error)
             group = replace(group, waiting=group.waiting[len(late) :])
@@ -131,28 +160,63 @@ class Plan:
             self._due.append(group.waiting[0].since + max_wait)
         return group
 
-    def _grant(self, slot: Slot, group: Group) -> Group:
-        """Grants as many leases as the runner has left, of the suspects one at a time. Returns the group without the
-        requests that got one."""
+    def _grant(self, slots: Sequence[Slot], group: Group) -> Group:
+        """Grants as many leases as these ready runners of the group have left, of the suspects one at a time. Returns
+        the group without the requests that got one."""
         waiting, suspect = group.waiting, next((request for request in group.waiting if request.suspect), None)
         if suspect is not None:
-            free = self.now >= slot.suspects_from
+            suspects_from = max([slot.suspects_from for slot in slots])
+            free = self.now >= suspects_from
             waiting = tuple([r for r in waiting if not r.suspect or (r is suspect and free)])
-            self._due.append(self.now + SUSPECT_TURN if free else slot.suspects_from)
-        chosen = self._turns.in_turn(waiting, slot.free)
+            self._due.append(self.now + SUSPECT_TURN if free else suspects_from)
+        chosen = self._turns.in_turn(waiting, sum([slot.free for slot in slots]))
         if not chosen:
             return group
-        ids = tuple([request.id for request in chosen])
-        leases, interactive = slot.leases + len(ids), slot.interactive + sum([not r.batch for r in chosen])
-        self.live[slot.key] = slot._replace(leases=leases, interactive=interactive, last_used=self.now)
-        self._actions.append(Grant(slot.key, ids))
-        taken = set(ids)
+        granted: dict[RunnerId, list[Request]] = {slot.id: [] for slot in slots}
+        for request in chosen:
+            places = [s for s in slots if len(granted[s.id]) < s.free]
+            best = min(places, key=lambda s: (s.number != request.prefers, s.leases + len(granted[s.id]), s.number))
+            granted[best.id].append(request)
+        for slot in slots:
+            if requests := granted[slot.id]:
+                leases = slot.leases + len(requests)
+                interactive = slot.interactive + sum([not r.batch for r in requests])
+                self.live[slot.id] = slot._replace(leases=leases, interactive=interactive, last_used=self.now)
+                self._actions.append(Grant(slot.id, tuple([request.id for request in requests])))
+        taken = {request.id for request in chosen}
         return replace(group, waiting=tuple([r for r in group.waiting if r.id not in taken]), turn=self.now)
 
     def _wants_runner(self, group: Group) -> bool:
-        """True if the group has no runner, or one that sleeps, and may have one."""
-        slot, paused = self.live.get(group.key), group.key.model_id in self.state.paused
-        return bool(group.options) and not paused and (slot is None or slot.phase is Phase.SLEEPING)
+        """True if the group has no runner, or only some that sleep, and may have one."""
+        paused = group.key.model_id in self.state.paused
+        return bool(group.options) and not paused and all(s.phase is Phase.SLEEPING for s in self._of(group.key))
+
+    def _add_replica(self, group: Group) -> None:
+        """Starts another runner of a model that has a ready one, where there is room for it now."""
+        slots = self._of(group.key)
+        if self.state.closing or not group.options or group.key.model_id in self.state.paused:
+            return
+        if not any(s.phase is Phase.READY for s in slots) or not all(s.phase is Phase.READY for s in slots):
+            return  # one at a time, and none while another one leaves
+        if len(slots) >= group.least:
+            due = group.waiting[0].since + self.policy.grow if group.waiting else math.inf
+            if len(slots) >= group.most or self.now < due:
+                self._due.append(due)
+                return
+        group = replace(group, number=self._next_number(slots))
+        options, pause = placement.candidates(
+            group.runner, group.options, self._failures, self.memory, self.memory.budget, self.now
+        )
+        option = placement.free_now(group.runner, options, self.memory)
+        if pause is not None:
+            self._due.append(pause.until)
+        elif option is not None and self.memory.start(group.runner, option.memory):
+            self._actions.append(Start(group.runner, option))
+
+    @staticmethod
+    def _next_number(slots: Sequence[Slot]) -> int:
+        taken = {slot.number for slot in slots}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def _admit_in_line(self, waiting: Sequence[Group]) -> None:
         """Finds runners for the groups that want one, and can have one. A load counts as a turn of its callers. Two
@@ -161,51 +225,58 @@ class Plan:
         group."""
         urgent, waited_for = self._turns.urgent(waiting), {group.key for group in waiting}
         self._due += [min(map(self._turns.yields_until, g.waiting)) for g in waiting if g.key not in urgent]
-        eviction = self.eviction(self.live.values(), waited_for, urgent, self.memory, self.policy, self.now)
+        live = [slot._replace(pinned=self._is_pinned(slot)) for slot in self.live.values()]
+        eviction = self.eviction(live, waited_for, urgent, self.memory, self.policy, self.now)
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
-        wanting = [group for group in waiting if self._wants_runner(group)]
-        pinned = [slot for slot in self.live.values() if slot.pinned and slot.phase not in LEAVING] if wanting else []
+        wanting = [self._to_run(group) for group in waiting if self._wants_runner(group)]
+        pinned = [s for s in self.live.values() if self._is_pinned(s) and s.phase not in LEAVING] if wanting else []
         evictable, first = reduce(subtract, map(self._awake, pinned), self.memory.budget), set()
         for group in sorted([g for g in wanting if g.pinned], key=lambda g: (g.since, g.waiting[0].id)):
-            if group.key not in eviction.gone and (options := self._candidates(group, evictable)):
+            if group.runner not in eviction.gone and (options := self._candidates(group, evictable)):
                 taken = self._admit(group, options, eviction)
                 first.add(group.key)
-                if group.key not in self.live:
+                if group.runner not in self.live:
                     evictable = subtract(evictable, taken)
         chosen = {g.key: options for g in wanting if not g.pinned and (options := self._candidates(g, evictable))}
-        in_line = [g for g in waiting if g.key in chosen or g.key in first or g.key in loads]
+        numbered = {group.key: group for group in wanting}
+        in_line = [numbered.get(g.key, g) for g in waiting if g.key in chosen or g.key in first or g.key in loads]
         for group in self._turns.in_line(in_line, urgent):
-            if group.key in chosen and group.key not in eviction.gone:  # a sleeping runner may have been evicted
+            if group.key in chosen and group.runner not in eviction.gone:  # a sleeping runner may have been evicted
                 self._admit(group, chosen[group.key], eviction)
 
     def _admit(self, group: Group, options: Sequence[RunOption], eviction: Eviction) -> Vector:
         """Starts a runner, or evicts for it. Returns the memory that it takes, or that is reserved for it."""
-        eviction.gone.add(group.key)  # a runner that is to be woken makes no room for itself
+        eviction.gone.add(group.runner)  # a runner that is to be woken makes no room for itself
         option, victims, again = placement.place(group, options, self.memory, eviction)
-        eviction.gone.update([slot.key for slot in victims])
+        eviction.gone.update([slot.id for slot in victims])
         for slot in victims:
             self._stop(slot, Reason.ROOM, group.name)
         self._due.append(again)
-        need = self.memory.need(group.key, option.memory)
-        if self.memory.start(group.key, option.memory):
-            self._actions.append(Start(group.key, option))
+        need = self.memory.need(group.runner, option.memory)
+        if self.memory.start(group.runner, option.memory):
+            self._actions.append(Start(group.runner, option))
         else:
             self.memory.reserve(need)
         return need
 
+    def _to_run(self, group: Group) -> Group:
+        """The group with the number of the runner that is to be woken, or started."""
+        sleepers = self._of(group.key)
+        return replace(group, number=sleepers[0].number if sleepers else self._next_number(()))
+
     def _candidates(self, group: Group, evictable: Vector) -> Sequence[RunOption]:
         """The ways to give the group a runner now. Refuses it if nothing can ever fit, or during a pause after a
         failure for whose end its requests may not wait."""
-        sleeper = self.live.get(group.key)
+        sleeper = self.live.get(group.runner)
         if sleeper is not None:
-            woken = sleeper.option._replace(memory=self.state.asleep.get(group.key, sleeper.memory))
-            most = add(evictable, self._awake(sleeper)) if sleeper.pinned else evictable
-            if covers(most, self.memory.total(group.key, woken.memory)):
+            woken = sleeper.option._replace(memory=self.state.asleep.get(sleeper.id, sleeper.memory))
+            most = add(evictable, self._awake(sleeper)) if self._is_pinned(sleeper) else evictable
+            if covers(most, self.memory.total(sleeper.id, woken.memory)):
                 return (woken,)
             self._refuse(group, failures.never_fits(group, self.memory))
             return ()
         options, pause = placement.candidates(
-            group.key, group.options, self._failures, self.memory, evictable, self.now
+            group.runner, group.options, self._failures, self.memory, evictable, self.now
         )
         if pause is not None and pause.waits:
             self._due.append(pause.until)
@@ -216,15 +287,15 @@ class Plan:
         return options
 
     def _awake(self, slot: Slot) -> Vector:
-        other = self.state.asleep.get(slot.key) if slot.phase is Phase.SLEEPING else None
-        return self.memory.total(slot.key, other or slot.memory)
+        other = self.state.asleep.get(slot.id) if slot.phase is Phase.SLEEPING else None
+        return self.memory.total(slot.id, other or slot.memory)
 
     def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         """Stops the runner after its last lease, at once if it has none."""
         if slot.phase is not Phase.DRAINING:
             self.memory.release(slot)
-        self.live[slot.key] = slot._replace(phase=Phase.DRAINING if slot.leases else Phase.STOPPING)
-        self._actions.append(Stop(slot.key, reason, room_for))
+        self.live[slot.id] = slot._replace(phase=Phase.DRAINING if slot.leases else Phase.STOPPING)
+        self._actions.append(Stop(slot.id, reason, room_for))
 
     def _refuse(self, group: Group, error: BaseException) -> None:
         self._actions.append(Refuse(group.key, tuple([request.id for request in group.waiting]), error))

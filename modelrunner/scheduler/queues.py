@@ -16,13 +16,14 @@ from modelrunner.scheduler.target import Target
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A request in the queue. `granted` ends with its lease or its error. `owner` is described at
-    `Scheduler.acquire`."""
+    `Scheduler.acquire`, and so is `prefix`."""
 
     request: Request
     target: "Target"
     keep_alive: KeepAlive
     granted: "asyncio.Future[Lease]"
     owner: str | None = None
+    prefix: int | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +52,9 @@ class Queue:
         """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         target, options = self.target, self._options
-        return Group(target.key, waiting, options, target.name, target.pinned, load_seconds, self.turn)
+        return Group(
+            target.key, waiting, options, target.name, target.pinned, load_seconds, self.turn, *target.replicas
+        )
 
 
 class Queues(dict[RunnerKey, Queue]):

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import assert_never
@@ -23,12 +24,14 @@ from modelrunner.scheduler.state import (
     Failure,
     Forget,
     Grant,
+    Group,
     Line,
     Phase,
     Policy,
     Reason,
     Refuse,
     Request,
+    RunnerId,
     RunOption,
     RunPlace,
     Sleep,
@@ -36,6 +39,7 @@ from modelrunner.scheduler.state import (
     State,
     Stop,
     WakeAt,
+    options_of,
 )
 from modelrunner.scheduler.target import Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
@@ -85,6 +89,7 @@ class Reconciler:
         batch: bool = False,
         owner: str | None = None,
         broken: Lease | None = None,
+        prefix: int | None = None,
     ) -> Ticket:
         """Puts a request at the end of the target's queue; one that is asked again after its lease was `broken` goes
         to its place by the time that it has waited in all."""
@@ -92,8 +97,9 @@ class Reconciler:
         if broken is not None:
             since, crashes = since - broken.waited, broken.crashes + 1
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        request = Request(next(self._ids), since, caller, batch, crashes)
-        ticket = Ticket(request, target, keep_alive, granted, owner)
+        prefers = self.slots.affinity.number(target.key, prefix)
+        request = Request(next(self._ids), since, caller, batch, crashes, prefers)
+        ticket = Ticket(request, target, keep_alive, granted, owner, prefix)
         if broken is None:
             queue.tickets[request.id] = ticket
         else:
@@ -177,8 +183,15 @@ class Reconciler:
 
     def state(self) -> State:
         """The input of a plan."""
+        groups = [queue.view(self.load_seconds.get(key, 0.0)) for key, queue in self.queues.items()]
+        alone = {s.target.key: s for s in self.slots.values() if s.target.replicas.most > 1 and s.variants}
+        groups += [
+            Group(key, (), options_of(slot.variants), slot.target.name, False, 0.0, -math.inf, *slot.target.replicas)
+            for key, slot in alone.items()
+            if key not in self.queues
+        ]
         return State(
-            tuple([queue.view(self.load_seconds.get(key, 0.0)) for key, queue in self.queues.items()]),
+            tuple(groups),
             tuple([slot.view() for slot in self.slots.values()]),
             self.budget(),
             self._failures,
@@ -191,22 +204,22 @@ class Reconciler:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Grant(key, requests):
-                self._grant(self.slots[key], requests)
-            case Start(key) if key in self.slots:
-                self._sleeping.wake(self.slots[key])
-            case Start(key, option):
-                self._start(key, option)
-            case Sleep(key):
-                self._sleeping.sleep(self.slots[key])
-            case Stop(key, reason, room_for):
-                self._note_turn(key)
-                slot = self.slots[key]
+            case Grant(runner, requests):
+                self._grant(self.slots[runner], requests)
+            case Start(runner) if runner in self.slots:
+                self._sleeping.wake(self.slots[runner])
+            case Start(runner, option):
+                self._start(runner, option)
+            case Sleep(runner):
+                self._sleeping.sleep(self.slots[runner])
+            case Stop(runner, reason, room_for):
+                self._note_turn(runner.key)
+                slot = self.slots[runner]
                 (self.drain if slot.awaited else self.end)(slot, reason, room_for)
-            case Forget(key, failure):
-                self._sleeping.remove(slot := self.slots.pop(key))
+            case Forget(runner, failure):
+                self._sleeping.remove(slot := self.slots.remove(runner))
                 if failure is not None:
-                    self._remember(key, slot.option.place, failure)
+                    self._remember(runner.key, slot.option.place, failure)
             case Refuse(key, requests, error):
                 self._refuse(key, requests, error)
             case WakeAt(at):
@@ -220,7 +233,7 @@ class Reconciler:
         for ticket in self.queues.take(requests, key):
             request = ticket.request
             note_turn(self._served, (request.caller, request.batch), now)
-            lease = self.slots.lease(slot, ticket.keep_alive, ticket.owner, request)
+            lease = self.slots.lease(slot, ticket.keep_alive, ticket.owner, request, ticket.prefix)
             ticket.granted.set_result(lease)
 
     def _note_turn(self, key: RunnerKey) -> None:
@@ -250,11 +263,14 @@ class Reconciler:
         else:
             self._events.emit("stop", model=name, runner=slot.runner.id, reason=reason, code=reason.code)
 
-    def _start(self, key: RunnerKey, option: RunOption) -> None:
-        queue = self.queues[key]
-        target, variant = queue.target, queue.variants[option.number]
+    def _start(self, id: RunnerId, option: RunOption) -> None:
+        """Starts a runner for the requests that wait for its key, or beside those that the key has."""
+        key, present = id.key, self.slots.of(id.key)
+        queue = self.queues.get(key)
+        target, variants = (queue.target, queue.variants) if queue else (present[0].target, present[0].variants)
+        variant = variants[option.number]
         try:
-            runner = self._host.start(key, variant.spec)
+            runner = self._host.start(id, variant.spec)
         except (ModelRunnerError, OSError) as error:
             self.refuse(key, error)
             return
@@ -267,7 +283,8 @@ class Reconciler:
         log.info("starting %s (%s)", target.name, runner.id)
         memory = option.memory
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
-        slot = self.slots[key] = RunnerSlot(runner, target, variant, option, self.time())
+        slot = RunnerSlot(runner, target, variant, option, self.time(), id.number, variants)
+        self.slots.add(slot)
         owner = partial(self.queues.owner, key, self._unasked)
         slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
 

@@ -4,14 +4,10 @@ A changed configuration applies to the next load: while a runner of an older rev
 the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 """
 
-from collections.abc import Iterator
-
 from modelrunner.scheduler.allocation import Allocation
 from modelrunner.scheduler.placement import candidates, free_now
-from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.slots import RunnerSlot
-from modelrunner.scheduler.state import Reason, options_of
+from modelrunner.scheduler.state import Reason, RunnerId, options_of
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import Mode, RunnerKey
 
@@ -21,17 +17,19 @@ async def fits_beside(reconciler: Reconciler, target: Target) -> bool:
     options = options_of(await reconciler.variants(target))
     slots = [slot.view() for slot in reconciler.slots.values()]
     memory = Allocation(reconciler.budget(), slots, [option.memory for option in options])
-    best, _ = candidates(target.key, options, {}, memory, memory.budget, reconciler.time())
-    return free_now(target.key, best, memory) is not None
+    runner = RunnerId(target.key)
+    best, _ = candidates(runner, options, {}, memory, memory.budget, reconciler.time())
+    return free_now(runner, best, memory) is not None
 
 
 def retire(reconciler: Reconciler, target: Target) -> None:
     """Drains the other runners of the target's model and mode. Requests that wait for one of them wait for the target's
     runner instead."""
-    for key in list(_others(reconciler.queues, target)):
+    for key in [key for key in reconciler.queues if _is_other(key, target.key)]:
         reconciler.move(key, target)
-    for key in _others(reconciler.slots, target):
-        reconciler.drain(reconciler.slots[key], Reason.REPLACED)
+    for slot in reconciler.slots.values():
+        if _is_other(slot.target.key, target.key):
+            reconciler.drain(slot, Reason.REPLACED)
     reconciler.changed()
 
 
@@ -46,6 +44,5 @@ def retain(reconciler: Reconciler, model_id: str, mode: Mode, settings: Retained
     reconciler.changed()
 
 
-def _others(keys: dict[RunnerKey, RunnerSlot] | dict[RunnerKey, Queue], target: Target) -> Iterator[RunnerKey]:
-    mine = target.key
-    return (key for key in keys if (key.model_id, key.mode) == (mine.model_id, mine.mode) and key != mine)
+def _is_other(key: RunnerKey, mine: RunnerKey) -> bool:
+    return (key.model_id, key.mode) == (mine.model_id, mine.mode) and key != mine

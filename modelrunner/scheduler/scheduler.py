@@ -82,21 +82,24 @@ class Scheduler:
         batch: bool = False,
         owner: str | None = None,
         broken: Lease | None = None,
+        prefix: int | None = None,
     ) -> Lease:
         """Waits until the target's runner is ready, and starts it if there is none. A cancelled request leaves the
         queue; a load that began for it goes on. Waiting requests take turns by `caller`; a `batch` lets the others go
         first. `owner` is the owner of the request (see `SavesState.after_ready`); None for a lease that asks the engine
         nothing. `broken` is the lease under which the engine crashed, for a request that is asked again; the time that
-        it waited then counts for `max_wait`. After the second crash such requests are asked one at a time.
+        it waited then counts for `max_wait`. After the second crash such requests are asked one at a time. `prefix` is
+        a hash of the beginning of its conversation: of several runners the one that has it in its cache is asked, if it
+        has a place.
 
         Raises `QueueFull`, `ShuttingDown`, `BackingOff`, `TimedOut`, `InsufficientMemory`, or what the backend or the
         engine failed with."""
-        if broken is None and (lease := self.warm(target, keep_alive, batch, owner)) is not None:
+        if broken is None and (lease := self.warm(target, keep_alive, batch, owner, prefix)) is not None:
             return lease
         keep_alive, target = keep_alive or target.keep_alive, self._slots.standing(target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
-        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch, owner, broken))
+        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch, owner, broken, prefix))
 
     async def restart(self, target: Target) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
@@ -111,19 +114,18 @@ class Scheduler:
         rollout.retire(self._reconciler, target)
 
     def discard(self, target: Target) -> None:
-        """Drains the runner of exactly this configuration, after a restart that failed."""
-        if slot := self._slots.get(target.key):
+        """Drains the runners of exactly this configuration, after a restart that failed."""
+        for slot in self._slots.of(target.key):
             self._reconciler.drain(slot, Reason.REPLACED)
 
     def modes(self, model_id: str) -> set[Mode]:
         """The modes in which the model is loaded, or in which requests wait for it."""
-        keys = [key for key, slot in self._slots.items() if slot.takes_requests]
+        keys = [slot.target.key for slot in self._slots.values() if slot.takes_requests]
         return {key.mode for key in (*keys, *self._queues) if key.model_id == model_id}
 
     def has(self, target: Target) -> bool:
         """True if a runner of exactly this configuration takes requests, now or when it is loaded."""
-        slot = self._slots.get(target.key)
-        return slot is not None and slot.takes_requests
+        return any(slot.takes_requests for slot in self._slots.of(target.key))
 
     async def _granted(self, ticket: Ticket) -> Lease:
         try:
@@ -153,12 +155,14 @@ class Scheduler:
         return self._host.log(slot.runner, lines, ending)
 
     def runners(self) -> list[views.RunnerView]:
-        """Every runner whose process may still exist, oldest first."""
-        now, wall, queues = self._clock(), time.time(), self._queues
-        return [
-            views.runner(slot, len(queues[key].tickets) if key in queues else 0, now, wall)
-            for key, slot in self._slots.items()
-        ]
+        """Every runner whose process may still exist, oldest first. The requests that wait for several are told with
+        the oldest."""
+        now, wall = self._clock(), time.time()
+        found = []
+        for slot in self._slots.values():
+            queue = self._queues.get(slot.target.key) if slot is self._slots.of(slot.target.key)[0] else None
+            found.append(views.runner(slot, len(queue.tickets) if queue is not None else 0, now, wall))
+        return found
 
     def waiting(self) -> dict[str, int]:
         """The number of requests that wait for a runner, by the name of their model."""
@@ -248,7 +252,7 @@ class Scheduler:
     def _check_open(self, target: Target) -> None:
         if self._reconciler.closing:
             raise failures.shutting_down()
-        slot, queue = self._slots.get(target.key), self._queues.get(target.key)
+        slot, queue = self._slots.first(target.key), self._queues.get(target.key)
         if (len(queue.tickets) if queue else 0) >= self._max_queue:
             # A place is free as soon as one of the sequences is done.
             pause = slot.held / target.spec.parallel if slot and slot.held is not None else _RETRY_AFTER

@@ -13,8 +13,8 @@ from modelrunner.scheduler.eventloop import Background
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.ledger import Account
 from modelrunner.scheduler.slots import RunnerSlot
-from modelrunner.scheduler.state import Phase
-from modelrunner.types import RequiredMemory, RunnerKey
+from modelrunner.scheduler.state import Phase, RunnerId
+from modelrunner.types import RequiredMemory
 
 log = logging.getLogger(__name__)
 
@@ -56,31 +56,31 @@ class Sleeping:
         self._background = background
         self._changed = changed
         self._clock = clock
-        self._sleepers: dict[RunnerKey, _Sleeper] = {}
+        self._sleepers: dict[RunnerId, _Sleeper] = {}
 
     def add(self, slot: RunnerSlot) -> None:
         """Adds a runner that has just become ready, if it can sleep."""
         if level := slot.runner.sleep_level:
-            sleeper = self._sleepers[slot.target.key] = _Sleeper(slot, level)
+            sleeper = self._sleepers[slot.id] = _Sleeper(slot, level)
             slot.runner.expect(slot.option.memory.most(sleeper.asleep()))
 
     def remove(self, slot: RunnerSlot) -> None:
         """Removes a runner whose process is gone."""
-        self._sleepers.pop(slot.target.key, None)
+        self._sleepers.pop(slot.id, None)
 
-    def view(self) -> Mapping[RunnerKey, RequiredMemory]:
+    def view(self) -> Mapping[RunnerId, RequiredMemory]:
         """The value of `State.asleep`."""
         return {key: sleeper.awake or sleeper.asleep() for key, sleeper in self._sleepers.items()}
 
     def sleep(self, slot: RunnerSlot) -> None:
-        sleeper = self._sleepers[slot.target.key]
+        sleeper = self._sleepers[slot.id]
         sleeper.awake = slot.memory
         slot.become(Phase.SLEEPING, self._clock())
         slot.count(slot.memory.most(sleeper.asleep()), slot.measured)
         self._background.start(self._sleep(sleeper))
 
     def wake(self, slot: RunnerSlot) -> None:
-        sleeper = self._sleepers[slot.target.key]
+        sleeper = self._sleepers[slot.id]
         assert sleeper.awake is not None
         slot.become(Phase.STARTING, self._clock())
         slot.count(slot.memory.most(sleeper.awake), slot.measured)

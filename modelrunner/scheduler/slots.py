@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queues
-from modelrunner.scheduler.state import SUSPECT, SUSPECT_TURN, Phase, Reason, Request, RunOption, Slot
+from modelrunner.scheduler.state import SUSPECT, SUSPECT_TURN, Phase, Reason, Request, RunnerId, RunOption, Slot
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
@@ -28,6 +28,7 @@ _NEXT: Mapping[Phase, frozenset[Phase]] = {
 }
 _READY, _SLEEPING = Phase.READY, Phase.SLEEPING  # to look them up in their class costs every request
 _KEPT_PHASES = 16
+_MOST_CONVERSATIONS = 4096
 _MEASURED_AGE = 30.0  # seconds between two measurements of a runner in use
 
 
@@ -35,6 +36,7 @@ class RunnerSlot:
     """One runner from its start until its process is gone, and the scheduler's own figures about it. Other classes read
     the attributes; only the methods change them.
 
+    The runner is that of its key with that `number`; `variants` are the ways in which another one could run.
     `variant` is how the runner runs its model, which was that `option`, with at most `capacity` leases at once.
     `estimated` memory counted at the start, `memory` counts now, `measured` was seen last. `load_began` is when the
     load or the waking began, `ready_at` when it ended (None before), `load_seconds` how long the load took. `held` is
@@ -42,8 +44,19 @@ class RunnerSlot:
     `room_for` which model gets its memory, `error` how it ended by itself, `ended_with` how many leases it had then.
     `suspect` is the lease of the suspect whose turn it is. `gone` is set once the process is gone."""
 
-    def __init__(self, runner: "Runner", target: Target, variant: Variant, option: RunOption, now: float) -> None:
+    def __init__(
+        self,
+        runner: "Runner",
+        target: Target,
+        variant: Variant,
+        option: RunOption,
+        now: float,
+        number: int = 0,
+        variants: Sequence[Variant] = (),
+    ) -> None:
         self.runner = runner
+        self.number = number
+        self.variants = variants
         self.target = target
         self.variant, self.option = variant, option
         self.capacity = variant.spec.parallel
@@ -68,6 +81,10 @@ class RunnerSlot:
 
     def __repr__(self) -> str:
         return f"<RunnerSlot {self.target.name} {' -> '.join(self._history)}>"
+
+    @property
+    def id(self) -> RunnerId:
+        return RunnerId(self.target.key, self.number)
 
     @property
     def awaited(self) -> int:
@@ -201,12 +218,32 @@ class RunnerSlot:
             interactive=self.interactive,
             abandoned=self.abandoned,
             parallel=self.variant.spec.parallel,
+            number=self.number,
+            least=self.target.replicas.least,
             suspects_from=self.suspect.taken + SUSPECT_TURN if self.suspect is not None else float("-inf"),
         )
 
 
-class Slots(dict[RunnerKey, RunnerSlot]):
-    """The runners by their key; grants leases and takes them back. `queues` are the requests that wait, `alarm`
+class Affinity:
+    """The runners that have the beginnings of conversations in their caches, by key and a hash of the beginning. Keeps
+    the 4,096 that were asked last."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[RunnerKey, int], int] = {}
+
+    def number(self, key: RunnerKey, prefix: int | None) -> int | None:
+        """The number of the runner of the key that was last asked with this beginning; None if none was."""
+        return self._numbers.get((key, prefix)) if prefix is not None else None
+
+    def note(self, key: RunnerKey, prefix: int, number: int) -> None:
+        self._numbers.pop((key, prefix), None)
+        self._numbers[key, prefix] = number
+        if len(self._numbers) > _MOST_CONVERSATIONS:
+            del self._numbers[next(iter(self._numbers))]
+
+
+class Slots(dict[RunnerId, RunnerSlot]):
+    """The runners; grants leases and takes them back. `queues` are the requests that wait, `alarm`
     rings for the next plan, `clock` is in seconds; `measure` is called after a lease of a runner whose memory was
     measured long ago."""
 
@@ -218,12 +255,34 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         self._alarm = alarm
         self._clock = clock
         self._measure = measure
+        self._of: dict[RunnerKey, list[RunnerSlot]] = {}
+        self.affinity = Affinity()
+
+    def add(self, slot: RunnerSlot) -> None:
+        self[slot.id] = slot
+        self._of.setdefault(slot.target.key, []).append(slot)
+
+    def remove(self, runner: RunnerId) -> RunnerSlot:
+        """Removes and returns the slot of a runner that is gone."""
+        slot = self.pop(runner)
+        self._of[runner.key].remove(slot)
+        if not self._of[runner.key]:
+            del self._of[runner.key]
+        return slot
+
+    def of(self, key: RunnerKey) -> Sequence[RunnerSlot]:
+        """The runners of the key, oldest first."""
+        return self._of.get(key, ())
+
+    def first(self, key: RunnerKey) -> RunnerSlot | None:
+        """The runner of the key that answers soonest: a ready one, else one that takes requests, else any."""
+        slots = self.of(key)
+        return max(slots, key=lambda s: (s.phase is _READY, s.takes_requests), default=None)
 
     def standing(self, target: Target) -> Target:
         """The target whose runner a request for `target` shares. This is `target` if its runner exists or is waited
         for, otherwise the newest other revision whose runner still accepts requests."""
-        slot = self.get(target.key)
-        if target.key in self._queues or (slot is not None and slot.takes_requests):
+        if target.key in self._queues or any(slot.takes_requests for slot in self.of(target.key)):
             return target
         others = [slot.target for slot in self.values() if slot.takes_requests]
         others += [queue.target for queue in self._queues.values()]
@@ -231,24 +290,41 @@ class Slots(dict[RunnerKey, RunnerSlot]):
         return max(same, key=lambda other: other.key.revision, default=target)
 
     def warm(
-        self, target: Target, keep_alive: KeepAlive | None = None, batch: bool = False, owner: str | None = None
+        self,
+        target: Target,
+        keep_alive: KeepAlive | None = None,
+        batch: bool = False,
+        owner: str | None = None,
+        prefix: int | None = None,
     ) -> "Lease | None":
-        """A lease if the runner is ready and no other request waits for it; otherwise None. Never waits. `owner` is
-        described at `Scheduler.acquire`."""
-        slot = self.get(target.key)
-        if slot is None:
-            slot = self.get(self.standing(target).key)
+        """A lease if a runner is ready and no other request waits for it; otherwise None. Never waits. `owner` and
+        `prefix` are described at `Scheduler.acquire`."""
+        slots = self.of(target.key) or self.of(self.standing(target).key)
+        if not slots:
+            return None
+        slot = slots[0] if len(slots) == 1 else self._choose(slots, prefix)
         if slot is None or slot.phase is not _READY or slot.leases >= slot.capacity:
             return None
         if self._queues and slot.target.key in self._queues:
             return None
-        return Lease(self, slot, keep_alive or target.keep_alive, self._clock(), batch, owner)
+        return Lease(self, slot, keep_alive or target.keep_alive, self._clock(), batch, owner, prefix)
+
+    def _choose(self, slots: Sequence[RunnerSlot], prefix: int | None) -> RunnerSlot | None:
+        """The runner with a free place that has the conversation in its cache, else the one with the fewest leases."""
+        free = [slot for slot in slots if slot.phase is _READY and slot.leases < slot.capacity]
+        number = self.affinity.number(slots[0].target.key, prefix)
+        return min(free, key=lambda s: (s.number != number, s.leases, s.number), default=None)
 
     def lease(
-        self, slot: RunnerSlot, keep_alive: KeepAlive, owner: str | None, request: Request | None = None
+        self,
+        slot: RunnerSlot,
+        keep_alive: KeepAlive,
+        owner: str | None,
+        request: Request | None = None,
+        prefix: int | None = None,
     ) -> "Lease":
         """A lease of this runner for the `request`, None for one that did not wait."""
-        lease = Lease(self, slot, keep_alive, self._clock(), request is not None and request.batch, owner)
+        lease = Lease(self, slot, keep_alive, self._clock(), request is not None and request.batch, owner, prefix)
         if request is not None and slot.ready_at is not None:
             lease.crashes = request.crashes
             lease.waited = lease.taken - request.since
@@ -306,7 +382,14 @@ class Lease:
     )
 
     def __init__(
-        self, slots: Slots, slot: RunnerSlot, keep_alive: KeepAlive, now: float, batch: bool, owner: str | None
+        self,
+        slots: Slots,
+        slot: RunnerSlot,
+        keep_alive: KeepAlive,
+        now: float,
+        batch: bool,
+        owner: str | None,
+        prefix: int | None = None,
     ) -> None:
         self.runner = slot.runner
         self.variant = slot.variant.label
@@ -317,6 +400,8 @@ class Lease:
         self.slot, self.keep_alive, self.taken, self.batch = slot, keep_alive, now, batch
         self._slots: Slots | None = slots
         slot.lend(self, owner)
+        if prefix is not None:
+            slots.affinity.note(slot.target.key, prefix, slot.number)
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""

@@ -46,17 +46,26 @@ class Reason(StrEnum):
         return self.name.lower()
 
 
+class RunnerId(NamedTuple):
+    """One runner of its key. The plan that starts it chooses the number: the least that no runner of the key has."""
+
+    key: RunnerKey
+    number: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request in the queue, waiting since `since`; of one that is asked again, the time of its earlier waits is
     before that. `caller` is "" for all clients that give no name. A `batch` request lets interactive requests go first.
-    The engine crashed `crashes` times while it had this request."""
+    The engine crashed `crashes` times while it had this request. `prefers` is the number of the runner that has the
+    beginning of its conversation in its cache, None if none is known."""
 
     id: int
     since: float
     caller: str = ""
     batch: bool = False
     crashes: int = 0
+    prefers: int | None = None
 
     @property
     def suspect(self) -> bool:
@@ -96,7 +105,8 @@ class Group:
     """The requests that wait for one key, oldest first. `options` are the ways to give them a runner, those of the best
     rank first; it is empty until the estimate is there. `name` is the model's name in messages. A runner
     of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
-    when one of the requests last got a lease, or when their runner was evicted."""
+    when one of the requests last got a lease, or when their runner was evicted. The key may have `most` runners at once
+    and has `least` where there is room; `number` is that of the runner that would start next, or wake."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
@@ -105,6 +115,14 @@ class Group:
     pinned: bool = False
     load_seconds: float = 0.0
     turn: float = -math.inf
+    least: int = 1
+    most: int = 1
+    number: int = 0
+
+    @property
+    def runner(self) -> RunnerId:
+        """The runner that would start next, or wake."""
+        return RunnerId(self.key, self.number)
 
     @property
     def since(self) -> float:
@@ -114,13 +132,14 @@ class Group:
 
 
 class Slot(NamedTuple):
-    """The one runner of its key. `memory` counts until the process is gone. `leases` requests hold a lease of the
-    runner, `interactive` of them not from a batch. `abandoned` are requests whose clients have left while the engine
-    works on: they are no leases, and each takes a sequence. `parallel` is the number of the engine's sequences, each of
-    which takes one request. No suspect is asked before `suspects_from`: another has its turn. `last_used` is when
-    the last lease began or ended, or when the load ended; the load took `load_seconds` and ended at `ready_at` (minus
-    infinity before). `option` is the one that runs. `drain` says why the runner takes no new leases,
-    `error` how it ended by itself."""
+    """A runner: that of its key with that `number`. `memory` counts until the process is gone. `leases` requests hold a
+    lease of the runner, `interactive` of them not from a batch. `abandoned` are requests whose clients have left while
+    the engine works on: they are no leases, and each takes a sequence. `parallel` is the number of the engine's
+    sequences, each of which takes one request. No suspect is asked before `suspects_from`: another has its turn.
+    `last_used` is when the last lease began or ended, or when the load ended; the load took `load_seconds` and ended at
+    `ready_at` (minus infinity before). `option` is the one that runs. `drain` says why the runner takes no new leases,
+    `error` how it ended by itself. The first `least` runners of a key stay as long as one of them is used, and a pin
+    keeps them."""
 
     key: RunnerKey
     phase: Phase
@@ -138,6 +157,12 @@ class Slot(NamedTuple):
     abandoned: int = 0
     parallel: int = 64
     suspects_from: float = -math.inf
+    number: int = 0
+    least: int = 1
+
+    @property
+    def id(self) -> RunnerId:
+        return RunnerId(self.key, self.number)
 
     @property
     def was_ready(self) -> bool:
@@ -173,6 +198,8 @@ class Policy:
     loads: float = 8.0
     spare: float = 1.0
     ageing: float = 60.0
+    grow: float = 2.0
+    """A model with replicas gets another runner once a request has waited so many seconds for a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,23 +217,23 @@ class State:
     closing: bool = False
     paused: frozenset[str] = frozenset()
     served: Mapping[Line, float] = field(default_factory=dict)
-    asleep: Mapping[RunnerKey, RequiredMemory] = field(default_factory=dict)
+    asleep: Mapping[RunnerId, RequiredMemory] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Each of `requests` gets a lease of the key's runner."""
+    """Each of `requests` gets a lease of the runner."""
 
-    key: RunnerKey
+    runner: RunnerId
     requests: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Starts a runner for `key` as that `option`, or wakes the one that sleeps. Its memory counts from now; until a
+    """Starts the runner as that `option`, or wakes it if it sleeps. Its memory counts from now; until a
     sleeping one is awake, the larger figure does."""
 
-    key: RunnerKey
+    runner: RunnerId
     option: RunOption
 
 
@@ -214,7 +241,7 @@ class Start:
 class Sleep:
     """The runner gives back the memory that it can give without ending. Until it sleeps, the larger figure counts."""
 
-    key: RunnerKey
+    runner: RunnerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +249,7 @@ class Stop:
     """Ends the process, at once if no request holds a lease; otherwise the runner takes no new leases, and a later plan
     ends it after the last. `room_for` is the name of the model that needs the memory."""
 
-    key: RunnerKey
+    runner: RunnerId
     reason: Reason
     room_for: str = field(default="", compare=False)
 
@@ -231,7 +258,7 @@ class Stop:
 class Forget:
     """Removes the slot of a process that is gone, and remembers `failure` for its key and place."""
 
-    key: RunnerKey
+    runner: RunnerId
     failure: Failure | None = None
 
 

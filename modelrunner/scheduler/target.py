@@ -7,6 +7,16 @@ from modelrunner.engineapi import OPENAI, EngineApi
 from modelrunner.types import NO_LIMITS, KeepAlive, RequestLimits, RunnerKey, RunSpec
 
 
+class Replicas(NamedTuple):
+    """How many runners a model may have at once, and how many it has where there is room."""
+
+    least: int = 1
+    most: int = 1
+
+
+ONE = Replicas()
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The runner that a request wants: its key, how to start it, and the model's own settings."""
@@ -17,6 +27,7 @@ class Target:
     pinned: bool = False
     limits: RequestLimits = NO_LIMITS
     recording: bool = False
+    replicas: Replicas = ONE
     api: EngineApi = OPENAI  # of the runner's engine, as far as it is known before it runs
 
     @property
@@ -31,6 +42,7 @@ class RetainedSettings(NamedTuple):
     keep_alive: KeepAlive
     pinned: bool = False
     limits: RequestLimits = NO_LIMITS
+    replicas: Replicas = ONE
 
     def applied(self, target: Target) -> Target:
-        return replace(target, keep_alive=self.keep_alive, pinned=self.pinned, limits=self.limits)
+        return replace(target, **self._asdict())

@@ -18,6 +18,7 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    RunnerId,
     Slot,
     Start,
     State,
@@ -108,7 +109,7 @@ class Outlook:
 
     start: Start | None = None
     at_once: bool = False
-    victims: tuple[RunnerKey, ...] = ()
+    victims: tuple[RunnerId, ...] = ()
     error: BaseException | None = None
     pinned: bool = False
 
@@ -119,7 +120,7 @@ class ExplainContext:
     `variant` ("" for the configured one) describe the model's own runner. `load` is the seconds that are left of its
     load or that a load takes, None if none was measured."""
 
-    names: Mapping[RunnerKey, str]
+    names: Mapping[RunnerId, str]
     stage: str = ""
     variant: str = ""
     load: float | None = None
@@ -135,14 +136,14 @@ def outlook(state: State, group: Group, now: float) -> Outlook:
         return Outlook(error=error, pinned=_refusal(plan(unpinned, now), group.key) is None)
     if (start := _start(actions, group.key)) is not None:
         return Outlook(start, at_once=True)
-    victims = tuple([a.key for a in actions if isinstance(a, Stop) and a.reason is Reason.ROOM])
-    gone = {*victims, *(slot.key for slot in state.slots if slot.phase in LEAVING)}
-    stay = tuple([slot for slot in state.slots if slot.key not in gone])
+    victims = tuple([a.runner for a in actions if isinstance(a, Stop) and a.reason is Reason.ROOM])
+    gone = {*victims, *(slot.id for slot in state.slots if slot.phase in LEAVING)}
+    stay = tuple([slot for slot in state.slots if slot.id not in gone])
     start = _start(plan(replace(alone, slots=stay), now), group.key)
     return Outlook(start, victims=victims)
 
 
-def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) -> FitForecast:
+def fit(state: State, group: Group, names: Mapping[RunnerId, str], now: float) -> FitForecast:
     """Says whether and how the group's model would get its memory now."""
     look, slot, name = outlook(state, group, now), _slot(state, group.key), group.name
     if slot is not None and slot.phase in (Phase.STARTING, Phase.READY):
@@ -159,7 +160,7 @@ def fit(state: State, group: Group, names: Mapping[RunnerKey, str], now: float) 
     else:
         room = _making_room(state, look.victims, names)
         fits, reason = Fitting.AFTER_EVICTION, f"{name} fits{_where(look.start)} once {room}"
-    return FitForecast(fits, figures(state, group, look.start), [names[key] for key in look.victims], reason)
+    return FitForecast(fits, figures(state, group, look.start), [names[runner] for runner in look.victims], reason)
 
 
 def explain(state: State, group: Group, context: ExplainContext, now: float) -> Explanation:
@@ -209,13 +210,13 @@ def _with_reason(
         return replace(answer, reason=reason, waiting_for=waiting_for, expected_seconds=load)
     waits = "waits until" if answer.position else f"{present}; a request would wait until"
     going = (*_leaving(state), *look.victims)
-    leased = any(slot.leases for slot in state.slots if slot.key in going)
+    leased = any(slot.leases for slot in state.slots if slot.id in going)
     return replace(
         answer,
         reason=f"{name} {waits} {_making_room(state, look.victims, context.names)}",
         waiting_for=Obstacle.MEMORY,
         expected_seconds=None if leased else load,
-        victims=[context.names[key] for key in going],
+        victims=[context.names[runner] for runner in going],
     )
 
 
@@ -231,17 +232,15 @@ def _taken(slot: Slot) -> str:
     return f"{taken}; {slot.abandoned} of them with requests whose clients have left, on which the engine still works"
 
 
-def _making_room(state: State, victims: Sequence[RunnerKey], names: Mapping[RunnerKey, str]) -> str:
-    busy = {slot.key for slot in state.slots if slot.leases}
-    how = [
-        f"{names[key]} has answered its requests" if key in busy else f"{names[key]} is gone" for key in _leaving(state)
-    ]
-    how += [f"{names[key]} is {'drained' if key in busy else 'evicted'}" for key in victims]
+def _making_room(state: State, victims: Sequence[RunnerId], names: Mapping[RunnerId, str]) -> str:
+    busy = {slot.id for slot in state.slots if slot.leases}
+    how = [f"{names[id]} has answered its requests" if id in busy else f"{names[id]} is gone" for id in _leaving(state)]
+    how += [f"{names[id]} is {'drained' if id in busy else 'evicted'}" for id in victims]
     return " and ".join(how) or "models that are being loaded have answered who waits for them"
 
 
-def _leaving(state: State) -> tuple[RunnerKey, ...]:
-    return tuple([slot.key for slot in state.slots if slot.phase in LEAVING])
+def _leaving(state: State) -> tuple[RunnerId, ...]:
+    return tuple([slot.id for slot in state.slots if slot.phase in LEAVING])
 
 
 def figures(state: State, group: Group, start: Start | None) -> Figures:
@@ -280,11 +279,13 @@ def _alone(state: State, group: Group, now: float) -> State:
 
 
 def _slot(state: State, key: RunnerKey) -> Slot | None:
-    return next((s for s in state.slots if s.key == key and s.phase is not Phase.ENDED), None)
+    """The runner of the key that answers soonest."""
+    mine = [slot for slot in state.slots if slot.key == key and slot.phase is not Phase.ENDED]
+    return max(mine, key=lambda slot: (slot.phase is Phase.READY, slot.free), default=None)
 
 
 def _start(actions: Iterable[Action], key: RunnerKey) -> Start | None:
-    return next((a for a in actions if isinstance(a, Start) and a.key == key), None)
+    return next((a for a in actions if isinstance(a, Start) and a.runner.key == key), None)
 
 
 def _refusal(actions: Iterable[Action], key: RunnerKey) -> BaseException | None:

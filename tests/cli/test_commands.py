@@ -294,7 +294,18 @@ def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon,
     of_one = {"model": "m", "mode": "embedding", "revision": 2, "config": {"parallel": 3}}
     of_one |= {"file": {"parallel": 1}, "effective": {"parallel": 3}}
     daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": [shown, of_one]}
-    options = ["--context-size", "512", "--parallel", "default", "--keep-alive", "1h", "--backend", "llama.cpp"]
+    options = [
+        "--context-size",
+        "512",
+        "--parallel",
+        "default",
+        "--replicas",
+        "1-3",
+        "--keep-alive",
+        "1h",
+        "--backend",
+        "llama.cpp",
+    ]
     result = cli("configure", "m", *options, "--runtime-flags", "-a 'b c'")
     first, second = result.out.split("\n\n")
     assert "mode      all\n" in first
@@ -306,6 +317,7 @@ def test_configure_sends_what_was_given_and_shows_the_result(daemon: FakeDaemon,
             "model": "m",
             "context-size": 512,
             "parallel": None,
+            "replicas": {"min": 1, "max": 3},
             "keep_alive": "1h",
             "backend": "llama.cpp",
             "raw-runtime-flags": "-a 'b c'",

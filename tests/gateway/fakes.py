@@ -13,6 +13,7 @@ from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.engineapi import OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi
 from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
 from modelrunner.progress import LoadProgress
+from modelrunner.scheduler import Replicas
 from modelrunner.types import NO_LIMITS, Endpoint, KeepAlive, Mode, RunnerKey, Served
 from tests.waiting import HUNG
 
@@ -228,7 +229,8 @@ class FakeLease:
 class FakeScheduler:
     """Grants `runner` at once if `is_warm`, else when `gate` opens. `refusal` is raised instead of a grant. `leases`
     are those held now; `granted` counts them all; `waiting` those that stand at the gate;
-    `asked` has the caller and the priority of each that stood there, `unloaded` the models. Leases are of `variant`,
+    `asked` has the caller and the priority of each that stood there, `prefixes` what each was asked with, `unloaded`
+    the models. Leases are of `variant`,
     each alone with its engine; their model has `limits`."""
 
     def __init__(self, runner: FakeRunner) -> None:
@@ -241,13 +243,20 @@ class FakeScheduler:
         self.leases = self.granted = self.waiting = 0
         self.keep_alive: KeepAlive | None = None
         self.asked: list[tuple[str, bool]] = []
+        self.prefixes: list[int | None] = []
         self.unloaded: list[str] = []
         self.diagnostics = self
 
     def warm(
-        self, target: Any, keep_alive: KeepAlive | None = None, batch: bool = False, owner: str | None = None
+        self,
+        target: Any,
+        keep_alive: KeepAlive | None = None,
+        batch: bool = False,
+        owner: str | None = None,
+        prefix: int | None = None,
     ) -> FakeLease | None:
         self.keep_alive = keep_alive
+        self.prefixes.append(prefix)
         return self._grant() if self.is_warm and self.refusal is None else None
 
     async def acquire(
@@ -258,7 +267,9 @@ class FakeScheduler:
         batch: bool = False,
         owner: str | None = None,
         broken: FakeLease | None = None,
+        prefix: int | None = None,
     ) -> FakeLease:
+        self.prefixes.append(prefix)
         self.asked.append((caller, batch))
         self.waiting += 1
         try:
@@ -294,6 +305,7 @@ class FakeResolver:
 
     def __init__(self) -> None:
         self.prepared = {"m"}
+        self.most = 1  # runners of a model
 
     @property
     def known(self) -> Any:
@@ -319,4 +331,5 @@ class FakeResolver:
         if backend not in (None, "fake"):
             raise Misdirected(f"{backend} cannot serve {model}")
         spec = SimpleNamespace(bundle=SimpleNamespace(name=model, references=(model,)))
-        return SimpleNamespace(api=FAKE_API, key=RunnerKey("fake", model, mode), keep_alive=KeepAlive(300.0), spec=spec)
+        key, replicas = RunnerKey("fake", model, mode), Replicas(1, self.most)
+        return SimpleNamespace(api=FAKE_API, key=key, keep_alive=KeepAlive(300.0), spec=spec, replicas=replicas)

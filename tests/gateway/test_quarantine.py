@@ -87,7 +87,7 @@ class Fragile:
             self._open.discard(call)
 
     def die(self) -> None:
-        runner = self._world.running.get(KEY)
+        runner = next((r for r in self._world.running.values() if r.key == KEY), None)
         if runner is not None and not runner.dead:  # else the request was on its way to it
             self.deaths += 1
             runner.die()

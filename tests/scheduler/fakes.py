@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,9 @@ from modelrunner.engine.runner import Runner
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, OutOfMemory
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Held, Scheduler, Target
+from modelrunner.scheduler import Held, Replicas, Scheduler, Target
+from modelrunner.scheduler.state import RunnerId
+from modelrunner.scheduler.target import ONE
 from modelrunner.types import (
     Bundle,
     Endpoint,
@@ -250,7 +252,8 @@ class World:
     physical: float = math.inf
     vram: tuple[int, ...] = ()
     started: list[str] = field(default_factory=list)
-    running: dict[RunnerKey, FakeRunner] = field(default_factory=dict)
+    running: dict[str, FakeRunner] = field(default_factory=dict)  # by ID
+    most: Mapping[str, int] = field(default_factory=dict)  # runners of one model at once, by its name; 1 of others
 
     def __post_init__(self) -> None:
         self.backend = FakeBackend(self.engines)
@@ -265,13 +268,14 @@ class World:
         return FakeRunner(self, key, spec, f"{next(self._ids):08x}")
 
     def begun(self, runner: FakeRunner) -> None:
-        assert runner.key not in self.running, "two runners of one key"
-        self.running[runner.key] = runner
+        same = [other for other in self.running.values() if other.key == runner.key]
+        assert len(same) < self.most.get(runner.key.model_id, 1), "too many runners of one key"
+        self.running[runner.id] = runner
         self.started.append(runner.key.model_id)
         assert self.taken().fits(RequiredMemory(self.budget, self.vram)), "over the budget"
 
     def ended(self, runner: FakeRunner) -> None:
-        del self.running[runner.key]
+        del self.running[runner.id]
 
     def taken(self) -> RequiredMemory:
         return sum(map(self.memory, self.running.values()), RequiredMemory(0))
@@ -279,8 +283,8 @@ class World:
     def held(self) -> int:
         """What the engines really hold of main memory together."""
         return sum(
-            (not runner.spec.gpu_layers and self.engines[key.model_id].holds) or self.memory(runner).ram
-            for key, runner in self.running.items()
+            (not runner.spec.gpu_layers and self.engines[runner.key.model_id].holds) or self.memory(runner).ram
+            for runner in self.running.values()
         )
 
     def memory(self, runner: FakeRunner) -> RequiredMemory:
@@ -290,10 +294,10 @@ class World:
         return self.engines[runner.key.model_id].ways[runner.spec.gpu_layers or 0][1]
 
     def resident(self) -> list[str]:
-        return sorted(key.model_id for key in self.running)
+        return sorted(runner.key.model_id for runner in self.running.values())
 
     def runner(self, name: str) -> FakeRunner:
-        return next(r for key, r in self.running.items() if key.model_id == name)
+        return next(runner for runner in self.running.values() if runner.key.model_id == name)
 
 
 class FakeHost:
@@ -313,8 +317,8 @@ class FakeHost:
 
     async def fetch(self, spec: RunSpec) -> None: ...
 
-    def start(self, key: RunnerKey, spec: RunSpec) -> Runner:
-        runner: Runner = self.world.make_runner(key, spec)
+    def start(self, id: RunnerId, spec: RunSpec) -> Runner:
+        runner: Runner = self.world.make_runner(id.key, spec)
         return runner
 
     async def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
@@ -323,12 +327,20 @@ class FakeHost:
     async def close(self) -> None: ...
 
 
-def target(name: str, *, keep_alive: float = 300.0, pinned: bool = False, parallel: int = 2) -> Target:
+def target(
+    name: str,
+    *,
+    keep_alive: float = 300.0,
+    pinned: bool = False,
+    parallel: int = 2,
+    replicas: Replicas = ONE,
+) -> Target:
     header = ModelHeader({}, ())
     place = Path("/nowhere")
     bundle = Bundle(name, (name,), ModelFormat.GGUF, place, {}, header, 0, None, frozenset())
     spec = RunSpec(name, bundle, Mode.COMPLETION, 512, parallel)
-    return Target(RunnerKey("fake", name, Mode.COMPLETION), spec, KeepAlive(keep_alive), pinned)
+    key = RunnerKey("fake", name, Mode.COMPLETION)
+    return Target(key, spec, KeepAlive(keep_alive), pinned, replicas=replicas)
 
 
 async def gathered(waiting: Iterable[Awaitable[Any]]) -> list[Any]:

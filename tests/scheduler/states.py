@@ -12,6 +12,7 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    RunnerId,
     RunOption,
     RunPlace,
     Slot,
@@ -28,6 +29,10 @@ POLICY = Policy(max_wait=100.0, patience=5.0)
 
 def key(name: str) -> RunnerKey:
     return RunnerKey("fake", name, Mode.COMPLETION)
+
+
+def runner(name: str, number: int = 0) -> RunnerId:
+    return RunnerId(key(name), number)
 
 
 def group(
@@ -54,7 +59,7 @@ def group(
 
 def start(name: str, ram: int, vram: tuple[int, ...] = (), *, rank: int = 0) -> Start:
     """Where each rank has one option."""
-    return Start(key(name), option(RequiredMemory(ram, vram), rank, rank))
+    return Start(runner(name), option(RequiredMemory(ram, vram), rank, rank))
 
 
 def option(memory: RequiredMemory, rank: int = 0, number: int = 0) -> RunOption:

@@ -19,7 +19,7 @@ from modelrunner_vllm.engines import EngineKind as VllmKind
 from tests.llamacpp.models import SMOLLM2, bundle
 from tests.llamacpp.models import spec as llamacpp_spec
 from tests.scheduler.fakes import Engine, World, target, virtual
-from tests.scheduler.states import NOW, decide, group, key, slot
+from tests.scheduler.states import NOW, decide, group, key, runner, slot
 from tests.vllm.models import spec as vllm_spec
 
 GIB = 1 << 30
@@ -46,14 +46,14 @@ def test_the_free_device_with_the_most_room_is_taken() -> None:
 def test_where_none_is_free_the_one_goes_that_was_used_longest_ago() -> None:
     waiting = group("x", 1, vram=(8,), elsewhere=((0, 8),))
     first, second = slot("a", 1, vram=(8,), idle=10), slot("b", 1, vram=(0, 8), idle=20)
-    assert decide(waiting, first, second, vram=(8, 8)) == [Stop(key("b"), Reason.ROOM)]
-    assert decide(waiting, first, second._replace(leases=1), vram=(8, 8)) == [Stop(key("a"), Reason.ROOM)], "idle"
+    assert decide(waiting, first, second, vram=(8, 8)) == [Stop(runner("b"), Reason.ROOM)]
+    assert decide(waiting, first, second._replace(leases=1), vram=(8, 8)) == [Stop(runner("a"), Reason.ROOM)], "idle"
 
 
 def test_where_none_is_free_the_one_goes_that_is_loaded_again_soonest() -> None:
     waiting = group("x", 1, vram=(8,), elsewhere=((0, 8),))
     slow, quick = slot("a", 1, vram=(8,), idle=20, load=9.0), slot("b", 1, vram=(0, 8), idle=10, load=2.0)
-    assert decide(waiting, slow, quick, vram=(8, 8)) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(waiting, slow, quick, vram=(8, 8)) == [Stop(runner("b"), Reason.ROOM)]
 
 
 def test_one_for_which_room_comes_already_evicts_nobody_else() -> None:
@@ -66,7 +66,7 @@ def test_two_that_wait_get_a_device_each() -> None:
     assert sorted(places(decide(*both, vram=(8, 8)))) == [(0,), (1,)]
     full = slot("a", 1, vram=(8,), idle=20), slot("b", 1, vram=(0, 8), idle=10)
     stopped = decide(*both, *full, vram=(8, 8))
-    assert stopped == [Stop(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
+    assert stopped == [Stop(runner("a"), Reason.ROOM), Stop(runner("b"), Reason.ROOM)]
 
 
 def test_it_waits_for_a_rank_and_settles_for_none() -> None:

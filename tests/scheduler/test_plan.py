@@ -22,13 +22,13 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
-from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, refusal, slot, start, wake
+from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, refusal, runner, slot, start, wake
 
 # Oldest first
 
 
 def test_a_ready_runner_serves_everybody_who_waits_for_it() -> None:
-    assert decide(group("a", 4, 1, 2, 3), slot("a", 4)) == [Grant(key("a"), (1, 2, 3))]
+    assert decide(group("a", 4, 1, 2, 3), slot("a", 4)) == [Grant(runner("a"), (1, 2, 3))]
 
 
 def test_many_waiters_are_one_start() -> None:
@@ -74,7 +74,7 @@ def test_never_a_second_runner_of_a_key_while_the_first_is_still_there() -> None
 
 
 def test_an_unused_runner_stops_when_its_keep_alive_has_passed() -> None:
-    assert decide(slot("a", 4, idle=300, keep_alive=300)) == [Stop(key("a"), Reason.IDLE)]
+    assert decide(slot("a", 4, idle=300, keep_alive=300)) == [Stop(runner("a"), Reason.IDLE)]
     assert everything(slot("a", 4, idle=299, keep_alive=300)) == [WakeAt(NOW + 1)]
 
 
@@ -83,11 +83,11 @@ def test_a_used_runner_has_no_idle_timer() -> None:
 
 
 def test_a_waiting_request_comes_before_the_idle_timer() -> None:
-    assert decide(group("a", 4), slot("a", 4, idle=500)) == [Grant(key("a"), (1,))]
+    assert decide(group("a", 4), slot("a", 4, idle=500)) == [Grant(runner("a"), (1,))]
 
 
 def test_keep_alive_zero_stops_at_once_and_infinite_never() -> None:
-    assert decide(slot("a", 4, idle=0, keep_alive=0)) == [Stop(key("a"), Reason.IDLE)]
+    assert decide(slot("a", 4, idle=0, keep_alive=0)) == [Stop(runner("a"), Reason.IDLE)]
     assert everything(slot("a", 4, idle=1e9, keep_alive=math.inf)) == []
 
 
@@ -100,40 +100,42 @@ def test_a_pinned_runner_has_no_idle_timer() -> None:
 
 def test_memory_counts_until_the_process_is_gone() -> None:
     assert decide(group("b", 6), slot("a", 6, Phase.STOPPING)) == []
-    assert decide(group("b", 6), slot("a", 6, Phase.ENDED)) == [Forget(key("a")), start("b", 6)]
+    assert decide(group("b", 6), slot("a", 6, Phase.ENDED)) == [Forget(runner("a")), start("b", 6)]
 
 
 def test_the_least_recently_used_runner_goes_and_no_other() -> None:
     runners = [slot("new", 3, idle=1), slot("old", 3, idle=50), slot("middle", 3, idle=20)]
-    assert decide(group("x", 4), *runners) == [Stop(key("old"), Reason.ROOM)]
+    assert decide(group("x", 4), *runners) == [Stop(runner("old"), Reason.ROOM)]
 
 
 def test_an_idle_burst_evicts_just_enough() -> None:
     runners = [slot(f"m{i}", 2, idle=10 + i) for i in range(5)]
-    assert decide(group("x", 4), *runners) == [Stop(key("m4"), Reason.ROOM), Stop(key("m3"), Reason.ROOM)]
+    assert decide(group("x", 4), *runners) == [Stop(runner("m4"), Reason.ROOM), Stop(runner("m3"), Reason.ROOM)]
 
 
 def test_a_victim_that_turns_out_to_be_needless_stays() -> None:
-    assert decide(group("x", 9), slot("small", 1, idle=100), slot("big", 9, idle=90)) == [Stop(key("big"), Reason.ROOM)]
+    assert decide(group("x", 9), slot("small", 1, idle=100), slot("big", 9, idle=90)) == [
+        Stop(runner("big"), Reason.ROOM)
+    ]
 
 
 def test_of_several_victims_none_is_needless() -> None:
     runners = [slot("small", 1, idle=100), slot("big", 4, idle=90), slot("large", 5, idle=80)]
-    assert decide(group("x", 9), *runners) == [Stop(key("big"), Reason.ROOM), Stop(key("large"), Reason.ROOM)]
+    assert decide(group("x", 9), *runners) == [Stop(runner("big"), Reason.ROOM), Stop(runner("large"), Reason.ROOM)]
 
 
 def test_a_runner_that_gives_nothing_of_what_is_missing_stays() -> None:
     runners = [slot("old", 0, vram=(8,), idle=100), slot("new", 5, vram=(0,), idle=50)]
-    assert decide(group("x", 8, vram=(0,)), *runners, vram=(8,)) == [Stop(key("new"), Reason.ROOM)]
+    assert decide(group("x", 8, vram=(0,)), *runners, vram=(8,)) == [Stop(runner("new"), Reason.ROOM)]
 
 
 def test_keep_alive_without_end_is_no_pin() -> None:
-    assert decide(group("x", 6), slot("a", 6, keep_alive=math.inf)) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6), slot("a", 6, keep_alive=math.inf)) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_a_load_that_everybody_left_may_be_evicted_but_no_other_load() -> None:
     abandoned = slot("a", 6, Phase.STARTING)
-    assert decide(group("x", 6), abandoned) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6), abandoned) == [Stop(runner("a"), Reason.ROOM)]
     assert decide(group("x", 6, NOW - 50), group("a", 6, NOW, first=2), abandoned) == []
 
 
@@ -144,8 +146,8 @@ def test_room_that_is_on_its_way_is_not_made_twice() -> None:
 def test_one_victim_makes_room_for_one_request_only() -> None:
     first, second = group("x", 5, NOW - 2), group("y", 5, NOW - 1, first=2)
     assert decide(first, second, slot("a", 5, idle=20), slot("b", 5)) == [
-        Stop(key("a"), Reason.ROOM),
-        Stop(key("b"), Reason.ROOM),
+        Stop(runner("a"), Reason.ROOM),
+        Stop(runner("b"), Reason.ROOM),
     ]
 
 
@@ -154,34 +156,34 @@ def test_one_victim_makes_room_for_one_model_only_also_where_it_is_spared_differ
     first, second = group("x", 5, NOW - 2), group("y", 5, NOW - 1, NOW - 1, first=2)
     busy = slot("c", 1, leases=1)
     assert decide(first, second, slot("a", 5, idle=20), slot("b", 5), busy, budget=11) == [
-        Stop(key("a"), Reason.ROOM),
-        Stop(key("b"), Reason.ROOM),
+        Stop(runner("a"), Reason.ROOM),
+        Stop(runner("b"), Reason.ROOM),
     ]
 
 
 def test_what_one_victim_less_leaves_evicts_nobody_if_it_is_not_enough() -> None:
     first, second = group("x", 4, NOW - 2), group("y", 8, NOW - 1, first=2)
     busy = slot("c", 2, leases=1)
-    assert decide(first, second, slot("a", 4, idle=20), slot("b", 4), busy) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(first, second, slot("a", 4, idle=20), slot("b", 4), busy) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_each_device_has_its_own_room() -> None:
     first, second = slot("a", 1, vram=(8, 0), idle=99), slot("b", 1, vram=(0, 8))
     actions = decide(group("x", 1, vram=(0, 8)), first, second, vram=(8, 8))
-    assert actions == [Stop(key("b"), Reason.ROOM)]
+    assert actions == [Stop(runner("b"), Reason.ROOM)]
     assert decide(group("x", 1, vram=(0, 8)), first, vram=(8, 8)) == [start("x", 1, (0, 8))]
 
 
 def test_a_start_does_not_wait_for_room_that_only_an_older_request_waits_for() -> None:
     big, small = group("big", 8, NOW - 2), group("small", 2, NOW - 1, first=2)
     loads = [slot("a", 3, Phase.STOPPING), slot("b", 1)]
-    assert decide(big, small, *loads) == [Stop(key("b"), Reason.ROOM), start("small", 2)]
+    assert decide(big, small, *loads) == [Stop(runner("b"), Reason.ROOM), start("small", 2)]
 
 
 def test_a_shortage_on_one_device_does_not_hold_up_another() -> None:
     first, second = group("x", 1, NOW - 2, vram=(8, 0)), group("y", 1, NOW - 1, first=2, vram=(0, 8))
     busy, idle = slot("a", 1, leases=1, vram=(8, 0)), slot("b", 1, vram=(0, 8))
-    assert decide(first, second, busy, idle, vram=(8, 8)) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(first, second, busy, idle, vram=(8, 8)) == [Stop(runner("b"), Reason.ROOM)]
 
 
 # Busy runners
@@ -190,30 +192,33 @@ def test_a_shortage_on_one_device_does_not_hold_up_another() -> None:
 def test_a_busy_runner_is_drained_only_after_the_patience_of_who_waits() -> None:
     busy = slot("a", 6, leases=1)
     assert everything(group("x", 6, NOW - 4), busy) == [WakeAt(NOW + 1)]
-    assert decide(group("x", 6, NOW - 5), busy) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 5), busy) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_idle_runners_go_before_busy_ones() -> None:
     assert decide(group("x", 4, NOW - 50), slot("a", 5, leases=1), slot("b", 5, idle=0)) == [
-        Stop(key("b"), Reason.ROOM)
+        Stop(runner("b"), Reason.ROOM)
     ]
 
 
 def test_the_least_recently_used_busy_runner_is_drained_with_the_idle_one_that_it_takes() -> None:
     runners = [slot("a", 4, leases=1, idle=3), slot("b", 4, leases=1, idle=9), slot("c", 2)]
-    assert decide(group("x", 6, NOW - 50), *runners) == [Stop(key("c"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 50), *runners) == [Stop(runner("c"), Reason.ROOM), Stop(runner("b"), Reason.ROOM)]
 
 
 def test_what_a_drained_runner_gives_counts_once() -> None:
     drained = slot("a", 6, Phase.DRAINING, drain=Reason.ROOM)
-    assert decide(group("x", 9), drained, slot("b", 4)) == [Stop(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
+    assert decide(group("x", 9), drained, slot("b", 4)) == [
+        Stop(runner("a"), Reason.ROOM),
+        Stop(runner("b"), Reason.ROOM),
+    ]
 
 
 def test_a_drained_runner_stops_after_its_last_lease() -> None:
     draining = slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM)
     assert decide(group("x", 6, NOW - 50), draining) == []
     drained = slot("a", 6, Phase.DRAINING, drain=Reason.ROOM)
-    assert decide(group("x", 6, NOW - 50), drained) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 50), drained) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_a_drain_is_not_taken_back() -> None:
@@ -231,7 +236,7 @@ def test_one_plan_drains_for_the_older_and_evicts_for_the_younger() -> None:
     older, younger = group("x", 1, NOW - 50, vram=(8, 0)), group("y", 1, NOW - 40, first=2, vram=(0, 8))
     busy, idle = slot("a", 1, leases=1, vram=(8, 0)), slot("b", 1, vram=(0, 8))
     actions = decide(older, younger, busy, idle, vram=(8, 8))
-    assert actions == [Stop(key("a"), Reason.ROOM), Stop(key("b"), Reason.ROOM)]
+    assert actions == [Stop(runner("a"), Reason.ROOM), Stop(runner("b"), Reason.ROOM)]
 
 
 # Pins
@@ -245,9 +250,9 @@ def test_a_pinned_runner_is_never_evicted_and_who_needs_its_room_is_refused() ->
 
 def test_a_pinned_runner_is_neither_evicted_nor_drained_where_another_can_go() -> None:
     pinned, other = slot("a", 5, pinned=True, idle=99), slot("b", 5, idle=1)
-    assert decide(group("x", 5), pinned, other) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(group("x", 5), pinned, other) == [Stop(runner("b"), Reason.ROOM)]
     pinned, other = pinned._replace(leases=1), other._replace(leases=1)
-    assert decide(group("x", 5, NOW - 50), pinned, other) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(group("x", 5, NOW - 50), pinned, other) == [Stop(runner("b"), Reason.ROOM)]
 
 
 def test_a_pinned_model_that_is_waited_for_counts_as_pinned_already() -> None:
@@ -283,7 +288,7 @@ def test_a_device_that_is_too_small_is_named() -> None:
 def test_a_failed_start_answers_everybody_once_and_starts_nothing() -> None:
     fault = EngineFailed("no such tensor")
     actions = decide(group("a", 5, *[NOW] * 50), ended("a", fault))
-    assert actions == [Refuse(key("a"), tuple(range(1, 51)), fault), Forget(key("a"), Failure(1, NOW + 1.0, fault))]
+    assert actions == [Refuse(key("a"), tuple(range(1, 51)), fault), Forget(runner("a"), Failure(1, NOW + 1.0, fault))]
     assert isinstance(actions[0], Refuse)
     assert actions[0].error is fault
 
@@ -316,19 +321,19 @@ def test_the_pauses_double_up_to_a_limit_and_are_forgotten() -> None:
 
 def test_an_engine_that_is_not_installed_is_no_failed_start() -> None:
     fault = BackendUnavailable("install it")
-    assert decide(group("a", 5), ended("a", fault)) == [Refuse(key("a"), (1,), fault), Forget(key("a"))]
+    assert decide(group("a", 5), ended("a", fault)) == [Refuse(key("a"), (1,), fault), Forget(runner("a"))]
 
 
 def test_after_a_crash_the_waiting_get_a_new_runner() -> None:
     fault = EngineFailed("signal 11")
     assert decide(group("a", 5), ended("a", fault, was_ready=True)) == [
-        Forget(key("a"), Failure(1, NOW, fault, waits=True)),
+        Forget(runner("a"), Failure(1, NOW, fault, waits=True)),
         start("a", 5),
     ]
 
 
 def test_a_runner_that_we_stopped_while_it_started_refuses_nobody() -> None:
-    assert decide(group("a", 5), ended("a", None)) == [Forget(key("a")), start("a", 5)]
+    assert decide(group("a", 5), ended("a", None)) == [Forget(runner("a")), start("a", 5)]
 
 
 # Time and closing
@@ -343,7 +348,7 @@ def test_who_waited_too_long_is_refused_alone() -> None:
 
 
 def test_a_ready_runner_comes_before_the_limit() -> None:
-    assert decide(group("x", 6, NOW - 100), slot("x", 6)) == [Grant(key("x"), (1,))]
+    assert decide(group("x", 6, NOW - 100), slot("x", 6)) == [Grant(runner("x"), (1,))]
 
 
 def test_the_earliest_time_is_the_wake_up() -> None:
@@ -356,9 +361,9 @@ def test_closing_refuses_stops_and_drains() -> None:
     refused = [a.error for a in actions if isinstance(a, Refuse)]
     assert [type(e) for e in refused] == [ShuttingDown, ShuttingDown]
     assert actions[:3] == [
-        Stop(key("idle"), Reason.SHUTDOWN),
-        Stop(key("busy"), Reason.SHUTDOWN),
-        Stop(key("loading"), Reason.SHUTDOWN),
+        Stop(runner("idle"), Reason.SHUTDOWN),
+        Stop(runner("busy"), Reason.SHUTDOWN),
+        Stop(runner("loading"), Reason.SHUTDOWN),
     ]
 
 

@@ -20,7 +20,7 @@ from modelrunner.scheduler.state import (
     WakeAt,
 )
 from modelrunner.types import RequiredMemory
-from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, refusal, slot, start
+from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, refusal, runner, slot, start
 
 ONE, THREE, NINE = ([RunOption(RequiredMemory(5), rank) for rank in range(count)] for count in (1, 3, 9))
 FULL = OutOfMemory(-9, message="the engine was killed by the system because memory ran out")
@@ -35,8 +35,8 @@ def test_the_preferred_variant_is_started_where_it_fits() -> None:
 
 def test_room_is_made_for_the_preferred_variant_though_a_smaller_one_fits_now() -> None:
     waiting = group("a", 8, NOW - 49, smaller=(5, 2))
-    assert decide(waiting, slot("b", 5)) == [Stop(key("b"), Reason.ROOM)]
-    assert decide(waiting, slot("b", 5, leases=1)) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(waiting, slot("b", 5)) == [Stop(runner("b"), Reason.ROOM)]
+    assert decide(waiting, slot("b", 5, leases=1)) == [Stop(runner("b"), Reason.ROOM)]
     assert decide(group("a", 8, NOW - 1, smaller=(5, 2)), slot("b", 5, leases=1)) == [], "nor is it settled for"
 
 
@@ -92,7 +92,7 @@ def test_without_a_smaller_variant_it_is_told_after_the_second_time() -> None:
 
 def test_more_room_is_made_for_the_second_try() -> None:
     waiting, full = group("a", 5), ended("a", FULL)
-    assert decide(waiting, full, slot("b", 5))[1:] == [Stop(key("b"), Reason.ROOM)]
+    assert decide(waiting, full, slot("b", 5))[1:] == [Stop(runner("b"), Reason.ROOM)]
     assert decide(waiting, full, slot("b", 5, leases=1))[1:] == [], "busy ones have their time"
 
 
@@ -154,7 +154,7 @@ def test_an_old_failure_is_forgotten() -> None:
 
 def test_memory_that_runs_out_in_use_has_more_made_for_it_the_next_time() -> None:
     actions = decide(group("a", 8), ended("a", FULL, True))
-    assert actions == [Forget(key("a"), Failure(1, NOW, FULL, True, 0)), start("a", 10)]
+    assert actions == [Forget(runner("a"), Failure(1, NOW, FULL, True, 0)), start("a", 10)]
 
 
 @pytest.mark.parametrize("error", [EngineFailed("x"), FULL])

@@ -23,6 +23,7 @@ from modelrunner.scheduler.state import (
     Reason,
     Refuse,
     Request,
+    RunnerId,
     RunOption,
     RunPlace,
     Sleep,
@@ -173,7 +174,7 @@ class PlanMachine(RuleBasedStateMachine):
         self.fell.add((where, self.slots[where].option.place))
         failed_start = not self.slots[where].was_ready
         actions = self.reconcile()
-        started = [a for a in actions if isinstance(a, Start) and a.key == where]
+        started = [a for a in actions if isinstance(a, Start) and a.runner.key == where]
         if failed_start and not starved:
             assert here <= self.answered, "a failed start answers everybody"
             assert not started, "and is not tried again at once"
@@ -253,7 +254,7 @@ class PlanMachine(RuleBasedStateMachine):
             self.closing,
             frozenset(self.paused),
             self.served,
-            {k: self.awake.get(k, ASLEEP[NAMES[k]]) for k in self.slots if NAMES[k] in ASLEEP},
+            {RunnerId(k): self.awake.get(k, ASLEEP[NAMES[k]]) for k in self.slots if NAMES[k] in ASLEEP},
         )
 
     def reconcile(self) -> list[Action]:
@@ -267,7 +268,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     def carry_out(self, action: Action) -> None:
         match action:
-            case Grant(where, requests):
+            case Grant(RunnerId(where), requests):
                 assert self.slots[where].phase is Phase.READY
                 assert where.model_id not in self.paused
                 granted = [self.waiting.pop(id) for id in requests]
@@ -284,12 +285,12 @@ class PlanMachine(RuleBasedStateMachine):
                     leases=held.leases + len(requests), interactive=interactive, last_used=self.now
                 )
                 assert self.slots[where].leases <= CAPACITY
-            case Start(where, option) if (slept := self.slots.get(where)) is not None:
+            case Start(RunnerId(where), option) if (slept := self.slots.get(where)) is not None:
                 assert slept.phase is Phase.SLEEPING, "two runners of one key"
                 assert where.model_id not in self.paused
                 assert option == slept.option._replace(memory=self.awake[where])
                 self.slots[where] = slept._replace(phase=Phase.STARTING, memory=slept.memory.most(option.memory))
-            case Start(where, option):
+            case Start(RunnerId(where), option):
                 assert where.model_id not in self.paused
                 offered = OPTIONS[NAMES[where]][option.number]
                 assert offered.memory.fits(option.memory)
@@ -307,7 +308,7 @@ class PlanMachine(RuleBasedStateMachine):
                     parallel=CAPACITY,
                     option=option,
                 )
-            case Sleep(where):
+            case Sleep(RunnerId(where)):
                 tired = self.slots[where]
                 assert tired.phase is Phase.READY
                 assert not tired.leases
@@ -315,7 +316,7 @@ class PlanMachine(RuleBasedStateMachine):
                 self.awake[where] = tired.memory
                 memory = tired.memory.most(ASLEEP[NAMES[where]])
                 self.slots[where] = tired._replace(phase=Phase.SLEEPING, memory=memory)
-            case Stop(where, reason, room_for):
+            case Stop(RunnerId(where), reason, room_for):
                 stopped = self.slots[where]
                 assert stopped.phase not in (Phase.STOPPING, Phase.ENDED)
                 self.turns[where] = self.now
@@ -329,7 +330,7 @@ class PlanMachine(RuleBasedStateMachine):
                 if reason is Reason.ROOM:
                     self.check_drain(stopped, key(room_for))
                 self.slots[where] = stopped._replace(phase=Phase.DRAINING, drain=reason)
-            case Forget(where, failure):
+            case Forget(RunnerId(where), failure):
                 fallen = self.slots.pop(where)
                 assert fallen.phase is Phase.ENDED
                 self.awake.pop(where, None)

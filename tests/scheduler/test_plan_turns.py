@@ -16,7 +16,7 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
-from tests.scheduler.states import NOW, decide, everything, group, key, slot, start
+from tests.scheduler.states import NOW, decide, everything, group, key, runner, slot, start
 
 POLICY = Policy(max_wait=100.0, patience=6.0, loads=8.0, spare=1.0, ageing=20.0)
 
@@ -35,7 +35,7 @@ def line(*groups: Group, served: dict[tuple[str, bool], float] | None = None) ->
 
 def test_a_runner_gives_out_no_more_leases_than_it_has_left() -> None:
     waiting = group("a", 4, NOW, NOW, NOW)
-    assert decide(waiting, slot("a", 4, leases=3, parallel=5)) == [Grant(key("a"), (1, 2))]
+    assert decide(waiting, slot("a", 4, leases=3, parallel=5)) == [Grant(runner("a"), (1, 2))]
     assert decide(group("a", 4), slot("a", 4, leases=5, parallel=5)) == []
     assert decide(group("a", 4), slot("a", 4, leases=4, parallel=5)._replace(abandoned=1)) == []
 
@@ -144,14 +144,14 @@ def test_a_busy_runner_is_drained_after_a_wait_in_proportion_to_the_switch(
     [again] = everything(early, busy, policy=POLICY)
     assert isinstance(again, WakeAt)
     assert again.time == pytest.approx(NOW + 0.01)
-    assert decide(late, busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(late, busy, policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_a_queue_does_not_protect_its_runner() -> None:
     """Also where its requests are older."""
     busy = slot("a", 6, leases=2, parallel=2, load=0.1)
     flood = group("a", 6, *[NOW - 50] * 40, first=2)
-    assert decide(group("x", 6, NOW - 2, load=0.1), flood, busy, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 2, load=0.1), flood, busy, policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_a_busy_runner_serves_for_as_long_as_both_loads_take() -> None:
@@ -159,14 +159,14 @@ def test_a_busy_runner_serves_for_as_long_as_both_loads_take() -> None:
     fresh = slot("a", 6, leases=1, load=40.0, ready=49.0)
     assert everything(waiting, fresh, policy=POLICY)[-1] == WakeAt(NOW + 1)
     served = slot("a", 6, leases=1, load=40.0, ready=50.0)
-    assert decide(waiting, served, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(waiting, served, policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_a_wait_for_memory_begins_anew_with_each_turn_of_the_model() -> None:
     busy = slot("x", 6, leases=1, load=1.0)
     before = replace(group("a", 6, NOW - 50, load=1.0), turn=NOW - 2)
     assert decide(before, busy, policy=POLICY) == []
-    assert decide(replace(before, turn=NOW - 6), busy, policy=POLICY) == [Stop(key("x"), Reason.ROOM)]
+    assert decide(replace(before, turn=NOW - 6), busy, policy=POLICY) == [Stop(runner("x"), Reason.ROOM)]
 
 
 def test_an_idle_runner_stays_for_as_long_as_its_load_took() -> None:
@@ -174,15 +174,15 @@ def test_an_idle_runner_stays_for_as_long_as_its_load_took() -> None:
     waiting = group("x", 6, NOW - 1, load=1.0)
     used = slot("a", 6, idle=0.5, load=1.0)
     assert everything(waiting, used, policy=POLICY)[-1] == WakeAt(NOW + 0.5)
-    assert decide(waiting, slot("a", 6, idle=1.0, load=1.0), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(waiting, slot("a", 6, idle=1.0, load=1.0), policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
     slow = slot("a", 6, idle=1.0, load=40.0)
     assert everything(waiting, slow, policy=POLICY)[-1] == WakeAt(NOW + 5)
-    assert decide(group("x", 6, NOW - 6, load=1.0), slow, policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, NOW - 6, load=1.0), slow, policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_another_runner_goes_while_one_is_spared() -> None:
     fresh, settled = slot("fresh", 6, idle=3.0, load=4.0), slot("settled", 4, idle=2.0, load=1.0)
-    assert decide(group("x", 4, NOW - 1), fresh, settled, policy=POLICY) == [Stop(key("settled"), Reason.ROOM)]
+    assert decide(group("x", 4, NOW - 1), fresh, settled, policy=POLICY) == [Stop(runner("settled"), Reason.ROOM)]
 
 
 def test_the_defaults_keep_the_promise_of_ten_seconds() -> None:
@@ -190,7 +190,7 @@ def test_the_defaults_keep_the_promise_of_ten_seconds() -> None:
     usual = Policy()
     busy = slot("a", 6, leases=1, load=0.5)
     began = NOW - (10.0 - 0.5 - 3.0)
-    assert decide(group("x", 6, began, load=0.5), busy, policy=usual) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(group("x", 6, began, load=0.5), busy, policy=usual) == [Stop(runner("a"), Reason.ROOM)]
 
 
 # Batches
@@ -200,14 +200,14 @@ def test_a_batch_gives_way_at_once() -> None:
     batch = slot("b", 6, leases=2, interactive=0, parallel=2, load=1.0, ready=0.1)
     queue = group("b", 6, *[NOW - 50] * 40, first=2, batch=True)
     served = {("", True): NOW}
-    assert decide(group("x", 6), batch, queue, policy=POLICY, served=served) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(group("x", 6), batch, queue, policy=POLICY, served=served) == [Stop(runner("b"), Reason.ROOM)]
     mixed = batch._replace(interactive=1)
     assert decide(group("x", 6), mixed, queue, policy=POLICY, served=served) == []
 
 
 def test_a_load_that_only_a_batch_waits_for_gives_way() -> None:
     loading, queue = slot("b", 6, Phase.STARTING), group("b", 6, NOW - 1, first=2, batch=True)
-    assert decide(group("x", 6), loading, queue, policy=POLICY) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(group("x", 6), loading, queue, policy=POLICY) == [Stop(runner("b"), Reason.ROOM)]
     aged = group("b", 6, NOW - 20, first=2, batch=True)
     assert decide(group("x", 6), loading, aged, policy=POLICY) == [], "but one that is due is finished"
     interactive = group("b", 6, NOW - 1, first=2)
@@ -216,10 +216,10 @@ def test_a_load_that_only_a_batch_waits_for_gives_way() -> None:
 
 def test_a_batch_takes_idle_runners_and_no_busy_ones_until_it_is_old() -> None:
     young, old = group("b", 6, NOW - 19, batch=True), group("b", 6, NOW - 20, batch=True)
-    assert decide(young, slot("a", 6), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(young, slot("a", 6), policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
     assert decide(young, slot("a", 6, leases=1), policy=POLICY) == []
-    assert decide(young, slot("a", 6, leases=1, interactive=0), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
-    assert decide(old, slot("a", 6, leases=1), policy=POLICY) == [Stop(key("a"), Reason.ROOM)]
+    assert decide(young, slot("a", 6, leases=1, interactive=0), policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
+    assert decide(old, slot("a", 6, leases=1), policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
 
 
 # Pause
@@ -227,9 +227,9 @@ def test_a_batch_takes_idle_runners_and_no_busy_ones_until_it_is_old() -> None:
 
 def test_a_paused_model_goes_when_it_is_unused_and_takes_nothing_new() -> None:
     paused = frozenset({"a"})
-    assert decide(group("a", 4), slot("a", 4, pinned=True), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
-    assert decide(group("a", 4), slot("a", 4, leases=1), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
-    assert decide(group("a", 4), slot("a", 4, Phase.STARTING), paused=paused) == [Stop(key("a"), Reason.PAUSED)]
+    assert decide(group("a", 4), slot("a", 4, pinned=True), paused=paused) == [Stop(runner("a"), Reason.PAUSED)]
+    assert decide(group("a", 4), slot("a", 4, leases=1), paused=paused) == [Stop(runner("a"), Reason.PAUSED)]
+    assert decide(group("a", 4), slot("a", 4, Phase.STARTING), paused=paused) == [Stop(runner("a"), Reason.PAUSED)]
 
 
 def test_requests_for_a_paused_model_wait_without_holding_up_others() -> None:

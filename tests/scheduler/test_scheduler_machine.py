@@ -17,12 +17,16 @@ from modelrunner.errors import (
     TimedOut,
     Unavailable,
 )
-from modelrunner.scheduler import Lease, RetainedSettings
+from modelrunner.scheduler import Lease, Replicas, RetainedSettings
+from modelrunner.scheduler.target import ONE
 from modelrunner.types import KeepAlive, Mode
 from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target
 
 MAX_WAIT = 40.0
-names = st.sampled_from(["a", "b", "c", "big", "huge", "broken", "stubborn", "pinned", "split", "hungry"])
+REPLICAS = {"crowd": Replicas(1, 3), "twins": Replicas(2, 2)}
+names = st.sampled_from(
+    ["a", "b", "c", "big", "huge", "broken", "stubborn", "pinned", "split", "hungry", "crowd", "twins"]
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -42,8 +46,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "pinned": Engine(1),
                 "split": Engine(12, smaller=(7, 4)),
                 "hungry": Engine(4, smaller=(2,), holds=8),
+                "crowd": Engine(2, load_seconds=1.0),
+                "twins": Engine(3, load_seconds=0.5),
             },
             physical=11,
+            most={name: replicas.most for name, replicas in REPLICAS.items()},
         )
         self.scheduler = self.run(self.make())
         self.requests: dict[asyncio.Task[Lease], float] = {}
@@ -66,9 +73,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def requests_come(self, name: str, count: int, keep_alive: float, caller: str, batch: bool) -> None:
         async def ask() -> None:
-            wanted = target(name, pinned=name == "pinned", parallel=2)
-            for _ in range(count):
-                task = asyncio.create_task(self.scheduler.acquire(wanted, KeepAlive(keep_alive), caller, batch))
+            wanted = target(name, pinned=name == "pinned", parallel=2, replicas=REPLICAS.get(name, ONE))
+            for prefix in range(count):
+                asking = self.scheduler.acquire(wanted, KeepAlive(keep_alive), caller, batch, prefix=prefix)
+                task = asyncio.create_task(asking)
                 self.requests[task] = self.loop.time()
 
         self.run(ask())
@@ -119,9 +127,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(name=names, pinned=st.booleans())
     def somebody_pins_or_unpins(self, name: str, pinned: bool) -> None:
-        self.run(
-            self.call(lambda: self.scheduler.retain(name, Mode.COMPLETION, RetainedSettings(KeepAlive(9.0), pinned)))
-        )
+        settings = RetainedSettings(KeepAlive(9.0), pinned, replicas=REPLICAS.get(name, ONE))
+        self.run(self.call(lambda: self.scheduler.retain(name, Mode.COMPLETION, settings)))
         self.collect()
 
     @rule(seconds=st.floats(0.05, 20.0))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.scheduler.allocation import Allocation
-from modelrunner.scheduler.state import Phase, Slot
+from modelrunner.scheduler.state import Phase, RunnerId, Slot
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 CHAT, EMBED = RunnerKey("llama.cpp", "a", Mode.COMPLETION), RunnerKey("llama.cpp", "a", Mode.EMBEDDING)
@@ -28,14 +28,14 @@ def test_the_second_runner_of_a_model_counts_for_its_own_memory() -> None:
 
 def test_one_that_is_to_start_needs_only_what_is_not_there() -> None:
     memory = Allocation(RequiredMemory(1000), [slot(CHAT, 10, 60)])
-    assert memory.need(EMBED, RequiredMemory(110, shared=90)) == (50,)
-    assert memory.need(OTHER, RequiredMemory(45, shared=40)) == (45,)
+    assert memory.need(RunnerId(EMBED), RequiredMemory(110, shared=90)) == (50,)
+    assert memory.need(RunnerId(OTHER), RequiredMemory(45, shared=40)) == (45,)
 
 
 def test_of_two_starts_of_one_model_the_second_needs_its_own_memory() -> None:
     memory = Allocation(RequiredMemory(125), [])
-    assert memory.start(CHAT, RequiredMemory(100, shared=90))
-    assert memory.start(EMBED, RequiredMemory(110, shared=90))
+    assert memory.start(RunnerId(CHAT), RequiredMemory(100, shared=90))
+    assert memory.start(RunnerId(EMBED), RequiredMemory(110, shared=90))
     assert memory.free == (5,)
 
 

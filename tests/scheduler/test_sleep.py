@@ -11,7 +11,7 @@ from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slo
 from modelrunner.types import RequiredMemory
 from tests.scheduler import states
 from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
-from tests.scheduler.states import NOW, group, key, refusal, slot, start, wake
+from tests.scheduler.states import NOW, group, key, refusal, runner, slot, start, wake
 
 
 def tired(idle: float, **more: object) -> Slot:
@@ -27,7 +27,7 @@ def sleeper(idle: float = 70.0, *, name: str = "a", size: int = 2, pinned: bool 
 def everything(*parts: Group | Slot, **more: object) -> list[Action]:
     """The plan where `a` can sleep: what counts for it in its other condition."""
     others = {Phase.READY: RequiredMemory(2, (0,)), Phase.SLEEPING: RequiredMemory(1, (5,))}
-    asleep = {p.key: others[p.phase] for p in parts if isinstance(p, Slot) and p.key == key("a")}
+    asleep = {p.id: others[p.phase] for p in parts if isinstance(p, Slot) and p.key == key("a")}
     return states.everything(*parts, asleep=asleep, **more)  # type: ignore[arg-type]
 
 
@@ -40,23 +40,23 @@ def decide(*parts: Group | Slot, **more: object) -> list[Action]:
 
 def test_one_that_can_sleep_does_so_after_its_keep_alive_and_is_looked_at_after_the_next() -> None:
     actions = everything(tired(70.0), vram=(8,))
-    assert actions[0] == Sleep(key("a"))
+    assert actions[0] == Sleep(runner("a"))
     assert wake(actions) == NOW + 50.0
     assert decide(tired(50.0), vram=(8,)) == []
 
 
 def test_after_two_keep_alives_it_is_stopped() -> None:
-    assert decide(sleeper(130.0), vram=(8,)) == [Stop(key("a"), Reason.IDLE)]
+    assert decide(sleeper(130.0), vram=(8,)) == [Stop(runner("a"), Reason.IDLE)]
     assert decide(sleeper(110.0), vram=(8,)) == []
 
 
 def test_a_keep_alive_of_nothing_leaves_no_time_to_sleep() -> None:
     used = tired(0.0)._replace(keep_alive=0.0)
-    assert decide(used, vram=(8,)) == [Stop(key("a"), Reason.IDLE)]
+    assert decide(used, vram=(8,)) == [Stop(runner("a"), Reason.IDLE)]
 
 
 def test_it_is_stopped_where_main_memory_cannot_take_its_weights() -> None:
-    assert decide(tired(70.0), budget=1, vram=(8,)) == [Stop(key("a"), Reason.IDLE)]
+    assert decide(tired(70.0), budget=1, vram=(8,)) == [Stop(runner("a"), Reason.IDLE)]
 
 
 def test_a_pinned_one_stays_as_it_is() -> None:
@@ -79,7 +79,7 @@ def test_one_that_is_waited_for_is_woken_however_long_it_has_slept() -> None:
 
 def test_room_for_a_waking_one_is_made_as_for_a_start_and_not_of_itself() -> None:
     other = slot("b", 1, vram=(4,))
-    assert decide(sleeper(), other, group("a", 1, vram=(5,)), vram=(8,)) == [Stop(key("b"), Reason.ROOM)]
+    assert decide(sleeper(), other, group("a", 1, vram=(5,)), vram=(8,)) == [Stop(runner("b"), Reason.ROOM)]
 
 
 def test_pinned_models_that_leave_no_room_to_wake_refuse_it() -> None:
@@ -96,13 +96,13 @@ def test_a_pinned_sleeper_can_always_be_woken() -> None:
 def test_a_sleeping_runner_goes_before_one_that_is_awake() -> None:
     awake = slot("b", 2, idle=1e5, load=0.01, keep_alive=1e6)
     actions = decide(awake, sleeper(0.0), group("c", 8), vram=(8,))
-    assert actions == [Stop(key("a"), Reason.ROOM)]
+    assert actions == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_one_that_gives_none_of_the_room_that_is_missing_stays_asleep() -> None:
     awake = slot("b", 1, vram=(8,))
     actions = decide(awake, sleeper(), group("c", 1, vram=(8,)), vram=(8,))
-    assert actions == [Stop(key("b"), Reason.ROOM)]
+    assert actions == [Stop(runner("b"), Reason.ROOM)]
 
 
 def test_a_younger_request_takes_no_room_that_one_waits_for_to_wake_in() -> None:

@@ -97,7 +97,7 @@ def test_only_its_methods_change_a_slot() -> None:
 def test_warm_is_ready_unqueued_and_not_overrun(phase: Phase, waiting: bool, in_use: int, warm: bool) -> None:
     found, queues = slot(*WAYS[phase]), Queues()
     runners = Slots(queues, Alarm(lambda: None, lambda: 300.0), lambda: 300.0, lambda used: None)
-    runners[found.target.key] = found
+    runners.add(found)
     found.capacity, found.leases = 4, in_use
     if waiting:
         queues[found.target.key] = Queue(found.target)

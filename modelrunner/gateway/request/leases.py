@@ -9,6 +9,7 @@ from modelrunner.aliases import Alias
 from modelrunner.engine.runner import check_model
 from modelrunner.errors import Misdirected
 from modelrunner.gateway.calls import Inference
+from modelrunner.gateway.engine_request import MEMBERS
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Lease, Scheduler, Target
@@ -44,6 +45,38 @@ class AliasChooser(Protocol):
         """Returns the name of the model that answers now. Raises `ModelRunnerError`."""
 
 
+_PROMPT = 1024
+"""The bytes of a plain prompt that are its beginning."""
+
+
+class _MessageRole(msgspec.Struct):
+    role: str = ""
+
+
+def _beginning(ask: Inference, target: Target) -> int | None:
+    """Returns a hash of the beginning of the request's conversation, which its later turns share: the system prompt and
+    the messages up to the user's first, or what OpenAI's `prompt_cache_key` names. None for a model with one runner,
+    and for a body without any of these."""
+    if target.replicas.most == 1 or ask.upload is not None:
+        return None
+    try:
+        members = MEMBERS.decode(ask.body)
+        if key := members.get("prompt_cache_key"):
+            return hash(bytes(key))
+        parts = [bytes(members[name]) for name in ("system", "instructions") if name in members]
+        messages = members.get("messages") or members.get("input")
+        if messages is not None and bytes(messages)[:1] == b"[":
+            for message in msgspec.json.decode(messages, type=list[msgspec.Raw]):
+                parts.append(bytes(message))
+                if msgspec.json.decode(message, type=_MessageRole).role == "user":
+                    break
+        elif (prompt := messages or members.get("prompt")) is not None:
+            parts.append(bytes(prompt)[:_PROMPT])
+    except msgspec.MsgspecError:  # the dialect refuses it
+        return None
+    return hash(tuple(parts)) if parts else None
+
+
 class Leases:
     """Leases runners of `scheduler` to requests, whose models `resolve` finds."""
 
@@ -68,7 +101,7 @@ class Leases:
             return self.lease_runner(ask, head.route.runner, target)
         if target is None:
             return None
-        return self.scheduler.warm(target, ask.keep_alive, head.batch, head.owner)
+        return self.scheduler.warm(target, ask.keep_alive, head.batch, head.owner, _beginning(ask, target))
 
     async def lease(self, ask: Inference, broken: Lease | None = None) -> Lease:
         """Resolves the model and acquires a lease, see `Scheduler.acquire`. Raises the errors of both."""
@@ -79,7 +112,9 @@ class Leases:
             return lease
         check_endpoint(route.path, target.api.endpoints, target.key.backend, route.instead)
         head = ask.head
-        return await self.scheduler.acquire(target, ask.keep_alive, head.caller, head.batch, head.owner, broken)
+        return await self.scheduler.acquire(
+            target, ask.keep_alive, head.caller, head.batch, head.owner, broken, _beginning(ask, target)
+        )
 
     async def _target(self, ask: Inference) -> Target:
         """Resolves the model, once the API key may use it: nobody else learns whether it is here, and what it offers.
