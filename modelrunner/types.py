@@ -353,7 +353,7 @@ class QuantizeSpec:
 @dataclass(frozen=True, slots=True)
 class RunSpec:
     """One run: which model, and how. The values mean the same on every host, and a bundle is what one host has of a
-    model. What a start needs besides is in its `Launch`.
+    model (`RunSpecs.opened`). What a start needs besides is in its `Launch`.
 
     `context_size` is the tokens that one sequence may use, prompt and answer together; `parallel` sequences are worked
     on at once, and what one may use never depends on the others. `flags` were checked by `TakesFlags.check_flags`.
@@ -377,6 +377,10 @@ class RunSpec:
     min_context_size: int | None = None
     draft_tokens: int | None = None
     draft_acceptance: float | None = None
+    template: str | None = None
+    """The chat template of the configuration, in place of the model's own."""
+    lora: tuple[str, ...] | None = None
+    """The adapters of the configuration (`PATH[:SCALE]`), in place of the model's own."""
 
 
 @dataclass(frozen=True, slots=True)

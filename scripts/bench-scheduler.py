@@ -5,7 +5,7 @@
   rules  the table of docs/scheduling.md: answers, loads and the worst wait in each workload, with all rules, without
          each, and with each that was dropped
 
-  places machines with devices: answers, loads, the mean and the worst wait
+  places machines with devices, and two hosts: answers, loads, the mean and the worst wait
 
 --parts time,rules,places  --seeds N (5) of each workload
 """
@@ -72,7 +72,7 @@ def state(runners_leased: int, waited: float, size: int) -> State:
         )
         for i in range(50)
     )  # fmt: skip
-    return State(groups, slots, RequiredMemory(50 * GIB))
+    return State(groups, slots, {"": RequiredMemory(50 * GIB)})
 
 
 def measure_time() -> bool:

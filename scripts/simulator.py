@@ -95,7 +95,7 @@ class Simulation:
         self.workload, self.rules = workload, rules
         self.models = {model.key: model for model in workload.models}
         self.by_name = {model.name: model for model in workload.models}
-        self.options = {model.key: model.options(len(workload.devices)) for model in workload.models}
+        self.options = {model.key: model.options(len(workload.devices), workload.machines) for model in workload.models}
         self.random = random.Random(seed)
         self.now = 0.0
         self.outcome = Outcome()
@@ -146,7 +146,7 @@ class Simulation:
     def _state(self) -> State:
         groups = tuple([self._group(key, queue) for key, queue in self.waiting.items() if queue])
         slots = tuple([runner.slot for runner in self.runners.values()])
-        return State(groups, slots, self.workload.memory, {}, self.rules.policy, served=self.served)
+        return State(groups, slots, self.workload.hosts, {}, self.rules.policy, served=self.served)
 
     def _group(self, key: RunnerKey, queue: dict[int, Waiting]) -> Group:
         model = self.models[key]
@@ -240,6 +240,6 @@ class Simulation:
 
 
 def _share(one: SimulatedRunner, other: SimulatedRunner) -> bool:
-    """True if both compute on one device, or on the processors."""
-    here, there = one.slot.option.place.devices, other.slot.option.place.devices
-    return here == there or not set(here).isdisjoint(there)
+    """True if both compute on one device, or on the processors of one host."""
+    here, there = one.slot.option.place, other.slot.option.place
+    return here == there or (here.host == there.host and not set(here.devices).isdisjoint(there.devices))

@@ -25,9 +25,10 @@ class Model:
     files: int = 0
     on: int = 1
 
-    def options(self, devices: int) -> tuple[RunOption, ...]:
+    def options(self, devices: int, machines: Sequence[str] = ("",)) -> tuple[RunOption, ...]:
         if not devices:
-            return (RunOption(RequiredMemory(self.size, shared=self.files)),)
+            memory = RequiredMemory(self.size, shared=self.files)
+            return tuple(RunOption(memory, place=RunPlace(host=host)) for host in machines)
         return tuple(
             RunOption(RequiredMemory(0, tuple(self.size * (i in chosen) for i in range(devices))), 0, RunPlace(chosen))
             for chosen in combinations(range(devices), self.on)
@@ -52,7 +53,8 @@ class Client:
 
 @dataclass(frozen=True)
 class Workload:
-    """`seconds` of clients that ask for `models` in `budget` bytes, or on `devices` with so many each. With
+    """`seconds` of clients that ask for `models` in `budget` bytes of each of the `machines`, or on `devices` with so
+    many each. With
     `first_token` the waits end with the first token of the answer, else with the lease."""
 
     name: str
@@ -63,10 +65,11 @@ class Workload:
     seconds: float = 300.0
     first_token: bool = False
     devices: tuple[int, ...] = ()
+    machines: Sequence[str] = ("",)
 
     @property
-    def memory(self) -> RequiredMemory:
-        return RequiredMemory(self.budget, self.devices)
+    def hosts(self) -> dict[str, RequiredMemory]:
+        return dict.fromkeys(self.machines, RequiredMemory(self.budget, self.devices))
 
 
 FIRST_MACHINE = (
@@ -156,12 +159,15 @@ def _devices(name: str, about: str, sizes: Sequence[int], devices: Sequence[int]
 
 
 def device_workloads() -> Iterator[Workload]:
-    """Machines with devices, by which the rule of places was chosen."""
+    """Machines with devices, and two hosts, by which the rule of places was chosen."""
     turns = cycle(("a", "b"))
     models = [Model(name, 17 << 30, load=5.0, work=0.5) for name in "ab"]
     client = Client(lambda r: next(turns), think=20.0, count=60)
     about = "two models on two equal devices with room for one each, asked in turn 60 times"
     yield Workload("two in turn", about, models, 1 << 40, [client], 3600.0, devices=(22 << 30, 22 << 30))
+    yield Workload(
+        "two hosts", about.replace("devices", "hosts"), models, 22 << 30, [client], 3600.0, machines=("", "b")
+    )
     yield _devices("four equal", "six models of one device each, by a Zipf law", [20] * 6, [22] * 4, [1] * 6)
     halves = [10, 20, 10, 20, 10]
     yield _devices("two equal", "five models of half a device or one", halves, [22] * 2, [1] * 5)

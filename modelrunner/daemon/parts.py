@@ -155,7 +155,7 @@ def build(
     keys = KeyRing(state / "keys.json") if keys is None else keys
     scheduler = Scheduler(
         registry,
-        host,
+        [host],
         ledger=Ledger(state / "memory.json"),
         max_queue=settings.max_queue,
         max_wait=settings.max_wait,

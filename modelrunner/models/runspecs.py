@@ -1,8 +1,10 @@
 """Makes the specification of a run from a model and its settings."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
+
+import msgspec
 
 from modelrunner.backend import Backend, HasDefaults, TakesFlags, default_context_size
 from modelrunner.config.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
@@ -36,7 +38,14 @@ class RunSpecs:
         capabilities that the engine does not serve. It reads the files that the settings name. Raises `BadRequest`, and
         `ModelNotFound` for a draft model or an adapter that is not here."""
         speculative = settings.speculative if key.mode is Mode.COMPLETION else None
-        bundle = self._as_configured(backend, bundle, settings, key.mode)
+        template = settings.chat_template or None if key.mode is Mode.COMPLETION else None
+        bundle = self._as_configured(bundle, template, settings.lora)
+        if bundle.adapters and not backend.takes_adapters:
+            raise BadRequest(
+                f"{backend.name} applies no LoRA adapters: choose another backend for {bundle.name}, or take them back "
+                f"with `modelrunner configure {bundle.name} --lora default`",
+                param="lora",
+            )
         draft = self._draft(bundle, speculative.draft_model) if speculative else None
         spec = RunSpec(
             model_id=bundle.model_id,
@@ -51,28 +60,35 @@ class RunSpecs:
             min_context_size=settings.min_context_size,
             draft_tokens=speculative.num_tokens if speculative else None,
             draft_acceptance=speculative.min_acceptance_rate if speculative else None,
+            template=template,
+            lora=tuple(settings.lora) if settings.lora is not None else None,
         )
         api = backend.api(spec)
         served = replace(bundle, capabilities=bundle.capabilities - api.lacks)
         return replace(spec, bundle=served), api
 
-    def _as_configured(self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, mode: Mode) -> Bundle:
-        """Returns the bundle with the chat template and the LoRA adapters of the settings in place of its own. Raises
-        `BadRequest` for a template that its engine would render without end."""
-        if settings.chat_template and mode is Mode.COMPLETION:
-            bundle = self._templates.applied(bundle, settings.chat_template)
+    def opened(self, values: bytes) -> RunSpec:
+        """Returns the run of another host, from its `values_of`, with the files that this host has. Raises `BadRequest`
+        for what are no values of a run, and `ModelNotFound` for a model, a draft or an adapter that is not here."""
+        try:
+            run: Any = msgspec.json.decode(values, type=_RunValues)
+        except msgspec.MsgspecError as error:
+            raise BadRequest(f"this is no run: {error}") from None
+        draft = self._store.bundle(run.draft) if run.draft is not None else None
+        bundle = self._as_configured(self._store.bundle(run.model_id), run.template, run.lora)
+        served = replace(bundle, references=run.references, capabilities=run.capabilities)
+        mine = {field: getattr(run, field) for field in _VALUES}
+        return RunSpec(bundle=served, draft=draft, **mine)
+
+    def _as_configured(self, bundle: Bundle, template: str | None, lora: Sequence[str] | None) -> Bundle:
+        """Returns the bundle with the chat template and the LoRA adapters of the configuration in place of its own.
+        Raises `BadRequest` for a template that its engine would render without end."""
+        if template is not None:
+            bundle = self._templates.applied(bundle, template)
         else:
             self._templates.renderings.require_ending(bundle)
             bundle = self._templates.renderings.narrowed(bundle)
-        if settings.lora is not None:
-            bundle = adapters.applied(bundle, settings.lora)
-        if bundle.adapters and not backend.takes_adapters:
-            raise BadRequest(
-                f"{backend.name} applies no LoRA adapters: choose another backend for {bundle.name}, or take them back "
-                f"with `modelrunner configure {bundle.name} --lora default`",
-                param="lora",
-            )
-        return bundle
+        return adapters.applied(bundle, lora) if lora is not None else bundle
 
     def _draft(self, bundle: Bundle, name: str) -> Bundle:
         """Returns the model that has the name now, since a name may be given to another model at any time."""
@@ -94,6 +110,21 @@ class RunSpecs:
                 )
             self._drafting.add(pair)
         return draft
+
+
+_VALUES = {field.name: field.type for field in fields(RunSpec) if field.name not in ("bundle", "draft")}
+_OF_BUNDLES = {"draft": str | None, "references": tuple[str, ...], "capabilities": frozenset[str]}
+_RunValues = msgspec.defstruct("_RunValues", [*_VALUES.items(), *_OF_BUNDLES.items()], frozen=True)
+
+
+def values_of(spec: RunSpec) -> bytes:
+    """Returns what another host needs to make the same run (`RunSpecs.opened`): JSON without a path of this host, but
+    for adapters that the configuration names by one."""
+    bundle, draft = spec.bundle, spec.draft.model_id if spec.draft is not None else None
+    mine = {field: getattr(spec, field) for field in _VALUES}
+    return msgspec.json.encode(
+        {**mine, "draft": draft, "references": bundle.references, "capabilities": bundle.capabilities}
+    )
 
 
 def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:

@@ -4,7 +4,7 @@ from modelrunner.scheduler.events import EventRecord
 from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.ledger import Ledger
 from modelrunner.scheduler.localhost import LocalHost
-from modelrunner.scheduler.memory import MemoryProbe, Probe
+from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.state import Phase
@@ -28,7 +28,6 @@ __all__ = [
     "MemoryUse",
     "Obstacle",
     "Phase",
-    "Probe",
     "Replicas",
     "RetainedSettings",
     "RunnerView",

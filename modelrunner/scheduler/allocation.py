@@ -1,11 +1,12 @@
-"""The memory of one plan: the free part, the part that leaving runners give back, and the reserved part. Several
-runners of a model map its files, and the kernel holds them once, so they count once. Pure."""
+"""The memory of one plan, on each host: the free part, the part that leaving runners give back, and the reserved part.
+Several runners of a model map its files, and the kernel holds them once, so they count once. Pure."""
 
 import operator
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from functools import reduce
 
-from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, Slot
+from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, RunOption, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes of main memory, then of each device; all vectors of one plan are equally long.
@@ -29,9 +30,9 @@ def covers(a: Vector, b: Vector) -> bool:
 
 
 class Allocation:
-    """`free` is the budget that no runner counts for. `left` is what is left over once leaving runners are gone and
-    the requests earlier in line have what they wait for; it may be negative. A later request gets only that, so that
-    small models do not starve a large one.
+    """The memory of one host. `free` is the budget that no runner counts for. `left` is what is left over once leaving
+    runners are gone and the requests earlier in line have what they wait for; it may be negative. A later request gets
+    only that, so that small models do not starve a large one.
 
     `slots` are oldest first. The oldest runner of a model counts for its files; other runners and starts of the model
     count only for the rest of their memory. `memories` are further figures that will be asked about."""
@@ -54,7 +55,7 @@ class Allocation:
 
     def size(self, slot: Slot) -> Vector:
         """The memory that the runner counts for."""
-        return self._vector(slot.memory, self._counted.get(slot.id, 0))
+        return self._vector(slot.memory, self._counted.get(slot.id, 0) if slot.memory.shared else 0)
 
     def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
         """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
@@ -101,6 +102,21 @@ class Allocation:
 
     def _map(self, key: RunnerKey, memory: RequiredMemory) -> None:
         self._files[key.model_id] = max(memory.shared, self._files.get(key.model_id, 0))
+
+
+def allocations(
+    hosts: Mapping[str, RequiredMemory], slots: Iterable[Slot], options: Iterable[RunOption] = ()
+) -> dict[str, Allocation]:
+    """The allocation of each host. A host that does not answer has no memory. `options` are those that will be asked
+    about."""
+    there: defaultdict[str, list[Slot]] = defaultdict(list)
+    sizes: defaultdict[str, list[RequiredMemory]] = defaultdict(list, {name: [] for name in hosts})
+    for slot in slots:
+        there[slot.option.place.host].append(slot)
+    for option in options:
+        sizes[option.place.host].append(option.memory)
+    nothing = RequiredMemory(0)
+    return {name: Allocation(hosts.get(name, nothing), there[name], sizes[name]) for name in {**sizes, **there}}
 
 
 def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:

@@ -13,7 +13,7 @@ runner goes before all.
 """
 
 import math
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class _Victim(NamedTuple):
     `wait` by then. An idle one may go after its rest since `idle_since` in any case."""
 
     slot: Slot
+    id: RunnerId
     size: Vector
     load: float
     earliest: float
@@ -54,17 +55,20 @@ class _Victim(NamedTuple):
 
 @dataclass
 class Eviction:
-    """The candidates for eviction within one plan: `slots` but for those that are `gone`. `waited_for` are the keys
-    that requests wait for, `urgent` those of them with a request that does not yield to interactive ones."""
+    """The candidates for eviction within one plan, on each host: `slots` but for those that are `gone`. `waited_for`
+    are the keys that requests wait for, `urgent` those of them with a request that does not yield to interactive
+    ones."""
 
     slots: Collection[Slot]
     waited_for: Container[RunnerKey]
     urgent: Container[RunnerKey]
-    memory: Allocation
+    memory: Mapping[str, Allocation]
     policy: Policy
     now: float
     gone: set[RunnerId] = field(default_factory=set)
-    _candidates: dict[bool, list[_Victim]] = field(default_factory=dict)  # for urgent groups, and for others
+    _candidates: dict[tuple[str, bool], list[_Victim]] = field(
+        default_factory=dict
+    )  # by host; for urgent groups, others
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
         """Runners with a lower rank go first."""
@@ -88,15 +92,15 @@ class Eviction:
                 return at_once
         return None
 
-    def propose(self, shortage: Vector, group: Group) -> Proposal:
-        """Returns the runners that would go for `group`, which lacks `shortage`. If the runners that may go now do not
-        suffice, returns none, and the time at which another one may go."""
+    def propose(self, shortage: Vector, group: Group, host: str) -> Proposal:
+        """Returns the runners that would go for `group`, which lacks `shortage` on `host`. If the runners that may go
+        now do not suffice, returns none, and the time at which another one may go."""
         policy, load = self.policy, _load_time(group.load_seconds, group.options[0].memory)
         chosen: list[_Victim] = []
         missing, began, again = shortage, group.since, math.inf
-        for candidate in self._those_for(group.key in self.urgent):
-            slot, size, own, earliest, idle_since = candidate
-            if slot.id in self.gone:
+        for candidate in self._those_for(host, group.key in self.urgent):
+            _, id, size, own, earliest, idle_since = candidate
+            if id in self.gone:
                 continue
             if idle_since > -math.inf:
                 price = load + own
@@ -122,11 +126,12 @@ class Eviction:
         loads, last_used = sum([victim.load for victim in chosen]), max([slot.last_used for slot in slots])
         return Proposal(slots, math.inf, (any(slot.leases for slot in slots), loads, last_used))
 
-    def _those_for(self, urgent: bool) -> list[_Victim]:
-        if urgent not in self._candidates:
-            found = self._candidates[urgent] = []
-            for slot in sorted([slot for slot in self.slots if not slot.pinned], key=self.rank):
+    def _those_for(self, host: str, urgent: bool) -> list[_Victim]:
+        if (host, urgent) not in self._candidates:
+            found = self._candidates[host, urgent] = []
+            there = [slot for slot in self.slots if slot.option.place.host == host and not slot.pinned]
+            for slot in sorted(there, key=self.rank):
                 load = _load_time(slot.load_seconds, slot.memory)
                 if spared := self.spared(slot, urgent):
-                    found.append(_Victim(slot, self.memory.size(slot), load, *spared))
-        return self._candidates[urgent]
+                    found.append(_Victim(slot, slot.id, self.memory[host].size(slot), load, *spared))
+        return self._candidates[host, urgent]

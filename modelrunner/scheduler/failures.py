@@ -11,7 +11,7 @@ A load that ran out of memory is tried again at once: first with more memory cou
 next smaller run. The third in a row in one place counts as a failed start; the next start continues from there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from modelrunner.errors import BackingOff, InsufficientMemory, OutOfMemory, ShuttingDown, TimedOut
 from modelrunner.scheduler.allocation import Allocation, covers
@@ -69,18 +69,21 @@ def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) 
     return TimedOut(f"{group.name} timed out after {max_wait:g} s waiting for {what}; try again later")
 
 
-def never_fits(group: Group, memory: Allocation) -> InsufficientMemory:
-    """The budget has less than the smallest variant needs, or pinned models hold too much of it."""
-    if memory.budget[0] == 0:
+def never_fits(group: Group, memory: Mapping[str, Allocation]) -> InsufficientMemory:
+    """No host has more than the smallest variant needs, or pinned models hold too much of it."""
+    fits = [
+        covers(memory[o.place.host].budget, memory[o.place.host].total(group.runner, o.memory)) for o in group.options
+    ]
+    if not any(room.budget[0] for room in memory.values()):
         why = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
-    elif not any(covers(memory.budget, memory.total(group.runner, option.memory)) for option in group.options):
+    elif not any(fits):
         why = "more than there is: choose a smaller model or context, or raise the budget"
     else:
         why = "and pinned models hold the rest: unpin one, or raise the budget"
     return _no_room(group, why, memory)
 
 
-def explained(error: BaseException, group: Group, memory: Allocation) -> BaseException:
+def explained(error: BaseException, group: Group, memory: Mapping[str, Allocation]) -> BaseException:
     """Returns the error for the requests that waited for a start that failed with `error`."""
     if not isinstance(error, OutOfMemory) or not group.options:
         return error
@@ -95,10 +98,11 @@ def shutting_down() -> ShuttingDown:
     return ShuttingDown("modelrunner is shutting down")
 
 
-def _no_room(group: Group, why: str, memory: Allocation) -> InsufficientMemory:
-    smallest = group.options[-1].memory
-    lines = []
-    for i, need in enumerate((smallest.ram, *smallest.vram)):
-        what = "main memory" if i == 0 else f"device {i - 1}"
-        lines.append(f"{what}: needed {need}, free {max(0, memory.free[i])}, budget {memory.budget[i]} bytes")
+def _no_room(group: Group, why: str, memory: Mapping[str, Allocation]) -> InsufficientMemory:
+    smallest, lines = group.options[-1].memory, []
+    for option in {o.place.host: o for o in group.options}.values():  # the smallest on each
+        room, host = memory[option.place.host], f" of {option.place.host}" if option.place.host else ""
+        for i, need in enumerate((option.memory.ram, *option.memory.vram)):
+            what = "main memory" if i == 0 else f"device {i - 1}"
+            lines.append(f"{what}{host}: needed {need}, free {max(0, room.free[i])}, budget {room.budget[i]} bytes")
     return InsufficientMemory(f"{group.name} needs {smallest}, {why} ({'; '.join(lines)})")

@@ -26,8 +26,9 @@ class Host(Protocol):
 
     def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
         """Returns the bytes that all our runners there together may hold, of main memory and of each device; `runners`
-        are those that it has now. None while the host does not answer: the plan does without it, and the `run` of each
-        of its runners ends with `EngineFailed`, which names the host. The figure may be some seconds old."""
+        are those that it has now. It must not raise. None while the host does not answer: the plan does without it, and
+        the `run` of each of its runners ends with `EngineFailed`, which names the host. The figure may be some seconds
+        old."""
 
     def kind(self, devices: tuple[int, ...]) -> str:
         """Returns the kind of hardware of these devices, none for the processors alone. The memory that a run was

@@ -3,7 +3,7 @@ budget and the measurements of the scheduler's runners."""
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,24 +17,25 @@ from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.slots import RunnerSlot
-from modelrunner.scheduler.state import Phase
+from modelrunner.scheduler.state import HostedVariant, Phase
 from modelrunner.scheduler.target import Target
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 _MAX_ENTRIES = 4096
 log = logging.getLogger(__name__)
 
 
 class _LedgerFile(msgspec.Struct, frozen=True):
-    format: Literal[3]  # counts up when figures or their keys get another meaning
+    format: Literal[4]  # counts up when figures or their keys get another meaning
     figures: dict[str, RequiredMemory]
     """The measured memory of a run at a full context."""
 
 
 class Ledger:
     """Figures are kept in `path` (none: in memory only) per backend, its version and settings, model, mode, context,
-    parallel, flags, options and draft: a figure of another combination says nothing about this one."""
+    parallel, flags, options and draft, and kind of hardware (`Host.kind`): a figure of another combination says nothing
+    about this one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._file = JsonFile(path, _LedgerFile, cache=True) if path is not None else None
@@ -42,19 +43,22 @@ class Ledger:
         self._known = content.figures if content is not None else {}
         self._estimates: dict[str, RequiredMemory] = {}
 
-    async def required(self, backend: Backend, spec: RunSpec) -> RequiredMemory:
+    async def required(self, backend: Backend, spec: RunSpec, kind: str = "") -> RequiredMemory:
         """Bytes to count for a run: the measured figure, else the backend's estimate."""
-        entry = await _entry(backend, spec)
+        entry = await _entry(backend, spec, kind)
         if entry not in self._known and entry not in self._estimates:
             self._estimates[entry] = await backend.required_memory(spec)
         return self._counts(entry)
 
-    async def variants(self, backend: Backend, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
-        """The backend's ways to run it, the preferred one first, each with the bytes to count for it."""
+    async def variants(
+        self, backend: Backend, spec: RunSpec, budget: RequiredMemory, kind: Callable[[tuple[int, ...]], str]
+    ) -> list[Variant]:
+        """The backend's ways to run it, the preferred one first, each with the bytes to count for it. `kind` is of the
+        host with that budget."""
         varies = interface_of(backend, HasVariants)
         found = await varies.variants(spec, budget) if varies else [Variant(spec, await backend.required_memory(spec))]
         version = await _version(backend)
-        entries = [_entry_of(backend, version, variant.spec) for variant in found]
+        entries = [_entry_of(backend, version, v.spec, kind(v.memory.devices)) for v in found]
         self._estimates |= {entry: variant.memory for entry, variant in zip(entries, found, strict=True)}
         return [replace(v, memory=self._counts(entry)) for v, entry in zip(found, entries, strict=True)]
 
@@ -62,7 +66,7 @@ class Ledger:
         return self._known[entry] if entry in self._known else self._estimates[entry]
 
     async def record(
-        self, backend: Backend, spec: RunSpec, measured: RequiredMemory, *, fresh: bool = False
+        self, backend: Backend, spec: RunSpec, measured: RequiredMemory, kind: str = "", *, fresh: bool = False
     ) -> RequiredMemory:
         """Records the measured memory of a run, and returns the memory that counts for such a run from now on: the most
         that was ever measured. A `fresh` run has only loaded its model; the growth that its backend expects is added.
@@ -72,7 +76,7 @@ class Ledger:
             measured += await asked(grows.growth, spec) if grows else RequiredMemory(0)
             if not _is_valid(measured):
                 raise ValueError(f"growth() gave no valid figure: {measured!r}")
-        entry = await _entry(backend, spec)
+        entry = await _entry(backend, spec, kind)
         known = self._known.get(entry)
         if known is not None:
             measured = known.most(measured)
@@ -94,8 +98,8 @@ class Ledger:
             self._file.save(_LedgerFile(_FORMAT, self._known))
 
 
-async def _entry(backend: Backend, spec: RunSpec) -> str:
-    return _entry_of(backend, await _version(backend), spec)
+async def _entry(backend: Backend, spec: RunSpec, kind: str) -> str:
+    return _entry_of(backend, await _version(backend), spec, kind)
 
 
 async def _version(backend: Backend) -> str:
@@ -103,8 +107,8 @@ async def _version(backend: Backend) -> str:
     return await asked(versioned.version) if versioned else ""
 
 
-def _entry_of(backend: Backend, version: str, spec: RunSpec) -> str:
-    parts: list[Any] = [backend.name, version, spec.model_id, spec.mode, spec.context_size, spec.parallel]
+def _entry_of(backend: Backend, version: str, spec: RunSpec, kind: str) -> str:
+    parts: list[Any] = [backend.name, version, kind, spec.model_id, spec.mode, spec.context_size, spec.parallel]
     parts += [backend.settings.model_dump_json(), spec.gpu_layers]
     parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
     parts += [sorted(spec.environment.items())]  # with the flags it says where the run is
@@ -116,21 +120,31 @@ class Account:
     backend that fails, or gives no valid figure, raises `EngineFailed` that names it; a wrong measurement is logged and
     does not count."""
 
-    def __init__(self, registry: BackendRegistry, host: Host, ledger: Ledger) -> None:
+    def __init__(self, registry: BackendRegistry, hosts: Mapping[str, Host], ledger: Ledger) -> None:
         self._registry = registry
-        self._host = host
+        self._hosts = hosts
         self._ledger = ledger
 
-    def budget(self, slots: Iterable[RunnerSlot]) -> RequiredMemory:
-        """The memory that all runners together may hold; `slots` are the present runners."""
-        return self._host.budget([Held(slot.runner, slot.memory) for slot in slots]) or RequiredMemory(0)
+    def budgets(self, slots: Iterable[RunnerSlot]) -> dict[str, RequiredMemory]:
+        """The memory that all runners of a host together may hold, for each host that answers; `slots` are the present
+        runners."""
+        held: dict[str, list[Held]] = {name: [] for name in self._hosts}
+        for slot in slots:
+            held[slot.option.place.host].append(Held(slot.runner, slot.memory))
+        budgets = {name: host.budget(held[name]) for name, host in self._hosts.items()}
+        return {name: budget for name, budget in budgets.items() if budget is not None}
 
-    async def variants(self, target: Target, budget: RequiredMemory) -> list[Variant]:
-        """The ways to run the target, the preferred one first."""
+    async def variants(self, target: Target, budgets: Mapping[str, RequiredMemory]) -> list[HostedVariant]:
+        """The ways to run the target, those of each host together, the preferred one first."""
+        hosts, model = [self._hosts[name] for name in budgets], target.key.model_id
+        found = [(host, await self._variants(target, host, budgets[host.name])) for host in hosts]
+        return [HostedVariant(each, host.name, not host.has(model)) for host, variants in found for each in variants]
+
+    async def _variants(self, target: Target, host: Host, budget: RequiredMemory) -> list[Variant]:
         name = target.key.backend
         backend = self._registry.get(name)
         try:
-            found = await self._ledger.variants(backend, target.spec, budget)
+            found = await self._ledger.variants(backend, target.spec, budget, host.kind)
         except ModelRunnerError:
             raise
         except Exception as error:
@@ -159,7 +173,9 @@ class Account:
             self._stays_off(slot, idle, measured)
             return True
         try:
-            memory = await self._ledger.record(self._registry.get(name), slot.variant.spec, measured, fresh=fresh)
+            place, spec = slot.option.place, slot.variant.spec
+            kind = self._hosts[place.host].kind(place.devices)
+            memory = await self._ledger.record(self._registry.get(name), spec, measured, kind, fresh=fresh)
         except Exception as error:  # a fault of the backend's
             log.error("the backend %s failed when %s was measured", name, slot.target.name, exc_info=error)
             return False

@@ -17,9 +17,10 @@ from modelrunner.processes.processtree import process_tree
 from modelrunner.sandbox import Permissions
 from modelrunner.scheduler.devices import devices, held_by
 from modelrunner.scheduler.host import Held
-from modelrunner.scheduler.memory import MemoryProbe, Probe
+from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.types import Endpoint, Launch, ProcessOptions, RequiredMemory, RunSpec
+from modelrunner.units import format_bytes
 
 
 class LocalHost:
@@ -38,7 +39,7 @@ class LocalHost:
         logs: Path,
         *,
         name: str = "",
-        probe: Probe | None = None,
+        probe: MemoryProbe | None = None,
         permissions: Permissions | None = None,
         stop_grace: float = 10.0,
         stall_limit: float = 300.0,
@@ -61,8 +62,9 @@ class LocalHost:
         return self._probe({held.runner.process.pid: held.memory for held in runners if held.runner.process})
 
     def kind(self, devices: tuple[int, ...]) -> str:
-        """See `Host`."""
-        return platform.machine()
+        """See `Host`. The size of its memory stands for the kind of a device."""
+        sizes = [format_bytes(self._probe.total(device)) for device in devices]
+        return ", ".join((platform.machine(), *sizes))
 
     def has(self, model_id: str) -> bool:
         """See `Host`: the daemon runs models of its own store."""

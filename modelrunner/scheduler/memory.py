@@ -14,9 +14,6 @@ from modelrunner.processes.processtree import process_tree
 from modelrunner.scheduler.devices import NO_MEMORY, DeviceMemory, devices
 from modelrunner.types import RequiredMemory
 
-# From the process IDs of the engines, and the memory that each counts for, to the budget.
-Probe = Callable[[Mapping[int, RequiredMemory]], RequiredMemory]
-
 # A measurement stays valid for this many seconds. Our own runners do not change the budget; memory that other programs
 # take is noticed this much later.
 _AGE, _DEVICES_AGE = 1.0, 5.0
@@ -65,6 +62,10 @@ class MemoryProbe:
             self._look_in_background(runners or {})
         ram, *vram = map(self._ours, self._found)
         return RequiredMemory(ram if self._budget is None else self._budget, tuple(vram))
+
+    def total(self, device: int) -> int:
+        """Returns the bytes of that device in all, 0 for one that is not there."""
+        return self._devices[device].total if device < len(self._devices) else 0
 
     def refresh(self, runners: Mapping[int, RequiredMemory]) -> None:
         """Measures now: takes milliseconds for main memory, up to seconds for devices."""

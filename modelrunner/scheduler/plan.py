@@ -18,12 +18,11 @@ of docs/scheduling.md in this order:
 import math
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from functools import reduce
 from itertools import takewhile
 
 from modelrunner.errors import BackendUnavailable
 from modelrunner.scheduler import failures, placement
-from modelrunner.scheduler.allocation import Allocation, Vector, add, covers, subtract
+from modelrunner.scheduler.allocation import Vector, add, allocations, covers, subtract
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.state import (
@@ -39,6 +38,7 @@ from modelrunner.scheduler.state import (
     Request,
     RunnerId,
     RunOption,
+    RunPlace,
     Sleep,
     Slot,
     Start,
@@ -66,8 +66,9 @@ class Plan:
         self._ids: dict[RunnerKey, list[RunnerId]] = {}
         for id in self.live:
             self._ids.setdefault(id.key, []).append(id)
-        needs = [option.memory for group in state.groups for option in group.options]
-        self.memory = Allocation(state.budget, self.live.values(), (*needs, *state.asleep.values()))
+        options = [option for group in state.groups for option in group.options]
+        options += [self.live[id].option._replace(memory=m) for id, m in state.asleep.items() if id in self.live]
+        self.memory = allocations(state.hosts, self.live.values(), options)
         self._failures = dict(state.failures)
         self._turns = Turns(state.served, state.policy.ageing, now)
         self._actions: list[Action] = []
@@ -137,7 +138,7 @@ class Plan:
         """Puts a runner to sleep, if it can sleep and there is room for the larger of both figures. A runner whose
         engine still works does not sleep."""
         asleep = self.state.asleep.get(slot.id)
-        if asleep is None or slot.abandoned or not self.memory.start(slot.id, asleep):
+        if asleep is None or slot.abandoned or not self.memory[slot.host].start(slot.id, asleep):
             return False
         self.live[slot.id] = slot._replace(phase=Phase.SLEEPING, memory=slot.memory.most(asleep))
         self._actions.append(Sleep(slot.id))
@@ -205,12 +206,12 @@ class Plan:
                 return
         group = replace(group, number=self._next_number(slots))
         options, pause = placement.candidates(
-            group.runner, group.options, self._failures, self.memory, self.memory.budget, self.now
+            group.runner, group.options, self._failures, self.memory, self._budgets(), self.now
         )
         option = placement.free_now(group.runner, options, self.memory)
         if pause is not None:
             self._due.append(pause.until)
-        elif option is not None and self.memory.start(group.runner, option.memory):
+        elif option is not None and self.memory[option.place.host].start(group.runner, option.memory):
             self._actions.append(Start(group.runner, option))
 
     @staticmethod
@@ -230,13 +231,16 @@ class Plan:
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
         wanting = [self._to_run(group) for group in waiting if self._wants_runner(group)]
         pinned = [s for s in self.live.values() if self._is_pinned(s) and s.phase not in LEAVING] if wanting else []
-        evictable, first = reduce(subtract, map(self._awake, pinned), self.memory.budget), set()
+        evictable, first = self._budgets(), set()
+        for slot in pinned:
+            if slot.host in evictable:
+                evictable[slot.host] = subtract(evictable[slot.host], self._awake(slot))
         for group in sorted([g for g in wanting if g.pinned], key=lambda g: (g.since, g.waiting[0].id)):
             if group.runner not in eviction.gone and (options := self._candidates(group, evictable)):
-                taken = self._admit(group, options, eviction)
+                place, taken = self._admit(group, options, eviction)
                 first.add(group.key)
                 if group.runner not in self.live:
-                    evictable = subtract(evictable, taken)
+                    evictable[place.host] = subtract(evictable[place.host], taken)
         chosen = {g.key: options for g in wanting if not g.pinned and (options := self._candidates(g, evictable))}
         numbered = {group.key: group for group in wanting}
         in_line = [numbered.get(g.key, g) for g in waiting if g.key in chosen or g.key in first or g.key in loads]
@@ -244,34 +248,38 @@ class Plan:
             if group.key in chosen and group.runner not in eviction.gone:  # a sleeping runner may have been evicted
                 self._admit(group, chosen[group.key], eviction)
 
-    def _admit(self, group: Group, options: Sequence[RunOption], eviction: Eviction) -> Vector:
-        """Starts a runner, or evicts for it. Returns the memory that it takes, or that is reserved for it."""
+    def _admit(self, group: Group, options: Sequence[RunOption], eviction: Eviction) -> tuple[RunPlace, Vector]:
+        """Starts a runner, or evicts for it. Returns its place, and the memory that it takes there, or that is reserved
+        for it."""
         eviction.gone.add(group.runner)  # a runner that is to be woken makes no room for itself
         option, victims, again = placement.place(group, options, self.memory, eviction)
         eviction.gone.update([slot.id for slot in victims])
         for slot in victims:
             self._stop(slot, Reason.ROOM, group.name)
         self._due.append(again)
-        need = self.memory.need(group.runner, option.memory)
-        if self.memory.start(group.runner, option.memory):
+        memory = self.memory[option.place.host]
+        need = memory.need(group.runner, option.memory)
+        if memory.start(group.runner, option.memory):
             self._actions.append(Start(group.runner, option))
         else:
-            self.memory.reserve(need)
-        return need
+            memory.reserve(need)
+        return option.place, need
 
     def _to_run(self, group: Group) -> Group:
         """The group with the number of the runner that is to be woken, or started."""
         sleepers = self._of(group.key)
         return replace(group, number=sleepers[0].number if sleepers else self._next_number(()))
 
-    def _candidates(self, group: Group, evictable: Vector) -> Sequence[RunOption]:
+    def _candidates(self, group: Group, evictable: dict[str, Vector]) -> Sequence[RunOption]:
         """The ways to give the group a runner now. Refuses it if nothing can ever fit, or during a pause after a
         failure for whose end its requests may not wait."""
         sleeper = self.live.get(group.runner)
         if sleeper is not None:
             woken = sleeper.option._replace(memory=self.state.asleep.get(sleeper.id, sleeper.memory))
-            most = add(evictable, self._awake(sleeper)) if self._is_pinned(sleeper) else evictable
-            if covers(most, self.memory.total(sleeper.id, woken.memory)):
+            most = evictable.get(sleeper.host)
+            if most is not None and self._is_pinned(sleeper):
+                most = add(most, self._awake(sleeper))
+            if most is not None and covers(most, self.memory[sleeper.host].total(sleeper.id, woken.memory)):
                 return (woken,)
             self._refuse(group, failures.never_fits(group, self.memory))
             return ()
@@ -286,14 +294,17 @@ class Plan:
             self._refuse(group, failures.never_fits(group, self.memory))
         return options
 
+    def _budgets(self) -> dict[str, Vector]:
+        return {host: self.memory[host].budget for host in self.state.hosts}
+
     def _awake(self, slot: Slot) -> Vector:
         other = self.state.asleep.get(slot.id) if slot.phase is Phase.SLEEPING else None
-        return self.memory.total(slot.id, other or slot.memory)
+        return self.memory[slot.host].total(slot.id, other or slot.memory)
 
     def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         """Stops the runner after its last lease, at once if it has none."""
         if slot.phase is not Phase.DRAINING:
-            self.memory.release(slot)
+            self.memory[slot.host].release(slot)
         self.live[slot.id] = slot._replace(phase=Phase.DRAINING if slot.leases else Phase.STOPPING)
         self._actions.append(Stop(slot.id, reason, room_for))
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from modelrunner.scheduler.state import Group, Request, RunOption, options_of
-from modelrunner.types import KeepAlive, RunnerKey, Variant
+from modelrunner.scheduler.state import Group, HostedVariant, Request, RunOption, options_of
+from modelrunner.types import KeepAlive, RunnerKey
 
 if TYPE_CHECKING:
     from modelrunner.scheduler.slots import Lease
@@ -34,11 +34,11 @@ class Queue:
 
     target: "Target"
     tickets: dict[int, Ticket] = field(default_factory=dict)
-    variants: Sequence[Variant] = ()
+    variants: Sequence[HostedVariant] = ()
     turn: float = float("-inf")
     _options: tuple[RunOption, ...] = ()
 
-    def learn(self, variants: Sequence[Variant]) -> None:
+    def learn(self, variants: Sequence[HostedVariant]) -> None:
         """Notes the ways to run the model."""
         self.variants, self._options = variants, options_of(variants)
 

@@ -4,10 +4,11 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
+from modelrunner.engine.runner import Runner
 from modelrunner.errors import EngineFailed, ModelRunnerError, code_of
 from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
@@ -25,6 +26,7 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Group,
+    HostedVariant,
     Line,
     Phase,
     Policy,
@@ -42,7 +44,7 @@ from modelrunner.scheduler.state import (
     options_of,
 )
 from modelrunner.scheduler.target import Target
-from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
+from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class Reconciler:
         *,
         account: Account,
         policy: Policy,
-        host: Host,
+        hosts: Mapping[str, Host],
         events: Events,
         clock: Callable[[], float],
         unasked: Callable[[], str | None],
@@ -73,7 +75,7 @@ class Reconciler:
         self.time = clock
         self.policy = policy
         self._account = account
-        self._host = host
+        self._hosts = hosts
         self._events = events
         self._unasked = unasked
         self._failures: dict[tuple[RunnerKey, RunPlace], Failure] = {}
@@ -158,9 +160,9 @@ class Reconciler:
         self.paused -= {model_id}
         self.changed()
 
-    def budget(self) -> RequiredMemory:
-        """The memory that all runners together may hold. The figure is at most a second old."""
-        return self._account.budget(self.slots.values())
+    def budgets(self) -> dict[str, RequiredMemory]:
+        """The memory that all runners of a host together may hold, for each host that answers."""
+        return self._account.budgets(self.slots.values())
 
     def changed(self) -> None:
         """Has a plan made in the loop's next turn, one for all calls before it."""
@@ -193,7 +195,7 @@ class Reconciler:
         return State(
             tuple(groups),
             tuple([slot.view() for slot in self.slots.values()]),
-            self.budget(),
+            self.budgets(),
             self._failures,
             self.policy,
             self.closing,
@@ -268,9 +270,9 @@ class Reconciler:
         key, present = id.key, self.slots.of(id.key)
         queue = self.queues.get(key)
         target, variants = (queue.target, queue.variants) if queue else (present[0].target, present[0].variants)
-        variant = variants[option.number]
+        variant, host = variants[option.number].variant, self._hosts[option.place.host]
         try:
-            runner = self._host.start(id, variant.spec)
+            runner = host.start(id, variant.spec)
         except (ModelRunnerError, OSError) as error:
             self.refuse(key, error)
             return
@@ -280,13 +282,17 @@ class Reconciler:
             self.refuse(key, EngineFailed(what))
             return
         runner.expect(option.memory)
-        log.info("starting %s (%s)", target.name, runner.id)
+        log.info("starting %s (%s)%s", target.name, runner.id, option.place)
         memory = option.memory
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
         slot = RunnerSlot(runner, target, variant, option, self.time(), id.number, variants)
         self.slots.add(slot)
         owner = partial(self.queues.owner, key, self._unasked)
-        slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
+        slot.run(self._run(host, runner, owner), partial(self._ended, slot))
+
+    async def _run(self, host: Host, runner: Runner, owner: Callable[[], str | None]) -> None:
+        await host.fetch(runner.spec)
+        await runner.run(self.changed, owner)
 
     def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and slot.phase is not Phase.STOPPING:
@@ -324,6 +330,6 @@ class Reconciler:
             self._refuse(target.key, tuple(queue.tickets), error)
         self.changed()
 
-    async def variants(self, target: Target) -> Sequence[Variant]:
-        """The ways to run the target, the preferred one first."""
-        return await self._account.variants(target, self.budget())
+    async def variants(self, target: Target) -> Sequence[HostedVariant]:
+        """The ways to run the target, those of each host together, the preferred one first."""
+        return await self._account.variants(target, self.budgets())

@@ -4,7 +4,7 @@ A changed configuration applies to the next load: while a runner of an older rev
 the newer one. Only `retire`, the end of a restart, drains a loaded runner.
 """
 
-from modelrunner.scheduler.allocation import Allocation
+from modelrunner.scheduler.allocation import allocations
 from modelrunner.scheduler.placement import candidates, free_now
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.state import Reason, RunnerId, options_of
@@ -14,11 +14,10 @@ from modelrunner.types import Mode, RunnerKey
 
 async def fits_beside(reconciler: Reconciler, target: Target) -> bool:
     """True if the target fits beside everything that is loaded now, in some place. Raises what its estimate raises."""
-    options = options_of(await reconciler.variants(target))
-    slots = [slot.view() for slot in reconciler.slots.values()]
-    memory = Allocation(reconciler.budget(), slots, [option.memory for option in options])
-    runner = RunnerId(target.key)
-    best, _ = candidates(runner, options, {}, memory, memory.budget, reconciler.time())
+    options, hosts = options_of(await reconciler.variants(target)), reconciler.budgets()
+    memory = allocations(hosts, [slot.view() for slot in reconciler.slots.values()], options)
+    runner, most = RunnerId(target.key), {host: memory[host].budget for host in hosts}
+    best, _ = candidates(runner, options, {}, memory, most, reconciler.time())
     return free_now(runner, best, memory) is not None
 
 

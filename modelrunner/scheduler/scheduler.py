@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import failures, rollout, views
-from modelrunner.scheduler.allocation import Allocation, subtract
+from modelrunner.scheduler.allocation import allocations, subtract
 from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.host import Host
@@ -30,7 +30,7 @@ class Scheduler:
     """Decides which runners exist, and gives requests their lease of one. Called only from the event loop's thread; all
     times are in seconds.
 
-    `host` runs the runners. `max_queue` bounds the requests that
+    `hosts` run the runners; the first one is preferred where all else is equal. `max_queue` bounds the requests that
     wait for one model, those inside the engine included; `max_wait` bounds the wait of one request. A request that
     waits for memory drains a busy runner after `patience` at the latest. `drain_limit` is how long `unload` waits for
     leases to end. `warm` is the method of `Slots`. `unasked` gives the owner (see `SavesState.after_ready`) of a runner
@@ -40,7 +40,7 @@ class Scheduler:
     def __init__(
         self,
         registry: BackendRegistry,
-        host: Host,
+        hosts: Sequence[Host],
         *,
         ledger: Ledger | None = None,
         max_queue: int = 512,
@@ -54,12 +54,12 @@ class Scheduler:
         self._drain_limit = drain_limit
         self._clock = clock
         self.events = Events()
-        self._host = host
-        self._account = Account(registry, host, ledger or Ledger())
+        self._hosts = {host.name: host for host in hosts}
+        self._account = Account(registry, self._hosts, ledger or Ledger())
         self._reconciler = Reconciler(
             account=self._account,
             policy=Policy(max_wait, patience),
-            host=host,
+            hosts=self._hosts,
             events=self.events,
             clock=clock,
             unasked=unasked,
@@ -152,7 +152,7 @@ class Scheduler:
         slot = next((s for s in self._slots.values() if s.runner.id == runner_id), None)
         if slot is None:
             raise RunnerNotFound(f"there is no runner {runner_id}: `modelrunner ps` shows them", param="runner")
-        return self._host.log(slot.runner, lines, ending)
+        return self._hosts[slot.option.place.host].log(slot.runner, lines, ending)
 
     def runners(self) -> list[views.RunnerView]:
         """Every runner whose process may still exist, oldest first. The requests that wait for several are told with
@@ -185,9 +185,10 @@ class Scheduler:
         return not all(request.batch for request in waiting) or any(slot.interactive for slot in self._slots.values())
 
     def memory(self) -> views.MemoryUse:
-        """The budget, and what the runners count for."""
-        budget = self._reconciler.budget()
-        found = Allocation(budget, [slot.view() for slot in self._slots.values()])
+        """The budget of this machine, and what its runners count for."""
+        host, budgets = next(iter(self._hosts)), self._reconciler.budgets()
+        budget = budgets.get(host, RequiredMemory(0))
+        found = allocations(budgets, [slot.view() for slot in self._slots.values()])[host]
         ram, *vram = subtract(found.budget, found.free)
         return views.MemoryUse(budget, RequiredMemory(ram, tuple(vram)))
 
@@ -246,7 +247,8 @@ class Scheduler:
             self._reconciler.end(slot, Reason.SHUTDOWN)
         await _gone(slots, None)
         await self._reconciler.finish()
-        await self._host.close()
+        for host in self._hosts.values():
+            await host.close()
         self.events.close()
 
     def _check_open(self, target: Target) -> None:

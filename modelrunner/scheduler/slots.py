@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Self
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.scheduler.eventloop import Alarm
 from modelrunner.scheduler.queues import Queues
-from modelrunner.scheduler.state import SUSPECT, SUSPECT_TURN, Phase, Reason, Request, RunnerId, RunOption, Slot
+from modelrunner.scheduler.state import (
+    SUSPECT,
+    SUSPECT_TURN,
+    HostedVariant,
+    Phase,
+    Reason,
+    Request,
+    RunnerId,
+    RunOption,
+    Slot,
+)
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
 
@@ -52,7 +62,7 @@ class RunnerSlot:
         option: RunOption,
         now: float,
         number: int = 0,
-        variants: Sequence[Variant] = (),
+        variants: Sequence[HostedVariant] = (),
     ) -> None:
         self.runner = runner
         self.number = number

@@ -2,7 +2,7 @@
 seconds of one monotonic clock, sizes are bytes."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -78,6 +78,14 @@ class RunPlace(NamedTuple):
 
     devices: tuple[int, ...] = ()
     """The numbers of its devices; none for the processors alone."""
+    host: str = ""
+    """The name of its host, "" for the machine of the daemon."""
+
+    def __str__(self) -> str:
+        """ " on device 1 of b", " on b", or "" for the processors of this machine."""
+        numbers, many = ", ".join(map(str, self.devices)), "s"[: len(self.devices) > 1]
+        where = f" on device{many} {numbers}" if numbers else ""
+        return where + (f" {'of' if where else 'on'} {self.host}" if self.host else "")
 
 
 class RunOption(NamedTuple):
@@ -90,14 +98,38 @@ class RunOption(NamedTuple):
     place: RunPlace = RunPlace()
     number: int = 0
     """Of the variant that runs then."""
+    fetches: bool = False
+    """True if the host lacks the files of the model."""
 
     def __str__(self) -> str:
         return f"{self.memory}, rank {self.rank}, variant {self.number}"
 
 
-def options_of(variants: Iterable[Variant]) -> tuple[RunOption, ...]:
-    """The options that a backend's variants are to a plan."""
-    return tuple([RunOption(v.memory, v.rank, RunPlace(v.memory.devices), number) for number, v in enumerate(variants)])
+class HostedVariant(NamedTuple):
+    """A variant on one host."""
+
+    variant: Variant
+    host: str = ""
+    fetches: bool = False
+    """True if the host lacks the files of the model."""
+
+
+def options_of(hosted: Sequence[HostedVariant]) -> tuple[RunOption, ...]:
+    """The options that variants are to a plan, those of the best rank first. A host without a device ranks behind all
+    those that compute on one: its best run is not the same as theirs."""
+    with_device = {each.host for each in hosted if each.variant.memory.devices}
+    last = max([each.variant.rank for each in hosted], default=0)
+    options = [
+        RunOption(
+            v.memory,
+            v.rank + (1 + last if with_device and host not in with_device else 0),
+            RunPlace(v.memory.devices, host),
+            number,
+            fetches,
+        )
+        for number, (v, host, fetches) in enumerate(hosted)
+    ]
+    return tuple(sorted(options, key=lambda option: option.rank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +201,11 @@ class Slot(NamedTuple):
         return self.ready_at > -math.inf
 
     @property
+    def host(self) -> str:
+        """The name of the host that the runner is on."""
+        return self.option.place.host
+
+    @property
     def free(self) -> int:
         """How many more requests the engine can take."""
         return max(0, self.parallel - self.abandoned - self.leases)
@@ -204,14 +241,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that a plan depends on; `slots` are oldest first. `closing` is true when the daemon ends. `paused` has
-    the IDs of the models whose runners stop and whose requests wait. `served` has the time of each line's last turn.
-    `asleep` has, for each runner that can sleep, the memory that counts for it in its other condition: asleep if it is
-    awake, awake if it sleeps."""
+    """Everything that a plan depends on; `slots` are oldest first. `hosts` has the budget of each host that answers: a
+    host that is not there gets no runner, and what its runners held counts nowhere. `closing` is true when the daemon
+    ends. `paused` has the IDs of the models whose runners stop and whose requests wait. `served` has the time of each
+    line's last turn. `asleep` has, for each runner that can sleep, the memory that counts for it in its other
+    condition: asleep if it is awake, awake if it sleeps."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
-    budget: RequiredMemory
+    hosts: Mapping[str, RequiredMemory]
     failures: Mapping[tuple[RunnerKey, RunPlace], Failure] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     closing: bool = False

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from modelrunner.scheduler import failures
-from modelrunner.scheduler.allocation import Allocation
+from modelrunner.scheduler.allocation import allocations
 from modelrunner.scheduler.events import EventRecord
 from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.plan import plan
@@ -244,17 +244,18 @@ def _leaving(state: State) -> tuple[RunnerId, ...]:
 
 
 def figures(state: State, group: Group, start: Start | None) -> Figures:
-    """The memory that `start` needs (by default the first option), the free memory, and the budget."""
-    memory = Allocation(state.budget, state.slots, [option.memory for option in group.options])
-    need = start.option.memory if start else next((option.memory for option in group.options), None)
-    free = [max(0, free) for free in memory.free]
-    return Figures(need, RequiredMemory(free[0], tuple(free[1:])), state.budget)
+    """The memory that `start` needs (by default the first option), the free memory of its host, and the
+    budget there."""
+    option = start.option if start else next(iter(group.options), None)
+    host = option.place.host if option else next(iter(state.hosts), "")
+    memory = allocations(state.hosts, state.slots, group.options)
+    free = [max(0, free) for free in memory[host].free] if host in memory else [0]
+    budget = state.hosts.get(host, RequiredMemory(0))
+    return Figures(option.memory if option else None, RequiredMemory(free[0], tuple(free[1:])), budget)
 
 
 def _where(start: Start | None) -> str:
-    """ " on device 1", or "" for a run on the processors."""
-    numbers = start.option.place.devices if start is not None else ()
-    return f" on device{'s'[: len(numbers) > 1]} {', '.join(map(str, numbers))}" if numbers else ""
+    return str(start.option.place) if start is not None else ""
 
 
 def _pause(state: State, group: Group, start: Start | None, now: float) -> Failure | None:

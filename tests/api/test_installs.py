@@ -37,7 +37,7 @@ class World:
         self.backend = Slow(folder)
         registry = BackendRegistry({"fake": self.backend})
         self.changes = 0
-        self.scheduler = Scheduler(registry, LocalHost(registry, lambda: folder, folder / "logs"))
+        self.scheduler = Scheduler(registry, [LocalHost(registry, lambda: folder, folder / "logs")])
         self.installer = Installer(registry, self.scheduler, self.changed)
         self.seen: list[list[str]] = []
 

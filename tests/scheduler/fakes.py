@@ -260,9 +260,9 @@ class World:
         self._ids = itertools.count()
 
     def scheduler(self, **settings: Any) -> Scheduler:
-        host = settings.pop("host", None) or FakeHost(self)
+        hosts = settings.pop("hosts", None) or [FakeHost(self)]
         usual = {"clock": asyncio.get_running_loop().time}
-        return Scheduler(BackendRegistry({"fake": self.backend}), host, **usual | settings)
+        return Scheduler(BackendRegistry({"fake": self.backend}), hosts, **usual | settings)
 
     def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
         return FakeRunner(self, key, spec, f"{next(self._ids):08x}")
@@ -310,7 +310,7 @@ class FakeHost:
         return RequiredMemory(self.world.budget, self.world.vram)
 
     def kind(self, devices: tuple[int, ...]) -> str:
-        return "fake"
+        return ""
 
     def has(self, model_id: str) -> bool:
         return True

@@ -1,6 +1,9 @@
 """States as values: what plans are made from in tests."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from modelrunner.errors import ModelRunnerError
 from modelrunner.scheduler.plan import plan
@@ -62,8 +65,8 @@ def start(name: str, ram: int, vram: tuple[int, ...] = (), *, rank: int = 0) -> 
     return Start(runner(name), option(RequiredMemory(ram, vram), rank, rank))
 
 
-def option(memory: RequiredMemory, rank: int = 0, number: int = 0) -> RunOption:
-    return RunOption(memory, rank, RunPlace(memory.devices), number)
+def option(memory: RequiredMemory, rank: int = 0, number: int = 0, host: str = "") -> RunOption:
+    return RunOption(memory, rank, RunPlace(memory.devices, host), number)
 
 
 def slot(
@@ -113,15 +116,22 @@ def ended(
     )
 
 
-def decide(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
-    """The plan, without its wake-up."""
-    return [a for a in everything(*parts, budget=budget, vram=vram, **more) if not isinstance(a, WakeAt)]
+def decide(*parts: Group | Slot, **more: Any) -> list[Action]:
+    """The plan of `everything`, without its wake-up."""
+    return [action for action in everything(*parts, **more) if not isinstance(action, WakeAt)]
 
 
-def everything(*parts: Group | Slot, budget: int = 10, vram: tuple[int, ...] = (), **more: object) -> list[Action]:
+def everything(
+    *parts: Group | Slot,
+    budget: int = 10,
+    vram: tuple[int, ...] = (),
+    others: Mapping[str, RequiredMemory] = MappingProxyType({}),
+    **more: object,
+) -> list[Action]:
+    """The plan of a machine with this memory, and with `others` beside it."""
     groups = tuple(p for p in parts if isinstance(p, Group))
     slots = tuple(p for p in parts if isinstance(p, Slot))
-    state = State(groups, slots, RequiredMemory(budget, vram), **({"policy": POLICY} | more))  # type: ignore[arg-type]
+    state = State(groups, slots, {"": RequiredMemory(budget, vram), **others}, **({"policy": POLICY} | more))  # type: ignore[arg-type]
     return plan(state, NOW)
 
 

@@ -27,6 +27,13 @@ async def test_a_measurement_takes_the_place_of_the_estimate_and_survives(tmp_pa
     assert [f.name for f in file.parent.iterdir()] == ["memory.json"]
 
 
+async def test_a_figure_of_one_kind_of_device_says_nothing_about_another(backend: FakeBackend) -> None:
+    ledger = Ledger()
+    await ledger.record(backend, SPEC, RequiredMemory(80), "one card")
+    assert await ledger.required(backend, SPEC, "one card") == RequiredMemory(80)
+    assert await ledger.required(backend, SPEC, "another card") == RequiredMemory(100)
+
+
 async def test_the_largest_measurement_counts(tmp_path: Path, backend: FakeBackend) -> None:
     ledger = Ledger(tmp_path / "memory.json")
     await ledger.record(backend, SPEC, RequiredMemory(90))

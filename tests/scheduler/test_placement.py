@@ -8,7 +8,19 @@ import pytest
 
 from modelrunner.errors import BadRequest, EngineFailed, OutOfMemory
 from modelrunner.scheduler import Fitting
-from modelrunner.scheduler.state import Action, Failure, Phase, Reason, RunPlace, Start, Stop
+from modelrunner.scheduler.state import (
+    Action,
+    Failure,
+    Group,
+    HostedVariant,
+    Phase,
+    Reason,
+    RunPlace,
+    Slot,
+    Start,
+    Stop,
+    options_of,
+)
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 from modelrunner_llamacpp import args, split
 from modelrunner_llamacpp import memory as llamacpp
@@ -18,8 +30,8 @@ from modelrunner_vllm import memory as vllm
 from modelrunner_vllm.engines import EngineKind as VllmKind
 from tests.llamacpp.models import SMOLLM2, bundle
 from tests.llamacpp.models import spec as llamacpp_spec
-from tests.scheduler.fakes import Engine, World, target, virtual
-from tests.scheduler.states import NOW, decide, group, key, runner, slot
+from tests.scheduler.fakes import Engine, FakeHost, World, target, virtual
+from tests.scheduler.states import NOW, decide, group, key, option, refusal, runner, slot
 from tests.vllm.models import spec as vllm_spec
 
 GIB = 1 << 30
@@ -102,6 +114,78 @@ def test_memory_that_ran_out_on_one_device_says_nothing_about_another() -> None:
     assert places(decide(waiting, vram=(8, 8), failures={(key("x"), RunPlace((0,))): full})) == [(1,)]
 
 
+# Hosts
+
+B = {"b": RequiredMemory(10)}
+
+
+def on_both(name: str, *since: float, fetches: bool = False) -> Group:
+    """Needs 8 of main memory, here or on b."""
+    here, there = option(RequiredMemory(8)), option(RequiredMemory(8), number=1, host="b")
+    return replace(group(name, 8, *since), options=(here, there._replace(fetches=fetches)))
+
+
+def there(slot: Slot) -> Slot:
+    return slot._replace(option=option(slot.memory, host="b"))
+
+
+def hosts(actions: Sequence[Action]) -> list[str]:
+    return [action.option.place.host for action in actions if isinstance(action, Start)]
+
+
+def test_a_free_host_is_taken_though_the_model_here_may_go() -> None:
+    assert hosts(decide(on_both("x", NOW - 50), slot("a", 8), others=B)) == ["b"]
+    assert hosts(decide(on_both("x", NOW - 50), there(slot("a", 8)), others=B)) == [""]
+
+
+def test_of_two_free_hosts_the_one_with_the_files_is_taken_then_the_one_with_more_room() -> None:
+    larger = {"b": RequiredMemory(20)}
+    assert hosts(decide(on_both("x", fetches=True), others=larger)) == [""]
+    assert hosts(decide(on_both("x"), others=larger)) == ["b"]
+
+
+def test_what_runs_on_one_host_takes_no_room_of_another_and_goes_for_nobody_there() -> None:
+    here, busy = slot("a", 8, idle=99), there(slot("b", 8, idle=5))
+    assert decide(on_both("x", NOW - 50), here, busy, others=B) == [Stop(runner("a"), Reason.ROOM)]
+    only_there = replace(group("x", 8, NOW - 50), options=(option(RequiredMemory(8), host="b"),))
+    assert decide(only_there, here, busy, others=B) == [Stop(runner("b"), Reason.ROOM)]
+
+
+def test_runners_of_one_model_on_two_hosts_map_its_files_twice() -> None:
+    mapped = RequiredMemory(8, shared=6)
+    model = replace(group("x", 8), options=(option(mapped, host="b"),))
+    other = slot("x", 8)._replace(key=key("x")._replace(revision=1), memory=mapped, option=option(mapped))
+    assert hosts(decide(model, there(slot("a", 4)), other, others=B)) == []
+    here = replace(model, options=(option(mapped),))
+    assert hosts(decide(here, slot("a", 2), other, budget=12, others=B)) == [""], "once on one host"
+
+
+def test_a_fault_on_one_host_leads_to_the_other() -> None:
+    broken = Failure(5, NOW + 30, EngineFailed("its disk is full"))
+    assert hosts(decide(on_both("x"), others=B, failures={(key("x"), RunPlace()): broken})) == ["b"]
+    assert hosts(decide(on_both("x"), others=B, failures={(key("x"), RunPlace(host="b")): broken})) == [""]
+
+
+def test_a_host_that_does_not_answer_is_done_without() -> None:
+    lost = there(slot("a", 8))
+    assert hosts(decide(on_both("x"), lost)) == [""]
+    only_there = replace(group("x", 8, NOW - 50), options=(option(RequiredMemory(8), host="b"),))
+    assert "main memory of b: needed 8, free 0, budget 0 bytes" in str(refusal(decide(only_there, lost)))
+
+
+def test_a_host_with_a_device_ranks_before_one_without() -> None:
+    spec = llamacpp_spec(bundle(SMOLLM2))
+    plain, fast = Variant(spec, RequiredMemory(8)), Variant(spec, RequiredMemory(1, (7,)))
+    half = Variant(spec, RequiredMemory(4, (4,)), "half", 1)
+    hosted = [HostedVariant(plain), HostedVariant(fast, "b"), HostedVariant(half, "b")]
+    assert [(o.rank, o.number, str(o.place)) for o in options_of(hosted)] == [
+        (0, 1, " on device 0 of b"),
+        (1, 2, " on device 0 of b"),
+        (2, 0, ""),
+    ]
+    assert [o.rank for o in options_of([HostedVariant(plain), HostedVariant(plain, "b")])] == [0, 0]
+
+
 # The backends' variants on made-up machines
 
 
@@ -123,9 +207,9 @@ def engine(variants: Sequence[Variant]) -> Engine:
     return Engine(0, load_seconds=5.0, ways=tuple((variant.rank, variant.memory) for variant in variants))
 
 
-async def asked_in_turn(world: World, requests: int = 60) -> float:
+async def asked_in_turn(world: World, requests: int = 60, **settings: object) -> float:
     """A request for the next model every 20 s. Returns the longest wait."""
-    scheduler, longest = world.scheduler(), 0.0
+    scheduler, longest = world.scheduler(**settings), 0.0
     for number in range(requests):
         began = asyncio.get_running_loop().time()
         lease = await scheduler.acquire(target(sorted(world.engines)[number % len(world.engines)]))
@@ -156,6 +240,17 @@ async def test_two_vllm_models_on_two_devices_are_loaded_once_each() -> None:
     world = World(64 * GIB, {name: engine(variants) for name in "ab"}, vram=(size, size))
     assert await asked_in_turn(world) == 5.0
     assert world.started == ["a", "b"]
+
+
+@virtual
+async def test_two_models_on_two_hosts_are_loaded_once_each() -> None:
+    engines = {name: Engine(8, load_seconds=5.0) for name in "ab"}
+    here, b = World(10, engines), World(10, engines)
+    assert await asked_in_turn(here, hosts=[FakeHost(here), FakeHost(b, "b")]) == 5.0
+    assert (here.started, b.started) == (["a"], ["b"])
+    alone = World(10, engines)
+    await asked_in_turn(alone)
+    assert len(alone.started) == 60
 
 
 def test_vllm_takes_as_many_devices_as_it_has_workers_of_those_it_may_use() -> None:

@@ -36,28 +36,33 @@ from modelrunner.scheduler.state import (
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 from tests.scheduler.states import option
 
-BUDGET = RequiredMemory(14, (8, 8, 4))
+HOSTS = {"": RequiredMemory(14, (8, 8, 4)), "b": RequiredMemory(9, (6,))}
 
 
 def anywhere(rank: int, ram: int, size: int) -> list[RunOption]:
-    """On any one of the devices."""
-    return [option(RequiredMemory(ram, (*(0,) * i, size)), rank) for i in range(len(BUDGET.vram))]
+    """On any one of the devices of this machine."""
+    return [option(RequiredMemory(ram, (*(0,) * i, size)), rank) for i in range(3)]
+
+
+def over_there(rank: int, ram: int, *vram: int, shared: int = 0) -> RunOption:
+    return option(RequiredMemory(ram, vram, shared), rank, host="b")
 
 
 WAYS = {
     "tiny": [option(RequiredMemory(1, (1,)))],
-    "small": anywhere(0, 3, 2),
+    "small": [*anywhere(0, 3, 2), over_there(0, 3, 2)],
+    "far": [over_there(0, 2, 5), over_there(1, 4)],
     "wide": anywhere(0, 1, 7),
     "large": [option(RequiredMemory(8, (3,)))],
     "pinned": anywhere(0, 2, 4),
     "huge": [option(RequiredMemory(15))],
-    "split": [*anywhere(0, 1, 9), *anywhere(1, 2, 6), option(RequiredMemory(6), 2)],
+    "split": [*anywhere(0, 1, 9), *anywhere(1, 2, 6), over_there(1, 2, 6), option(RequiredMemory(6), 2)],
     "both": [
         option(RequiredMemory(1, (5, 5))),
         option(RequiredMemory(1, (5, 0, 3))),
         option(RequiredMemory(1, (0, 5, 3))),
     ],
-    "mapped": [option(RequiredMemory(5, (), 3))],
+    "mapped": [option(RequiredMemory(5, (), 3)), over_there(0, 5, shared=3)],
     "mapped again": [option(RequiredMemory(6, (), 4))],
 }
 OPTIONS = {name: tuple(o._replace(number=i) for i, o in enumerate(ways)) for name, ways in WAYS.items()}
@@ -114,8 +119,26 @@ class PlanMachine(RuleBasedStateMachine):
         self.cancelled: set[int] = set()
         self.issued = 0
         self.closing = False
+        self.hosts = set(HOSTS)
 
     # Events
+
+    @precondition(lambda self: "b" in self.hosts)
+    @rule()
+    def a_host_vanishes(self) -> None:
+        """The runs of its runners end with an error; the plan goes on without it."""
+        self.hosts.remove("b")
+        for slot in self.on("b", self.slots.values()):
+            if slot.phase is not Phase.ENDED:
+                self.end(slot.key, EngineFailed("the host b does not answer"))
+                self.fell.add((slot.key, slot.option.place))
+        self.reconcile()
+
+    @precondition(lambda self: "b" not in self.hosts)
+    @rule()
+    def a_host_returns(self) -> None:
+        self.hosts.add("b")
+        self.reconcile()
 
     @rule(name=names, count=st.integers(1, 5), caller=st.sampled_from(["", "x", "y"]), batch=st.booleans())
     def requests_come(self, name: str, count: int, caller: str, batch: bool) -> None:
@@ -248,7 +271,7 @@ class PlanMachine(RuleBasedStateMachine):
         return State(
             tuple(counted),
             tuple(self.slots.values()),
-            BUDGET,
+            {host: HOSTS[host] for host in sorted(self.hosts)},
             self.failures,
             POLICY,
             self.closing,
@@ -380,13 +403,31 @@ class PlanMachine(RuleBasedStateMachine):
         wanted = [w for w in self.waiting.values() if w.name == "pinned"]
         if not fell and not wanted and where.model_id != "mapped":
             larger = [o for o in OPTIONS[NAMES[where]] if o.rank < option.rank]
-            assert not [o for o in larger if (o.memory + self.unmovable()).fits(BUDGET)]
+            assert not self.fitting(larger, self.unmovable())
 
-    def unmovable(self) -> RequiredMemory:
-        """What pinned runners hold, or will when they are awake."""
+    @staticmethod
+    def on(host: str, slots: Iterable[Slot]) -> list[Slot]:
+        return [slot for slot in slots if slot.option.place.host == host]
+
+    def fitting(self, options: Iterable[RunOption], beside: Iterable[Slot]) -> list[RunOption]:
+        """Those that fit beside these runners, on hosts that answer."""
+        beside = list(beside)
+        return [
+            o
+            for o in options
+            if (host := o.place.host) in self.hosts and (o.memory + held(self.on(host, beside))).fits(HOSTS[host])
+        ]
+
+    def best(self, options: Iterable[RunOption], beside: Iterable[Slot]) -> list[RunOption]:
+        """Of those the ones of the best rank."""
+        possible = self.fitting(options, beside)
+        return [o for o in possible if o.rank == possible[0].rank]
+
+    def unmovable(self) -> list[Slot]:
+        """Pinned runners, with what they hold or will hold when they are awake."""
         leaving = (Phase.DRAINING, Phase.STOPPING, Phase.ENDED)
         pinned = [slot for slot in self.slots.values() if slot.pinned and slot.phase not in leaving]
-        return held(slot._replace(memory=self.awake.get(slot.key, slot.memory)) for slot in pinned)
+        return [slot._replace(memory=self.awake.get(slot.key, slot.memory)) for slot in pinned]
 
     def check_restart(self, where: tuple[RunnerKey, RunPlace]) -> None:
         if where in self.fell:
@@ -404,7 +445,13 @@ class PlanMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_over_the_budget(self) -> None:
-        assert held(self.slots.values()).fits(BUDGET)
+        for host, budget in HOSTS.items():
+            assert held(self.on(host, self.slots.values())).fits(budget)
+
+    @invariant()
+    def nothing_starts_on_a_host_that_does_not_answer(self) -> None:
+        ended = {slot.phase for slot in self.slots.values() if slot.option.place.host not in self.hosts}
+        assert ended <= {Phase.ENDED}
 
     @invariant()
     def every_request_is_answered_or_waits(self) -> None:
@@ -425,10 +472,8 @@ class PlanMachine(RuleBasedStateMachine):
         wanted = {w.where for w in self.waiting.values()}
         wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
         if len(wanting) == 1 and not any(failed == wanting[0] for failed, _ in self.failures) and not self.closing:
-            options = OPTIONS[NAMES[wanting[0]]]
-            possible = [o for o in options if (o.memory + self.unmovable()).fits(BUDGET)]
-            best = [o.memory for o in possible if o.rank == possible[0].rank]
-            assert not any((memory + held(self.slots.values())).fits(BUDGET) for memory in best)
+            best = self.best(OPTIONS[NAMES[wanting[0]]], self.unmovable())
+            assert not self.fitting(best, self.slots.values())
 
     @invariant()
     def nobody_starves(self) -> None:
@@ -446,12 +491,9 @@ class PlanMachine(RuleBasedStateMachine):
             return
         waited = self.now - max(min(w.since for w in mine), self.turns.get(where, -math.inf))
         live = [s for s in self.slots.values() if s.phase not in (Phase.DRAINING, Phase.STOPPING)]
-        pinned = held(s for s in live if s.pinned)
-        possible = [o for o in OPTIONS[NAMES[where]] if (o.memory + pinned).fits(BUDGET)]
-        best = [o.memory for o in possible if o.rank == possible[0].rank]
-        spared = held(s for s in live if self.is_spared(s, waited))
-        if any((memory + spared).fits(BUDGET) for memory in best):
-            assert any((memory + held(live)).fits(BUDGET) for memory in best)
+        best = self.best(OPTIONS[NAMES[where]], [s for s in live if s.pinned])
+        if self.fitting(best, [s for s in live if self.is_spared(s, waited)]):
+            assert self.fitting(best, live)
 
     def is_spared(self, slot: Slot, waited: float) -> bool:
         patience = POLICY.patience

@@ -198,7 +198,7 @@ async def test_a_plan_that_fails_is_trouble_until_one_succeeds() -> None:
             return RequiredMemory(100)
 
     faulty = world()
-    scheduler = faulty.scheduler(host=Faulty(faulty))
+    scheduler = faulty.scheduler(hosts=[Faulty(faulty)])
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     scheduler.resume("a")
