@@ -1,6 +1,7 @@
 """Engines of any behaviour, byte by byte, and a scheduler that grants at once: what the proxy's tests stand on."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from modelrunner.daemon.certificates import self_signed
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.engineapi import OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi
@@ -127,7 +129,10 @@ class ScriptedEngine:
 
 
 @asynccontextmanager
-async def scripted_engine(path: Path, script: Script = answer_ok) -> AsyncIterator[ScriptedEngine]:
+async def scripted_engine(
+    path: Path, script: Script = answer_ok, *, remote: bool = False
+) -> AsyncIterator[ScriptedEngine]:
+    """On a Unix socket; or, as an engine of another host, behind TLS and with a header of its own."""
     engine = ScriptedEngine(Endpoint(path=path), script)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -138,7 +143,14 @@ async def scripted_engine(path: Path, script: Script = answer_ok) -> AsyncIterat
         task.add_done_callback(tasks.discard)
         await engine.serve(reader, writer)
 
-    server = await asyncio.start_unix_server(accept, str(path))
+    if remote:
+        tls = self_signed(path.parent / "tls", ["engine.internal"]).current()
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+        trusted = ssl.create_default_context(cafile=str(path.parent / "tls/certificate.pem"))
+        port, headers = server.sockets[0].getsockname()[1], (("Authorization", "Bearer of-this-runner"),)
+        engine.endpoint = Endpoint(host="127.0.0.1", port=port, tls=trusted, name="engine.internal", headers=headers)
+    else:
+        server = await asyncio.start_unix_server(accept, str(path))
     try:
         yield engine
     finally:

@@ -238,10 +238,17 @@ async def _lines(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def proxy(
-    folder: Path, kind: str, script: Script = answer_ok, *, limits: Limits | None = None, origins: tuple[str, ...] = ()
+    folder: Path,
+    kind: str,
+    script: Script = answer_ok,
+    *,
+    limits: Limits | None = None,
+    origins: tuple[str, ...] = (),
+    remote: bool = False,
 ) -> AsyncIterator[Proxy]:
+    """`remote`: the engine is one of another host."""
     loop = asyncio.get_running_loop()
-    async with scripted_engine(folder / "engine.sock", script) as engine:
+    async with scripted_engine(folder / "engine.sock", script, remote=remote) as engine:
         runner = FakeRunner(engine.endpoint)
         scheduler = FakeScheduler(runner)
         listener = socket.create_server(("127.0.0.1", 0))
