@@ -226,7 +226,7 @@ class Plan:
         group."""
         urgent, waited_for = self._turns.urgent(waiting), {group.key for group in waiting}
         self._due += [min(map(self._turns.yields_until, g.waiting)) for g in waiting if g.key not in urgent]
-        live = [slot._replace(pinned=self._is_pinned(slot)) for slot in self.live.values()]
+        live = [s._replace(pinned=self._is_pinned(s)) if s.pinned else s for s in self.live.values()]
         eviction = self.eviction(live, waited_for, urgent, self.memory, self.policy, self.now)
         loads = {slot.key for slot in self.live.values() if slot.phase is Phase.STARTING}
         wanting = [self._to_run(group) for group in waiting if self._wants_runner(group)]
@@ -268,7 +268,7 @@ class Plan:
     def _to_run(self, group: Group) -> Group:
         """The group with the number of the runner that is to be woken, or started."""
         sleepers = self._of(group.key)
-        return replace(group, number=sleepers[0].number if sleepers else self._next_number(()))
+        return replace(group, number=sleepers[0].number) if sleepers else group
 
     def _candidates(self, group: Group, evictable: dict[str, Vector]) -> Sequence[RunOption]:
         """The ways to give the group a runner now. Refuses it if nothing can ever fit, or during a pause after a
