@@ -48,8 +48,8 @@ class Host(Protocol):
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         """Yields the log of the runner's engine: its last `lines` lines, all of them for None. With `ending` it goes on
-        as the log grows, until `ending` is set. A log that is not there is empty. Raises `ModelRunnerError` where the
-        host does not answer."""
+        as the log grows, until `ending` is set. A log that is not there is empty. The call itself raises
+        `ModelRunnerError` if the host does not answer; the log of one that stops answering ends."""
 
     async def close(self) -> None:
         """Is called at the daemon's end, when no runner is left."""

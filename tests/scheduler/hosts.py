@@ -75,12 +75,11 @@ class SecondHost:
     def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
         return HostedRunner(self, runner, spec)
 
-    async def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+    def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         if self.gone.is_set():
             raise EngineFailed(f"the host {self.name} does not answer: its logs cannot be read")
         assert isinstance(runner, HostedRunner)
-        async for piece in self.local.log(runner.there, lines, ending):
-            yield piece
+        return self.local.log(runner.there, lines, ending)
 
     async def close(self) -> None: ...
 

@@ -152,6 +152,8 @@ async def test_a_host_that_vanishes_is_done_without(pair: Pair) -> None:
     second = await pair.lease("two")
     assert isinstance(second.runner, HostedRunner)
     pair.b.gone.set()
+    with pytest.raises(EngineFailed, match="its logs cannot be read"):
+        pair.scheduler.log(second.runner.id, None, None)
     async with asyncio.timeout(HUNG):
         assert await second.engine_ended(HUNG)
     assert str(second.runner.failure) == "the host b does not answer any more, and its engines are lost"
