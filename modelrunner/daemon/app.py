@@ -226,6 +226,7 @@ class Daemon:
             asyncio.create_task(parts.library.learn_abilities(), name="abilities"),
             asyncio.create_task(parts.last_used.run(), name="last used"),
             asyncio.create_task(parts.verifier.run(), name="verify"),
+            asyncio.create_task(parts.scheduler.watch_budget(), name="budget"),
             asyncio.create_task(self._batch_worker.run(), name="batches"),
             asyncio.create_task(self._telemetry.write_usage(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),

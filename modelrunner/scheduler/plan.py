@@ -3,8 +3,9 @@ of docs/scheduling.md in this order:
 
 1. A runner that ended by itself delays its model's next start (`failures`). A failed start answers all requests that
    waited for it.
-2. A runner that nobody uses stops when its keep-alive has passed; one that can sleep sleeps for a second keep-alive
-   before it stops. A paused model's runner stops after its last lease.
+2. A runner that nobody uses stops when its keep-alive has passed, or where all runners count for more than the
+   budget; one that can sleep sleeps for a second keep-alive before it stops. A paused model's runner stops after its
+   last lease.
 3. Requests get leases of ready runners in the order of `fairness`, suspects of a crash one at a time, or are refused if
    they waited too long.
 4. Models without a runner get one in the order of `fairness`. The model can never fit: refuse. It fits: start, or wake
@@ -78,6 +79,7 @@ class Plan:
         groups = {group.key: group for group in self.state.groups if group.waiting}
         self._forget_ended(groups)
         self._stop_unwanted(groups)
+        self._yield_memory(groups)
         waiting = [group for group in map(self._serve, groups.values()) if group.waiting]
         self._admit_in_line(waiting)
         for group in self.state.groups:
@@ -124,6 +126,17 @@ class Plan:
                     self._due.append(expires)
                 else:
                     self._stop(slot, Reason.IDLE)
+
+    def _yield_memory(self, waited_for: Container[RunnerKey]) -> None:
+        """Stops idle runners, the least recently used first, while all runners count for more than the budget: other
+        programs have taken memory."""
+        idle = [slot for slot in self.live.values() if slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.leases]
+        for slot in sorted(idle, key=lambda slot: slot.last_used):
+            memory = self.memory[slot.host]
+            helps = any(left < 0 < size for left, size in zip(memory.left, memory.size(slot), strict=True))
+            needed = self._is_pinned(slot) or slot.key in waited_for
+            if helps and slot.host in self.state.shrunk and not needed:
+                self._stop(slot, Reason.MEMORY)
 
     def _is_basic(self, slot: Slot) -> bool:
         """True for the first `least` runners of a key; the others came because these were busy."""

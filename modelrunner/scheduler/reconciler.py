@@ -10,6 +10,7 @@ from typing import assert_never
 
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import EngineFailed, ModelRunnerError, code_of
+from modelrunner.scheduler.allocation import allocations
 from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.failures import is_past
@@ -80,6 +81,7 @@ class Reconciler:
         self._unasked = unasked
         self._failures: dict[tuple[RunnerKey, RunPlace], Failure] = {}
         self._served: dict[Line, float] = {}
+        self._budgets_at_start: dict[str, RequiredMemory] = {}
         self._ids = itertools.count(1)
         self._sleeping = Sleeping(account, events, self._background, self.changed, clock)
 
@@ -192,17 +194,24 @@ class Reconciler:
             for key, slot in alone.items()
             if key not in self.queues
         ]
+        budgets = self.budgets()
         return State(
             tuple(groups),
             tuple([slot.view() for slot in self.slots.values()]),
-            self.budgets(),
+            budgets,
             self._failures,
             self.policy,
             self.closing,
             self.paused,
             self._served,
             self._sleeping.view(),
+            self._shrunk(budgets),
         )
+
+    def _shrunk(self, budgets: Mapping[str, RequiredMemory]) -> frozenset[str]:
+        """The value of `State.shrunk`."""
+        before = self._budgets_at_start
+        return frozenset([host for host, budget in budgets.items() if not before.get(host, budget).fits(budget)])
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -228,6 +237,14 @@ class Reconciler:
                 self._alarm.at(at)
             case _:
                 assert_never(action)
+
+    def look_at_budget(self) -> None:
+        """Has a plan made where other programs have taken memory that idle runners hold."""
+        if any(slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.leases for slot in self.slots.values()):
+            hosts, slots = self.budgets(), [slot.view() for slot in self.slots.values()]
+            found = allocations(hosts, slots)
+            if any(min(found[host].left) < 0 for host in self._shrunk(hosts)):
+                self.changed()
 
     def _grant(self, slot: RunnerSlot, requests: Sequence[int]) -> None:
         now, key = self.time(), slot.target.key
@@ -287,6 +304,7 @@ class Reconciler:
         self._events.emit("load", model=target.name, runner=runner.id, ram=memory.ram, vram=list(memory.vram))
         slot = RunnerSlot(runner, target, variant, option, self.time(), id.number, variants)
         self.slots.add(slot)
+        self._budgets_at_start |= self.budgets()
         owner = partial(self.queues.owner, key, self._unasked)
         slot.run(self._run(host, runner, owner), partial(self._ended, slot))
 

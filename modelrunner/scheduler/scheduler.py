@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
@@ -24,6 +25,7 @@ from modelrunner.types import KeepAlive, Mode, RequiredMemory
 log = logging.getLogger(__name__)
 # Seconds in Retry-After while nothing was measured yet.
 _RETRY_AFTER = 5.0
+_BUDGET_LOOK = 4.0  # seconds between two looks at the budget
 
 
 class Scheduler:
@@ -191,6 +193,12 @@ class Scheduler:
         found = allocations(budgets, [slot.view() for slot in self._slots.values()])[host]
         ram, *vram = subtract(found.budget, found.free)
         return views.MemoryUse(budget, RequiredMemory(ram, tuple(vram)))
+
+    async def watch_budget(self) -> NoReturn:
+        """Lets idle runners go, within some seconds, when other programs take the memory that they hold."""
+        while True:
+            await asyncio.sleep(_BUDGET_LOOK)
+            self._reconciler.look_at_budget()
 
     def paused(self) -> frozenset[str]:
         """The IDs of the paused models."""

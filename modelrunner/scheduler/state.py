@@ -36,6 +36,7 @@ class Reason(StrEnum):
 
     IDLE = "its keep-alive has passed"
     ROOM = "another model needs the room"
+    MEMORY = "other programs took memory"
     UNLOAD = "it was unloaded"
     PAUSED = "it is paused"
     REPLACED = "another configuration takes its place"
@@ -245,7 +246,8 @@ class State:
     host that is not there gets no runner, and what its runners held counts nowhere. `closing` is true when the daemon
     ends. `paused` has the IDs of the models whose runners stop and whose requests wait. `served` has the time of each
     line's last turn. `asleep` has, for each runner that can sleep, the memory that counts for it in its other
-    condition: asleep if it is awake, awake if it sleeps."""
+    condition: asleep if it is awake, awake if it sleeps. `shrunk` are the hosts with a smaller budget than when a
+    runner was last started there: other programs have taken memory."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -256,6 +258,7 @@ class State:
     paused: frozenset[str] = frozenset()
     served: Mapping[Line, float] = field(default_factory=dict)
     asleep: Mapping[RunnerId, RequiredMemory] = field(default_factory=dict)
+    shrunk: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ def test_a_refusal_is_the_one_of_a_stream(daemon: Daemon, path: str, fields: Map
     ours, streamed = daemon.post(path, body), daemon.post(path, {**body, "stream": True})
     assert ours.status_code == streamed.status_code == 400
     assert ours.json()["error"] == streamed.json()["error"]
-    assert ours.json()["error"]["message"] == at_the_engine(daemon, path, body).json()["error"]["message"]
+    message: str = at_the_engine(daemon, path, body).json()["error"]["message"]
+    assert ours.json()["error"]["message"].startswith(message)
 
 
 def at_the_engine(daemon: Daemon, path: str, body: Mapping[str, Any]) -> httpx.Response:

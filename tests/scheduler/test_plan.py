@@ -369,3 +369,34 @@ def test_closing_refuses_stops_and_drains() -> None:
 
 def test_closing_takes_no_drain_back() -> None:
     assert decide(slot("a", 6, Phase.DRAINING, leases=1, drain=Reason.ROOM), closing=True) == []
+
+
+# Memory that others take
+
+
+SHRUNK = frozenset({""})
+
+
+def test_a_runner_that_is_larger_than_its_estimate_stays() -> None:
+    assert decide(slot("a", 12)) == []
+
+
+def test_idle_runners_go_when_the_budget_falls_under_what_they_hold() -> None:
+    runners = slot("new", 3, idle=1), slot("old", 3, idle=50), slot("busy", 3, idle=90, leases=1)
+    assert decide(*runners, budget=9, shrunk=SHRUNK) == []
+    assert decide(*runners, budget=8, shrunk=SHRUNK) == [Stop(runner("old"), Reason.MEMORY)]
+    assert decide(*runners, budget=5, shrunk=SHRUNK) == [
+        Stop(runner("old"), Reason.MEMORY),
+        Stop(runner("new"), Reason.MEMORY),
+    ]
+    assert decide(slot("busy", 3, leases=1), slot("pinned", 3, pinned=True), budget=1, shrunk=SHRUNK) == []
+
+
+def test_what_leaves_already_counts_and_only_the_short_device_is_helped() -> None:
+    assert decide(slot("a", 3), slot("b", 3, Phase.STOPPING), budget=4, shrunk=SHRUNK) == []
+    on_device, off = slot("a", 1, vram=(5,)), slot("b", 1, idle=99)
+    assert decide(on_device, off, vram=(4,), shrunk=SHRUNK) == [Stop(runner("a"), Reason.MEMORY)]
+
+
+def test_a_model_that_is_waited_for_is_granted_and_not_ended() -> None:
+    assert decide(group("a", 3), slot("a", 3), budget=1, shrunk=SHRUNK) == [Grant(runner("a"), (1,))]

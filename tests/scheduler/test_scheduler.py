@@ -569,3 +569,20 @@ async def test_the_list_of_runners_says_what_each_is_doing() -> None:
     assert b.last_used is not None
     assert b.expires_at > b.last_used > b.started_at
     await scheduler.close(0)
+
+
+@virtual
+async def test_idle_runners_yield_to_other_programs_within_five_seconds() -> None:
+    world = World(10, {"a": Engine(3), "b": Engine(3), "c": Engine(3)})
+    scheduler = world.scheduler()
+    watch = asyncio.create_task(scheduler.watch_budget())
+    for name in "abc":
+        (await scheduler.acquire(target(name))).release()
+        await asyncio.sleep(1)
+    busy = await scheduler.acquire(target("a"))
+    world.budget = 5
+    await asyncio.sleep(5)
+    assert world.resident() == ["a"]
+    busy.release()
+    watch.cancel()
+    await scheduler.close(0)
