@@ -1,12 +1,12 @@
 """Keeps one engine, and lets none of its processes outlive the daemon. process.py starts this script as
 `python -I -S guardian.py FD`. It imports nothing of modelrunner, so that it starts in milliseconds and stays small.
 
-FD is one end of a stream socket. The daemon sends the command line (8 bytes of length, then a marshalled triple of
-argument list, environment and confinement), later single bytes: T asks the engine's process group to end, K kills
-everything. The end of the stream means that the daemon is gone, and counts as K. The guardian answers in lines:
-`started PID`; `failed ERRNO` if the program could not be executed, `unconfined ERRNO` if it could not be confined; then
-`exited CODE`, negative for a signal. Its own end says that every process which the engine started has been killed and
-reaped.
+FD is one end of a stream socket. The daemon sends the command line (8 bytes of length, then a marshalled tuple of
+argument list, environment, confinement, mark and stop signal), later single bytes: T asks the engine's process group
+to end, K kills everything. The end of the stream means that the daemon is gone, and counts as K. The guardian answers
+in lines: `started PID`; `failed ERRNO` if the program could not be executed, `unconfined ERRNO` if it could not be
+confined; then `exited CODE`, negative for a signal. Its own end says that every process which the engine started has
+been killed and reaped.
 
 On Linux it is a subreaper: descendants that leave the session or the process group become its children when their
 parents end, and are found (prctl(2), PR_SET_CHILD_SUBREAPER). If the guardian itself is killed, the kernel kills
@@ -36,6 +36,7 @@ PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # the same on every processor
 RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
+RLIMIT_LOCKS = 10  # getrlimit(2): no kernel since 2.4.25 looks at it
 RIGHTS_ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # LANDLOCK_ACCESS_FS_* that a file itself may have
 LINUX = sys.platform == "linux"
 ENGINE_OOM_SCORE = b"500"  # when memory runs out, the kernel takes an engine before the daemon
@@ -80,7 +81,7 @@ def prctl(option: int, value: int, pointer: object = 0) -> None:
 
 
 def receive_order(control: int) -> "tuple[Any, ...] | None":
-    """Returns the command line, environment, confinement and stop signal, or None if the daemon is gone."""
+    """Returns the command line, environment, confinement, mark and stop signal, or None if the daemon is gone."""
     header = receive(control, 8)
     body = header and receive(control, int.from_bytes(header, "big"))
     return marshal.loads(body) if body else None
@@ -110,13 +111,15 @@ def report(control: int, line: str) -> None:
         pass  # the daemon is gone; the sweep still has to run
 
 
-def start(argv: list[bytes], env: dict[bytes, bytes], confinement: "tuple[Any, ...] | None") -> tuple[int, str]:
+def start(
+    argv: list[bytes], env: dict[bytes, bytes], confinement: "tuple[Any, ...] | None", mark: int
+) -> tuple[int, str]:
     """Starts the engine. Returns its process ID, and the report of a failure or ""."""
     reader, writer = os.pipe()  # closed by a successful exec
     guardian = os.getpid()
     pid = os.fork()
     if pid == 0:
-        become_engine(argv, env, confinement, writer, guardian)
+        become_engine(argv, env, confinement, mark, writer, guardian)
     os.close(writer)
     failure = os.read(reader, 32).decode()
     os.close(reader)
@@ -126,7 +129,12 @@ def start(argv: list[bytes], env: dict[bytes, bytes], confinement: "tuple[Any, .
 
 
 def become_engine(
-    argv: list[bytes], env: dict[bytes, bytes], confinement: "tuple[Any, ...] | None", writer: int, guardian: int
+    argv: list[bytes],
+    env: dict[bytes, bytes],
+    confinement: "tuple[Any, ...] | None",
+    mark: int,
+    writer: int,
+    guardian: int,
 ) -> None:
     step = "failed"
     try:
@@ -138,6 +146,7 @@ def become_engine(
             if signal.getsignal(number) not in (signal.SIG_DFL, None):
                 signal.signal(number, signal.SIG_DFL)
         raise_oom_score()
+        set_mark(mark)
         if confinement is not None:
             step = "unconfined"
             confine(*confinement)
@@ -220,6 +229,15 @@ def raise_oom_score() -> None:
             score.write(ENGINE_OOM_SCORE)
     except OSError:
         pass  # no /proc, or one that is read-only: the engine runs without it
+
+
+def set_mark(mark: int) -> None:
+    """Gives the engine and all its descendants a limit that tells their daemon, and that nobody can raise."""
+    try:
+        if LINUX:
+            resource.setrlimit(RLIMIT_LOCKS, (mark, mark))
+    except ValueError:
+        pass  # a lower limit was set around the daemon: the environment alone tells
 
 
 def watch(control: int, ended: int, engine: int, stop_signal: int) -> int | None:

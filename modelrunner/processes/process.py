@@ -26,7 +26,7 @@ from modelrunner.errors import BackendExited, BackendUnavailable, ModelRunnerErr
 from modelrunner.processes import peers, seccomp
 from modelrunner.processes.confinement import Confinement, confined
 from modelrunner.processes.log import EngineLog
-from modelrunner.processes.processtree import MARK, kill_adopted, kill_marked, new_mark
+from modelrunner.processes.processtree import MARK, kill_adopted, kill_marked, lasting_mark, new_mark
 from modelrunner.sandbox import NO_PERMISSIONS, NOT_CONFINED, Permissions
 from modelrunner.types import ProcessOptions
 
@@ -274,7 +274,7 @@ def _order(argv: Sequence[str], confinement: Confinement, mark: str, stop_signal
     """Returns the first message to the guardian, which the same interpreter reads."""
     strings = [os.fsencode(argument) for argument in argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in {**confinement.env, MARK: mark}.items()}
-    body = marshal.dumps((strings, env, confinement.order, int(stop_signal)))
+    body = marshal.dumps((strings, env, confinement.order, lasting_mark(), int(stop_signal)))
     return len(body).to_bytes(8, "big") + body
 
 

@@ -19,6 +19,7 @@ from modelrunner.types import RequiredMemory
 MARK = "MODELRUNNER_PROCESS"
 _LINUX = sys.platform == "linux"
 _PR_SET_CHILD_SUBREAPER = 36
+_LASTING, _START_BITS = 1 << 62, 40
 _ROUNDS = 50
 _LOOPBACK_AND_ANY = {"127.0.0.1": ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"), "::1": ("::1", "::")}
 
@@ -27,6 +28,16 @@ def new_mark() -> str:
     """Returns the value of `MARK` in an engine's environment, which its descendants inherit. It identifies this daemon,
     so that a later daemon recognises processes whose daemon is gone."""
     return f"{_identity(os.getpid())}:{os.urandom(8).hex()}"
+
+
+def lasting_mark() -> int:
+    """Returns the mark of this daemon that an engine cannot take off: guardian.py sets it as a limit without effect
+    (RLIMIT_LOCKS), which every descendant inherits and the sandbox keeps. It holds the daemon's process ID and start
+    (`_identity`); the boot and the namespace are those of whoever has it."""
+    if not _LINUX:
+        return 0
+    *_, pid, start = _identity(os.getpid()).split(":")
+    return _LASTING | int(pid) << _START_BITS | int(start)
 
 
 def kill_marked(mark: str) -> int:
@@ -88,21 +99,43 @@ def _killed(pid: int) -> bool:
 
 def sweep_orphans() -> int:
     """Kills engines and their children whose daemon is gone, of this user and of any data directory: a daemon and its
-    guardians may have been killed together. The daemon calls it when it starts. Returns how many were found."""
-    return _kill(_lost_its_daemon)
+    guardians may have been killed together. The daemon calls it when it starts. Returns how many were found. It goes on
+    while processes replace themselves."""
+    count = 0
+    for _ in range(_ROUNDS):
+        killed = _kill(_lost_its_daemon)
+        count += killed
+        if not killed:
+            break
+    return count
 
 
 def _kill(chosen: Callable[[str], bool]) -> int:
     count = 0
-    for process in psutil.process_iter():
+    for pid in sorted(psutil.pids(), reverse=True):  # the newest first, which may be about to replace itself
         try:
-            mark = process.environ().get(MARK)
-            if mark is not None and process.status() != psutil.STATUS_ZOMBIE and chosen(mark):
+            process = psutil.Process(pid)
+            if any(map(chosen, _marks(process))) and process.status() != psutil.STATUS_ZOMBIE:
                 process.kill()
                 count += 1
-        except psutil.Error:  # it has ended, or belongs to another user
+        except (psutil.Error, OSError):  # it has ended, or belongs to another user
             continue
     return count
+
+
+def _marks(process: psutil.Process) -> list[str]:
+    """Returns the mark in the environment of a process, which it can change, and one made of its lasting mark."""
+    marks = []
+    with suppress(psutil.AccessDenied):  # of ours, too, if it asked the kernel to hide its memory
+        marks += [value for name, value in process.environ().items() if name == MARK]
+    lasting = process.rlimit(psutil.RLIMIT_LOCKS)[1] if _LINUX else 0
+    if lasting >> _START_BITS >= _LASTING >> _START_BITS:
+        pid, start = divmod(lasting - _LASTING, 1 << _START_BITS)
+        status = Path(f"/proc/{process.pid}/status").read_text("ascii", "replace")
+        if len(status.partition("NSpid:")[2].partition("\n")[0].split()) == 1:  # the number means a process here
+            boot, namespace, *_ = _identity(os.getpid()).split(":")
+            marks.append(f"{boot}:{namespace}:{pid}:{start}:")
+    return marks
 
 
 def _lost_its_daemon(mark: str) -> bool:

@@ -23,6 +23,7 @@ _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _TYPE_MASK, _STREAM, _DATAGRAM, _PACKETS = 0xF, 1, 2, 5  # SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET
 _MULTIPATH, _TCP, _UPPER_LAYER = 262, 6, 31  # IPPROTO_MPTCP, IPPROTO_TCP, TCP_ULP (of SMC): TCP, but not for Landlock
 _FAST_OPEN = 0x20000000  # MSG_FASTOPEN: connects without connect(2)
+_RLIMIT_LOCKS = 10  # the engine's mark (guardian.py)
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _NORMAL = 0  # SCHED_OTHER, without SCHED_RESET_ON_FORK
 _F_SETLEASE = 1024
@@ -52,7 +53,7 @@ _ABIS = {
         | {"sendmsg": 46, "socketpair": 53, "setsockopt": 54, "clone": 56, "fork": 57, "vfork": 58, "semget": 64}
         | {"semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "fcntl": 72, "chmod": 90}
         | {"fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "setpgid": 109, "setsid": 112, "utime": 132}
-        | {"setpriority": 141, "prctl": 157}
+        | {"setpriority": 141, "prctl": 157, "setrlimit": 160}
         | {"sched_setparam": 142, "sched_setscheduler": 144, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190}
         | {"getxattr": 191, "lgetxattr": 192, "listxattr": 194, "llistxattr": 195, "removexattr": 197}
         | {"lremovexattr": 198, "fremovexattr": 199, "sched_setaffinity": 203, "semtimedop": 220, "utimes": 235}
@@ -68,7 +69,7 @@ _ABIS = {
         | {"llistxattr": 12, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "fcntl": 25}
         | {"inotify_init1": 26, "ioctl": 29, "ioprio_set": 30, "fchmod": 52, "fchmodat": 53, "fchownat": 54}
         | {"fchown": 55, "utimensat": 88, "unshare": 97, "sched_setparam": 118, "sched_setscheduler": 119}
-        | {"sched_setaffinity": 122, "setpriority": 140, "setpgid": 154, "setsid": 157, "prctl": 167}
+        | {"sched_setaffinity": 122, "setpriority": 140, "setpgid": 154, "setsid": 157, "setrlimit": 164, "prctl": 167}
         | {"mq_open": 180, "mq_unlink": 181, "msgget": 186}
         | {"msgctl": 187, "msgrcv": 188, "msgsnd": 189, "semget": 190, "semctl": 191, "semtimedop": 192}
         | {"semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196, "socket": 198, "socketpair": 199}
@@ -156,8 +157,10 @@ def _process_rules(processes: bool) -> dict[str, list[bytes]]:
 def _rules_of_ids(affinity: bool, scheduling: bool) -> dict[str, list[bytes]]:
     """A filter sees numbers, and does not know the IDs of the engine's own processes and threads. So a call that takes
     one may only say 0: "who calls"."""
-    names = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setattr")
+    names = ("sched_setparam", "sched_setscheduler", "sched_setattr")
     rules = {name: _only(0, 0) for name in (names if affinity else (*names, "sched_setaffinity"))} | {
+        "setrlimit": _but(0, _RLIMIT_LOCKS),
+        "prlimit64": [*_check(0, 0), *_but(1, _RLIMIT_LOCKS)],
         "setpriority": [*_check(0, _PRIO_PROCESS), *_only(1, 0)],
         "ioprio_set": [*_check(0, _IOPRIO_WHO_PROCESS), *_only(1, 0)],
     }

@@ -172,6 +172,11 @@ def spawn(o: argparse.Namespace) -> object:
 
 
 @attempt
+def take_off_mark(o: argparse.Namespace) -> object:
+    return called(LIBC.setrlimit(10, struct.pack("QQ", 0, 0)))  # RLIMIT_LOCKS (processtree.py, lasting_mark)
+
+
+@attempt
 def leave_group(o: argparse.Namespace) -> None:
     """The guardian ends the group that it has made."""
     os.setpgid(0, os.getpgid(os.getppid()))

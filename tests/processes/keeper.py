@@ -1,5 +1,5 @@
 """A daemon in miniature, to be killed: keeps the engine of its arguments and kills itself with SIGKILL after so many
-seconds, its guardians with it if asked to."""
+seconds, its guardians with it if asked to. A confined engine may start processes."""
 
 import asyncio
 import os
@@ -10,11 +10,16 @@ from pathlib import Path
 import psutil
 
 from modelrunner.processes import process
+from modelrunner.sandbox import Permissions
 from modelrunner.types import ProcessOptions
 
 
 async def main(seconds: float, victims: str, log: Path, argv: list[str]) -> None:
-    kept = asyncio.create_task(process.run(argv, env=process.scrubbed_environment(), options=ProcessOptions(log)))
+    permissions = (
+        Permissions(writes=(log.parent,), processes="workers") if victims == "daemon of a confined engine" else None
+    )
+    options = ProcessOptions(log, permissions=permissions)
+    kept = asyncio.create_task(process.run(argv, env=process.scrubbed_environment(), options=options))
     await asyncio.wait([kept], timeout=seconds)
     for guardian in psutil.Process().children() if victims == "all" else ():
         guardian.kill()

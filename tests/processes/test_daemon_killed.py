@@ -37,6 +37,13 @@ def survivors() -> list[list[str]]:
     return [process.cmdline() for process in found]
 
 
+def wait_for(file: Path, daemon: psutil.Popen) -> None:
+    deadline = time.monotonic() + HUNG
+    while not file.exists() and time.monotonic() < deadline:
+        psutil.wait_procs([daemon], timeout=0.01)
+    assert file.exists()
+
+
 def start_daemon(tmp_path: Path, *arguments: str, knobs: Sequence[str] = STUBBORN) -> psutil.Popen:
     engine = [sys.executable, "-I", "-S", str(FAKE_ENGINE), "--socket", str(tmp_path / "e.sock"), *knobs]
     command = [sys.executable, "-m", "tests.processes.keeper", *arguments, str(tmp_path / "log"), *engine]
@@ -64,10 +71,7 @@ def test_an_engine_in_its_guardian_s_group_ends(tmp_path):
     moved = tmp_path / "moved"
     command = [sys.executable, "-m", "tests.processes.keeper", "3600", "daemon", str(tmp_path / "log")]
     daemon = psutil.Popen([*command, sys.executable, "-I", "-S", "-c", HIDES, str(moved)], cwd=ROOT)
-    deadline = time.monotonic() + HUNG
-    while not moved.exists() and time.monotonic() < deadline:
-        psutil.wait_procs([daemon], timeout=0.01)
-    assert moved.exists()
+    wait_for(moved, daemon)
     daemon.kill()
     daemon.wait()
     assert not survivors()
@@ -77,6 +81,48 @@ def test_survivors_of_a_killed_guardian_are_swept_by_the_next_daemon(tmp_path):
     """Grandchildren that only a guardian could have killed. A daemon of another test may be the first to sweep them:
     they belong to nobody any more."""
     assert start_daemon(tmp_path, "0.3", "all").wait() == -signal.SIGKILL
+    sweep_orphans()
+    assert not survivors()
+
+
+STRIPPED = """
+import ctypes, os, resource, sys, time
+try:
+    resource.setrlimit(10, (0, 0))
+except (OSError, ValueError):
+    pass
+else:
+    sys.exit("the mark is off")
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+for command in ("time.sleep(3600)", CHAIN):
+    if os.fork() == 0:
+        os.setsid()
+        lies = {"MODELRUNNER_PROCESS": "::1:1:"}
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import os, time\\n" + command], lies)
+open(sys.argv[1], "w").close()
+os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"], {})
+"""
+CHAIN = """
+end = time.monotonic() + 600
+while time.monotonic() < end:  # a process that replaces itself all the time
+    if os.fork():
+        os._exit(0)
+"""
+
+
+def test_the_next_daemon_finds_what_has_nothing_true_in_its_environment(tmp_path):
+    """Engines that may start processes, in sessions of their own, whose daemon and guardian were killed together."""
+    ready, script = tmp_path / "ready", f"CHAIN = {CHAIN!r}{STRIPPED}"
+    command = [sys.executable, "-m", "tests.processes.keeper", "3600", "daemon of a confined engine"]
+    engine = [str(tmp_path / "log"), sys.executable, "-I", "-S", "-c", script, str(ready)]
+    with psutil.Popen([*command, *engine], cwd=ROOT) as daemon:
+        wait_for(ready, daemon)
+        [guardian] = daemon.children()
+        guardian.suspend()
+        daemon.kill()
+        guardian.kill()
+    assert living()
     sweep_orphans()
     assert not survivors()
 
