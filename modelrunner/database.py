@@ -12,6 +12,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import threading
 import time
 import zlib
@@ -28,6 +29,7 @@ _PAGE = 4096
 _COUNT_AT = 28  # the place of the number of pages (https://www.sqlite.org/fileformat.html, 1.3)
 _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _SIDES = ("-wal", "-shm")  # files that SQLite keeps beside its own
+_WAL_HEAD, _FRAME_HEAD = 32, 24  # bytes (https://www.sqlite.org/fileformat.html, 4.1)
 
 
 class Database:
@@ -44,6 +46,7 @@ class Database:
         self._largest = largest
         self._checking = threading.Lock()
         self._is_sound = False  # as far as known
+        self._is_seen = False  # before that, nobody writes to the file
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -97,8 +100,9 @@ class Database:
             if made.exists():
                 log.error("%s is gone, and all that it held: a new one is made", self.path)
             self._make(self.path)
-        elif fault := self._fault():
+        elif fault := (not self._is_seen and _unread_changes(Path(f"{self.path}-wal"))) or self._fault():
             self._repair(fault)
+        self._is_seen = True
         made.touch(mode=0o600)
 
     def _make(self, path: Path) -> None:
@@ -136,28 +140,40 @@ class Database:
 
     def _repair(self, fault: str) -> None:
         """Replaces the file by one with the rows that can be read, in one step."""
-        new, copy = temporary_name(self.path), temporary_name(self.path)
+        new, copies = temporary_name(self.path), []
+        earlier = self._of_release(self._version)  # from before another release was used
         try:
             self._make(new)
-            for name in ("", "-wal"):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(f"{self.path}{name}", f"{copy}{name}")
-            kept = self._salvage(copy, new)
+            for source in (self.path, *([earlier] if earlier.exists() else ())):
+                copies.append(copy := temporary_name(self.path))
+                for name in ("", "-wal"):
+                    with contextlib.suppress(FileNotFoundError):
+                        shutil.copyfile(f"{source}{name}", f"{copy}{name}")
+            release = _release(copies[0])
+            kept = [self._salvage(copy, new) for copy in copies][-1]
             if os.path.exists(f"{new}-wal"):  # SQLite says nothing if the disk is full as it closes a file
                 raise OSError(errno.ENOSPC, "there is no room to repair it", str(self.path))
-            aside = self.path.with_name(f"{self.path.name}.corrupt-{time.time_ns()}")
+            aside = self._of_release(release)
+            if release in (0, self._version) or aside.exists():
+                aside = self.path.with_name(f"{self.path.name}.corrupt-{time.time_ns()}")
             os.link(self.path, aside)
             with contextlib.suppress(FileNotFoundError):
                 os.rename(f"{self.path}-wal", f"{aside}-wal")
             discard(self.path.with_name(f"{self.path.name}-shm"))
             os.rename(new, self.path)
+            for side in ("", *_SIDES):
+                discard(earlier.with_name(earlier.name + side))
         finally:
-            for place in (new, copy):
+            for place in (new, *copies):
                 for side in ("", *_SIDES):
                     discard(place.with_name(place.name + side))
         rows = ", ".join(f"{count} of {table}" for table, count in kept.items())
         said = "%s cannot be used (%s): rows that are kept: %s; the old file is %s"
         log.error(said, self.path, fault, rows, aside.name)
+
+    def _of_release(self, release: int) -> Path:
+        """Returns where the file of another release is set aside."""
+        return self.path.with_name(f"{self.path.name}.release-{release:x}")
 
     def _salvage(self, damaged: Path, new: Path) -> dict[str, int]:
         """Copies the rows with the right checksum, and returns their number for each table. Tries again with the first
@@ -199,6 +215,50 @@ def _readable(source: sqlite3.Connection, table: str, columns: tuple[str, ...]) 
     for order in ("", " desc"):
         with contextlib.suppress(sqlite3.DatabaseError):
             yield from source.execute(asked + order)
+
+
+def _release(path: Path) -> int:
+    """Returns the release of a file, 0 if it cannot be read."""
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            return int(connection.execute("pragma user_version").fetchone()[0])
+    except sqlite3.DatabaseError:
+        return 0
+
+
+def _unread_changes(wal: Path) -> str:
+    """Returns what is wrong with the changes that wait beside a file whose program was killed, "" if nothing is. SQLite
+    takes them up to the first wrong checksum, and says nothing of those after it."""
+    try:
+        data = wal.read_bytes()
+    except FileNotFoundError:
+        return ""
+    if len(data) <= _WAL_HEAD:
+        return ""
+    magic, _, page, _, *salts, first, second = struct.unpack(">8I", data[:_WAL_HEAD])
+    order = ">" if magic & 1 else "<"
+    sums = _wal_sums(order, data[: _WAL_HEAD - 8], (0, 0))
+    if sums != (first, second):
+        return "the head of its last changes cannot be read"
+    size = _FRAME_HEAD + page
+    for place in range(_WAL_HEAD, len(data) - size + 1, size):
+        frame = data[place : place + size]
+        _, _, *frame_salts, first, second = struct.unpack(">6I", frame[:_FRAME_HEAD])
+        sums = _wal_sums(order, frame[_FRAME_HEAD:], _wal_sums(order, frame[:8], sums))
+        if (frame_salts, sums) != (salts, (first, second)):
+            own = struct.pack(">2I", *salts)
+            rest = sum(data[at + 8 : at + 16] == own for at in range(place, len(data) - size + 1, size))
+            return f"{rest} pages of its last changes cannot be read" if rest else ""
+    return ""
+
+
+def _wal_sums(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    """Returns the sums of the write-ahead log (ibid., 4.2)."""
+    first, second = sums
+    for one, other in struct.iter_unpack(f"{order}2I", data):
+        first = first + one + second & 0xFFFFFFFF
+        second = second + other + first & 0xFFFFFFFF
+    return first, second
 
 
 def _tables(schema: str) -> dict[str, tuple[str, ...]]:

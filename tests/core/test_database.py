@@ -5,6 +5,8 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,3 +107,47 @@ def test_a_file_of_another_release_is_left_as_it_is_under_another_name(
     aside = path.with_name(error.split()[-1])
     assert "of another release" in error
     assert aside.read_bytes() == before
+
+
+def test_the_rows_of_a_release_come_back_with_it(tmp_path: Path) -> None:
+    path, newer = tmp_path / "a.sqlite", SCHEMA.replace("size real", "size real, more text")
+    for schema, name in ((newer, "new"), (SCHEMA, "old"), (newer, "newer"), (SCHEMA, "older")):
+        with Database(path, schema).transaction() as database:
+            database.execute("insert into things (name, size) values (?, 0.5)", (name,))
+    assert set(content(path)) == {"old", "older"}
+    with Database(path, newer).transaction() as database:
+        assert [*database.execute("select name from things order by name")] == [("new",), ("newer",)]
+
+
+KILLED = """
+import os, sys
+from modelrunner.database import Database
+held = Database(Path(sys.argv[1]), SCHEMA)
+with held.transaction() as reader:
+    reader.execute("select * from things").fetchone()
+    for number in range(40):
+        with Database(Path(sys.argv[1]), SCHEMA).transaction() as connection:
+            connection.execute("insert into things (name, size, data) values (?, 0.5, ?)", (str(number), b"x" * 3000))
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("flips", [25, pytest.param(300, marks=pytest.mark.nightly)])
+def test_a_flipped_bit_in_the_changes_of_a_killed_daemon_is_said(
+    tmp_path: Path, flips: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = f"from pathlib import Path\nSCHEMA = {SCHEMA!r}\n{KILLED}"
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.sqlite")], check=False).returncode == -9
+    template = tmp_path / "a.sqlite-wal"
+    chance = random.Random(flips)
+    for number in range(flips):
+        path = tmp_path / f"{number}.sqlite"
+        shutil.copy(tmp_path / "a.sqlite", path)
+        wal = bytearray(template.read_bytes())
+        if number:
+            wal[place := chance.randrange(len(wal))] ^= 1 << chance.randrange(8)
+        Path(f"{path}-wal").write_bytes(wal)
+        caplog.clear()
+        found = content(path)
+        assert len(found) == 40 or (number and errors(caplog)), place
+        assert number or not errors(caplog)
