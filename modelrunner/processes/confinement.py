@@ -266,6 +266,8 @@ def _gaps(permissions: Permissions, abi: int, filters: bool, cuda: bool) -> Iter
             yield "settings of the kernel in /proc: CUDA names threads there in each process, and the daemon is root"
         if abi < _SCOPE_ABI:
             yield "signals: need Landlock 6 (Linux 6.12)"
+    if permissions.port is not None:
+        yield f"requests of other users of this machine: TCP port {permissions.port} asks for no key"
     if permissions.network:
         is_held = permissions.private_port is None or (abi >= _TCP_ABI and filters)
         where = "" if is_held else ", also to the daemon's TCP port while there is no API key"
