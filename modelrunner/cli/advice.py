@@ -18,7 +18,7 @@ NEXT = {
     "backend_unavailable": "`modelrunner status` shows the engines",
     "misdirected_request": "`modelrunner ps` shows the runners and their models",
     "unsupported_model": "`modelrunner status` shows the engines",
-    "invalid_model": "`modelrunner verify` checks the models that are here, and another pull heals a damaged one",
+    "invalid_model": "`modelrunner verify` checks the models that are here",
     "queue_full": "`modelrunner ps` shows the number of waiting requests",
     "engine_failed": "`modelrunner logs MODEL` shows the engine's log",
     "engine_exited": "`modelrunner logs MODEL` shows the engine's log",

@@ -28,6 +28,7 @@ from modelrunner.store.names import PROJECTOR, TEMPLATE, WEIGHTS, is_code
 from modelrunner.types import ModelFormat
 
 _MAGIC = b"GGUF"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # its docs/spec.md
 _PARTS = {"mmproj": PROJECTOR, "chat-template": TEMPLATE}
 _LORA = "lora"
 _STORED = "stored://"
@@ -209,6 +210,8 @@ def _open(path: Path, magic: bytes, stack: ExitStack) -> int:
     stack.callback(os.close, descriptor)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise BadRequest(f"{path} is not a regular file", param="from")
+    if os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER:
+        raise InvalidModel(f"{path} is a pointer of git-lfs and not the file itself: fetch that with `git lfs pull`")
     if os.pread(descriptor, len(magic), 0) != magic:
         raise InvalidModel(f"{path} is not a GGUF file: it does not begin with GGUF")
     return descriptor

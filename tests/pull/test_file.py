@@ -148,6 +148,16 @@ def _dangle(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 1234\n"
+
+
+async def test_a_folder_of_pointers_is_no_model(puller: Puller, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text(POINTER if name == "model.safetensors" else "{}")
+    with pytest.raises(InvalidModel, match="safetensors is a pointer of git-lfs"):
+        await puller.pull(tmp_path.as_uri(), lambda _: None, name="mine")
+
+
 def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
@@ -166,6 +176,7 @@ def _link_to_device(path: Path) -> None:
         (lambda path: path.write_bytes(b"PK\3\4" * 100), InvalidModel, "does not begin with GGUF"),
         (lambda path: path.write_bytes(b""), InvalidModel, "does not begin with GGUF"),
         (lambda path: path.write_bytes(gguf()[:200]), InvalidModel, "invalid model"),
+        (lambda path: path.write_text(POINTER), InvalidModel, "pointer of git-lfs"),
     ],
 )
 async def test_what_is_no_model_file_is_refused_at_once(
