@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from modelrunner.cli.client import Client, decode, failure
+from modelrunner.cli.client import HttpClient, decode, failure
 from modelrunner.cli.output import DIM, PLAIN, has_styles, is_terminal, moves_cursor, note, shown, styled, width
 from modelrunner.cli.terminal import Wrapper, no_echo, repeats
 from modelrunner.errors import AnswerBroken
@@ -143,7 +143,7 @@ class Screen:
         sys.stdout.flush()
 
 
-def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
+def stream(client: HttpClient, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
     """Sends the request and shows the answer to a person: an answer that repeats itself without end is stopped, and
     typed keys do not stand in it. `answer` and the errors are those of `receive`."""
     headers = {"X-Progress": "events"} if moves_cursor(sys.stderr) else {}
@@ -158,15 +158,15 @@ def stream(client: Client, body: dict[str, Any], screen: Screen, answer: Answer)
 
 
 def receive(
-    client: Client,
+    client: HttpClient,
     body: dict[str, Any],
     screen: Screen,
     answer: Answer,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Generator[None]:
     """Sends the request and yields after every event of the answer; `answer` holds the received part, also after an
-    error. Raises the errors of `Client`, the error of an event in the middle of the stream, and `AnswerBroken` if the
-    stream stops without an end."""
+    error. Raises the errors of `HttpClient`, the error of an event in the middle of the stream, and `AnswerBroken` if
+    the stream stops without an end."""
     begin = time.monotonic()
     sent = {"Accept": "text/event-stream", **headers} if headers else {}
     try:

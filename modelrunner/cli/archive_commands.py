@@ -10,7 +10,7 @@ from typing import BinaryIO
 import click
 
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, RawBody, path
+from modelrunner.cli.client import HttpClient, RawBody, path
 from modelrunner.cli.common_options import json_option, trust_option, with_client
 from modelrunner.cli.progressdisplay import follow
 from modelrunner.errors import AnswerBroken
@@ -25,7 +25,7 @@ _TAR = "application/x-tar"
     "-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="The file; by default stdout."
 )
 @with_client()
-def save(client: Client, model: str, target: Path | None) -> None:
+def save(client: HttpClient, model: str, target: Path | None) -> None:
     """Write a model into a tar archive.
 
     The archive is an OCI image layout: `modelrunner load` reads it, and skopeo as `oci-archive:FILE`. A file appears
@@ -80,7 +80,7 @@ def _written(target: Path | None) -> Iterator[BinaryIO]:
 @trust_option
 @json_option
 @with_client()
-def load(client: Client, source: Path, name: str | None, trust: bool, as_json: bool) -> None:
+def load(client: HttpClient, source: Path, name: str | None, trust: bool, as_json: bool) -> None:
     """Take models from a tar archive.
 
     The archive is one of `modelrunner save`, or of `skopeo copy ... oci-archive:FILE`. Every byte is verified before a

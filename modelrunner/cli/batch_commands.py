@@ -10,7 +10,7 @@ import msgspec
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, RawBody, decode, path
+from modelrunner.cli.client import HttpClient, RawBody, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.progressdisplay import follow
 from modelrunner.cli.times import ago
@@ -47,7 +47,7 @@ def batch() -> None:
 @click.option("--window", metavar="AGE", default="24h", show_default=True, help="The age at which the batch expires.")
 @click.option("-d", "--detach", is_flag=True, help="Print the ID of the batch, and do not wait.")
 @with_client()
-def run(client: Client, file: Path, to: Path | None, window: str, detach: bool) -> None:
+def run(client: HttpClient, file: Path, to: Path | None, window: str, detach: bool) -> None:
     """Ask the requests of a file, and print the answers.
 
     Ctrl-C stops watching; the batch goes on. The exit code is 1 if a request got no answer.
@@ -80,7 +80,7 @@ def run(client: Client, file: Path, to: Path | None, window: str, detach: bool) 
 @batch.command()
 @click.argument("id")
 @with_client(start=False)
-def errors(client: Client, id: str) -> None:
+def errors(client: HttpClient, id: str) -> None:
     """Print the requests of a batch that got no answer."""
     found = client.call("GET", path("v1", "batches", id), wire.BatchStatus)
     if found.error_file_id:
@@ -90,7 +90,7 @@ def errors(client: Client, id: str) -> None:
 @batch.command()
 @click.argument("id")
 @with_client(start=False)
-def answers(client: Client, id: str) -> None:
+def answers(client: HttpClient, id: str) -> None:
     """Print the answers of a batch that has ended."""
     found = client.call("GET", path("v1", "batches", id), wire.BatchStatus)
     if found.output_file_id is None:
@@ -103,7 +103,7 @@ def answers(client: Client, id: str) -> None:
 @batch.command()
 @json_option
 @with_client(start=False)
-def ls(client: Client, as_json: bool) -> None:
+def ls(client: HttpClient, as_json: bool) -> None:
     """List the batches, the newest first."""
     raw = client.fetch("GET", path("v1", "batches", limit="1000"))
     if as_json:
@@ -116,7 +116,7 @@ def ls(client: Client, as_json: bool) -> None:
 @click.argument("id")
 @json_option
 @with_client(start=False)
-def show(client: Client, id: str, as_json: bool) -> None:
+def show(client: HttpClient, id: str, as_json: bool) -> None:
     """Show a batch."""
     raw = client.fetch("GET", path("v1", "batches", id))
     if as_json:
@@ -132,13 +132,13 @@ def show(client: Client, id: str, as_json: bool) -> None:
 @click.argument("id")
 @json_option
 @with_client(start=False)
-def cancel(client: Client, id: str, as_json: bool) -> None:
+def cancel(client: HttpClient, id: str, as_json: bool) -> None:
     """End a batch: no further request is sent, and the present answers are kept."""
     client.fetch("POST", path("v1", "batches", id, "cancel"))
     output.done(f"cancelled: {id}", as_json, cancelled=id)
 
 
-def _watched(client: Client, batch: wire.BatchStatus) -> Iterator[Progress]:
+def _watched(client: HttpClient, batch: wire.BatchStatus) -> Iterator[Progress]:
     while True:
         counts = batch.request_counts
         done, total = counts["completed"] + counts["failed"], counts["total"]

@@ -13,7 +13,7 @@ import msgspec
 from modelrunner import __version__
 from modelrunner.cli import output
 from modelrunner.cli.answer import Answer, Screen, receive
-from modelrunner.cli.client import Client, path
+from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.prepare import prepare
 from modelrunner.errors import BadRequest, ModelRunnerError
@@ -83,7 +83,7 @@ class _Quiet(Screen):
 @json_option
 @with_client()
 def bench(
-    client: Client,
+    client: HttpClient,
     model: str,
     words: int,
     tokens: int,
@@ -116,14 +116,14 @@ def bench(
     _show(done, before)
 
 
-def _measure(client: Client, load: _Load) -> Answer:
+def _measure(client: HttpClient, load: _Load) -> Answer:
     answer = Answer()
     for _ in receive(client, load.body(), _Quiet(), answer):
         pass
     return answer
 
 
-def _step(client: Client, load: _Load, level: int, rounds: int) -> Step:
+def _step(client: HttpClient, load: _Load, level: int, rounds: int) -> Step:
     answers: list[Answer] = []
     faults: list[ModelRunnerError] = []
 

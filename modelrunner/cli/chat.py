@@ -9,7 +9,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from modelrunner import durable, wire
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.conversation import FENCE, Conversation, Display
 from modelrunner.cli.output import note
 from modelrunner.cli.request import Parameters
@@ -17,7 +17,7 @@ from modelrunner.config.locations import ConfigurationError, Locations
 from modelrunner.errors import ModelRunnerError
 
 
-def chat(client: Client, parameters: Parameters, display: Display) -> None:
+def chat(client: HttpClient, parameters: Parameters, display: Display) -> None:
     """Runs the chat at the terminal until the user leaves."""
     session: PromptSession[str] = PromptSession(history=_history())
     conversation = Conversation(client, parameters, display, lambda model: load_ahead(client, model))
@@ -33,7 +33,7 @@ def chat(client: Client, parameters: Parameters, display: Display) -> None:
             note("/bye or Ctrl-D leaves")
 
 
-def load_ahead(client: Client, model: str) -> None:
+def load_ahead(client: HttpClient, model: str) -> None:
     """Begins to load the model while the user types. The first question reports a failed load."""
 
     def load() -> None:

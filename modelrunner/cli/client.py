@@ -52,7 +52,7 @@ class RawBody(NamedTuple):
     pieces: Iterable[bytes]
 
 
-class Client:
+class HttpClient:
     """One daemon, at `unix:///path` or `http[s]://host[:port]`. `https://host:port#FINGERPRINT` accepts only a
     certificate with this SHA-256 fingerprint, whoever signed it. Raises `BadRequest` for another kind of address.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.start import address, ensure_running
 from modelrunner.config.locations import Locations
 from modelrunner.errors import BadRequest
@@ -31,7 +31,7 @@ trust_option = click.option(
 
 
 def with_client(*, start: bool = True) -> Callable[[Command], Command]:
-    """Adds `--host` and passes the command a `Client` as its first argument. With `start`, the daemon of this data
+    """Adds `--host` and passes the command a `HttpClient` as its first argument. With `start`, the daemon of this data
     directory is started if it does not run; a daemon that `--host` or MODELRUNNER_HOST names is never started."""
 
     def decorate(command: Command) -> Command:
@@ -47,13 +47,13 @@ def with_client(*, start: bool = True) -> Callable[[Command], Command]:
     return decorate
 
 
-def connect(host: str | None, *, start: bool) -> Client:
+def connect(host: str | None, *, start: bool) -> HttpClient:
     """Returns a client of the daemon at `host`, by default the daemon that the environment or the configuration
     names."""
 
-    def client_of(address: str) -> Client:
+    def client_of(address: str) -> HttpClient:
         try:
-            return Client(address, key=os.environ.get("MODELRUNNER_API_KEY"))
+            return HttpClient(address, key=os.environ.get("MODELRUNNER_API_KEY"))
         except BadRequest as error:
             raise click.UsageError(error.message) from None
 

@@ -9,7 +9,7 @@ import msgspec
 
 from modelrunner import lora, wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.config.modelconfig import MEANINGS
 
@@ -78,7 +78,7 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @json_option
 @with_client()
 def configure(
-    client: Client,
+    client: HttpClient,
     model: str,
     flags: tuple[str, ...],
     adapters: tuple[str, ...],
@@ -117,7 +117,7 @@ def configure(
 @click.option("--dry-run", is_flag=True, help="Only show the changes.")
 @json_option
 @with_client(start=False)
-def reload(client: Client, dry_run: bool, as_json: bool) -> None:
+def reload(client: HttpClient, dry_run: bool, as_json: bool) -> None:
     """Read the configuration file again.
 
     A runner whose model's settings changed ends after its last request, and the next request starts a new one. Other
@@ -133,7 +133,7 @@ def reload(client: Client, dry_run: bool, as_json: bool) -> None:
         output.note("nothing has changed")
 
 
-def _show(client: Client, model: str, as_json: bool) -> None:
+def _show(client: HttpClient, model: str, as_json: bool) -> None:
     raw = client.fetch("GET", path("engines", "_configure", model=model))
     if as_json:
         output.json(raw)

@@ -15,7 +15,7 @@ from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.advice import advised
 from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
-from modelrunner.cli.client import Client, path
+from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.commands import meant
 from modelrunner.cli.output import note, report, say
 from modelrunner.cli.prepare import check_sees
@@ -84,7 +84,7 @@ class Conversation:
     model."""
 
     def __init__(
-        self, client: Client, parameters: Parameters, display: Display, load_ahead: Callable[[str], None]
+        self, client: HttpClient, parameters: Parameters, display: Display, load_ahead: Callable[[str], None]
     ) -> None:
         self.messages: list[Message] = []
         self.parameters = parameters

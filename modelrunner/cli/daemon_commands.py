@@ -14,7 +14,7 @@ import msgspec
 
 from modelrunner import __version__, wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
 from modelrunner.units import format_bytes
@@ -36,7 +36,7 @@ class _LineCount(click.ParamType[str]):
 @click.command()
 @json_option
 @with_client(start=False)
-def status(client: Client, as_json: bool) -> None:
+def status(client: HttpClient, as_json: bool) -> None:
     """Show the daemon, its engines and its memory.
 
     The exit code is 3 if no daemon runs.
@@ -77,7 +77,7 @@ def status(client: Client, as_json: bool) -> None:
     help=f"Show the last N lines, or `all`. Default: {_SHOWN_LINES} on a terminal, else all.",
 )
 @with_client(start=False)
-def logs(client: Client, name: str | None, follow: bool, lines: str | None) -> None:
+def logs(client: HttpClient, name: str | None, follow: bool, lines: str | None) -> None:
     """Show the log of the daemon or of a runner.
 
     A runner is named by its model, or by its ID as `modelrunner ps` shows it.
@@ -110,7 +110,7 @@ def serve(listen: str | None, socket: str | None, tls: str | None) -> None:
 
 @click.command()
 @with_client(start=False)
-def shutdown(client: Client) -> None:
+def shutdown(client: HttpClient) -> None:
     """Stop the daemon and everything that it runs.
 
     Running answers may end first. The command returns when the daemon is gone.
@@ -129,7 +129,7 @@ def shutdown(client: Client) -> None:
 @click.command()
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @with_client()
-def ui(client: Client, no_browser: bool) -> None:
+def ui(client: HttpClient, no_browser: bool) -> None:
     """Open the page: memory, models, chat, requests."""
     is_local = client.host.startswith("unix:")
     address = client.call("GET", "/version", wire.Status).listen if is_local else client.host
@@ -149,7 +149,7 @@ def ui(client: Client, no_browser: bool) -> None:
 @click.command()
 @json_option
 @with_client(start=False)
-def version(client: Client, as_json: bool) -> None:
+def version(client: HttpClient, as_json: bool) -> None:
     """Show the versions of the command line and of the daemon."""
     daemon = None
     with suppress(DaemonUnreachable):
@@ -160,14 +160,14 @@ def version(client: Client, as_json: bool) -> None:
         output.fields([("modelrunner", __version__), ("daemon", daemon or "none runs"), ("python", python_version())])
 
 
-def _print_log(client: Client, where: str) -> None:
+def _print_log(client: HttpClient, where: str) -> None:
     with client.open("GET", where) as response:
         for line in client.lines(response):
             sys.stdout.write(output.shown(line.decode("utf-8", "replace"), sys.stdout))
             sys.stdout.flush()
 
 
-def _answers(client: Client) -> bool:
+def _answers(client: HttpClient) -> bool:
     try:
         client.fetch("GET", "/health")
     except ModelRunnerError:

@@ -8,7 +8,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import FAILED, output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.units import format_bytes, format_duration
 
@@ -24,7 +24,7 @@ _FITS = {
 @click.argument("model")
 @json_option
 @with_client(start=False)
-def why(client: Client, model: str, as_json: bool) -> None:
+def why(client: HttpClient, model: str, as_json: bool) -> None:
     """Explain why a model waits.
 
     Shows the last events about it, and about the models that were evicted for it.
@@ -53,7 +53,7 @@ def why(client: Client, model: str, as_json: bool) -> None:
 @click.argument("model")
 @json_option
 @with_client()
-def fit(client: Client, model: str, as_json: bool) -> int:
+def fit(client: HttpClient, model: str, as_json: bool) -> int:
     """Check whether a model fits into memory and on the disk.
 
     MODEL may also be at its source: hf.co/ORG/REPO[:QUANT] is looked up, not downloaded. The exit code is 1 if the
@@ -83,7 +83,7 @@ def fit(client: Client, model: str, as_json: bool) -> int:
 @click.option("--since", metavar="ID", help="Show the events after this ID; 0 for all that are kept.")
 @json_option
 @with_client(start=False)
-def events(client: Client, model: str | None, since: str | None, as_json: bool) -> None:
+def events(client: HttpClient, model: str | None, since: str | None, as_json: bool) -> None:
     """Show loads, evictions and other events as they happen.
 
     Ends with Ctrl-C. With --json, prints one object a line.

@@ -6,7 +6,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.times import ago
 from modelrunner.units import format_bytes
@@ -15,7 +15,7 @@ from modelrunner.units import format_bytes
 @click.command()
 @json_option
 @with_client()
-def disk_usage(client: Client, as_json: bool) -> None:
+def disk_usage(client: HttpClient, as_json: bool) -> None:
     """Show how much disk models and engines use.
 
     SHARED shows the bytes of a model that other models use too: all models count them once.
@@ -68,7 +68,7 @@ def disk_usage(client: Client, as_json: bool) -> None:
 @json_option
 @with_client()
 def prune(
-    client: Client, conversations: bool, unused: str | None, to: str | None, dry_run: bool, as_json: bool
+    client: HttpClient, conversations: bool, unused: str | None, to: str | None, dry_run: bool, as_json: bool
 ) -> None:
     """Remove leftovers of downloads and damage, or unused models.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from modelrunner import __version__, wire
 from modelrunner.cli import FAILED, output
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import connect, json_option
 from modelrunner.cli.prepare import is_missing
 from modelrunner.config.locations import ConfigurationError, Locations, first_private
@@ -205,7 +205,7 @@ def _folders(status: wire.Status) -> Iterator[Finding]:
             yield _disk("models folder", Path(path))
 
 
-def _engines(client: Client) -> Iterator[Finding]:
+def _engines(client: HttpClient) -> Iterator[Finding]:
     for name, text in client.call("GET", "/engines/status", dict[str, str]).items():
         if is_missing(text):
             yield Finding(f"engine {name}", "ok", f"not installed; `modelrunner install {name}` installs it")
@@ -217,7 +217,7 @@ def _engines(client: Client) -> Iterator[Finding]:
             yield Finding(f"engine {name}", "ok", text)
 
 
-def _models(client: Client, away: Collection[str]) -> Iterator[Finding]:
+def _models(client: HttpClient, away: Collection[str]) -> Iterator[Finding]:
     """Checks the models. `away` are the faults of folders, which are not damage of their models."""
     models = client.call("GET", "/models", list[wire.Model])
     yield Finding("models", "ok", f"{len(models)} on this machine")
@@ -231,7 +231,7 @@ def _models(client: Client, away: Collection[str]) -> Iterator[Finding]:
             )
 
 
-def _readiness(client: Client) -> Iterator[Finding]:
+def _readiness(client: HttpClient) -> Iterator[Finding]:
     health = client.call("GET", "/health", wire.Health)
     if health.status in ("error", "shutting_down"):
         yield Finding("health", "error", health.reason or health.status, "`modelrunner logs` says why")

@@ -3,7 +3,7 @@
 import click
 
 from modelrunner.cli import output
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.prepare import install as install_engine
 from modelrunner.cli.prepare import is_missing
@@ -14,7 +14,7 @@ from modelrunner.cli.prepare import is_missing
 @click.option("--build", is_flag=True, help="Compile it here instead of using a prebuilt one.")
 @json_option
 @with_client()
-def install(client: Client, backend: str | None, build: bool, as_json: bool) -> None:
+def install(client: HttpClient, backend: str | None, build: bool, as_json: bool) -> None:
     """Install an inference engine.
 
     BACKEND may be left out if there is only one.
@@ -27,7 +27,7 @@ def install(client: Client, backend: str | None, build: bool, as_json: bool) -> 
 @click.option("--build", is_flag=True, help="Compile it here instead of using a prebuilt one.")
 @json_option
 @with_client()
-def update(client: Client, backend: str | None, build: bool, as_json: bool) -> None:
+def update(client: HttpClient, backend: str | None, build: bool, as_json: bool) -> None:
     """Update an engine to the version that belongs to this release.
 
     BACKEND may be left out if only one is installed.
@@ -39,17 +39,17 @@ def update(client: Client, backend: str | None, build: bool, as_json: bool) -> N
 @click.argument("backend")
 @json_option
 @with_client()
-def uninstall(client: Client, backend: str, as_json: bool) -> None:
+def uninstall(client: HttpClient, backend: str, as_json: bool) -> None:
     """Remove an engine."""
     _do(client, backend, as_json, action="uninstall")
 
 
-def _do(client: Client, backend: str, as_json: bool, *, build: bool = False, action: str = "install") -> None:
+def _do(client: HttpClient, backend: str, as_json: bool, *, build: bool = False, action: str = "install") -> None:
     told = install_engine(client, backend, build=build, action=action)
     output.done(told, as_json, backend=backend, message=told)
 
 
-def _meant(client: Client, *, installed: bool) -> str:
+def _meant(client: HttpClient, *, installed: bool) -> str:
     """Returns the backend that a command without a name means: the only one, or the only one that is installed."""
     statuses = client.call("GET", "/engines/status", dict[str, str])
     candidates = [name for name, status in statuses.items() if not (installed and is_missing(status))]

@@ -5,7 +5,7 @@ import msgspec
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 
 _STATES = {True: "newer at its source", False: "up to date", None: "unknown"}
@@ -19,7 +19,7 @@ _STATES = {True: "newer at its source", False: "up to date", None: "unknown"}
 )
 @json_option
 @with_client()
-def search(client: Client, words: tuple[str, ...], format: str, limit: int, as_json: bool) -> None:
+def search(client: HttpClient, words: tuple[str, ...], format: str, limit: int, as_json: bool) -> None:
     """Find models on Hugging Face."""
     raw = client.fetch(
         "GET", path("models", "search", q=" ".join(words), format=format, limit=str(limit)), timeout=None
@@ -38,7 +38,7 @@ def search(client: Client, words: tuple[str, ...], format: str, limit: int, as_j
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @json_option
 @with_client()
-def check_update(client: Client, models: tuple[str, ...], as_json: bool) -> None:
+def check_update(client: HttpClient, models: tuple[str, ...], as_json: bool) -> None:
     """Ask whether the sources of models have newer ones.
 
     Without MODEL, all pulled models are checked. A new commit that changes none of a model's files does not count.

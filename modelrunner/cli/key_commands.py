@@ -6,7 +6,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.times import until
 
@@ -48,7 +48,7 @@ def keys() -> None:
 @json_option
 @with_client()
 def create(
-    client: Client,
+    client: HttpClient,
     name: str,
     scope: str,
     models: tuple[str, ...],
@@ -84,7 +84,7 @@ def create(
 @click.argument("name")
 @json_option
 @with_client()
-def rotate(client: Client, name: str, as_json: bool) -> None:
+def rotate(client: HttpClient, name: str, as_json: bool) -> None:
     """Give a key a new text; the old one is refused at once."""
     _show(client.fetch("POST", path("keys", name, "rotate")), as_json)
 
@@ -94,7 +94,7 @@ def rotate(client: Client, name: str, as_json: bool) -> None:
 @click.option("--open", "is_open", is_flag=True, help="Also the last key: then TCP is open to everybody.")
 @json_option
 @with_client()
-def revoke(client: Client, name: str, is_open: bool, as_json: bool) -> None:
+def revoke(client: HttpClient, name: str, is_open: bool, as_json: bool) -> None:
     """Remove a key."""
     client.fetch("DELETE", path("keys", name, open="true" if is_open else None))
     output.done(f"revoked: {name}", as_json, revoked=name)
@@ -103,7 +103,7 @@ def revoke(client: Client, name: str, is_open: bool, as_json: bool) -> None:
 @keys.command()
 @json_option
 @with_client()
-def ls(client: Client, as_json: bool) -> None:
+def ls(client: HttpClient, as_json: bool) -> None:
     """List the keys, without their texts."""
     raw = client.fetch("GET", "/keys")
     if as_json:

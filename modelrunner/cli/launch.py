@@ -13,7 +13,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, path
+from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import with_client
 from modelrunner.config.locations import Locations
 from modelrunner.errors import ModelRunnerError
@@ -172,7 +172,7 @@ AGENTS: dict[str, Callable[[AgentTarget], AgentLaunch]] = {
 @click.option("--model", metavar="MODEL", help="The model; by default the only one that can chat.")
 @click.option("--dry-run", is_flag=True, help="Only show the file and the command.")
 @with_client()
-def launch(client: Client, agent: str, arguments: tuple[str, ...], model: str | None, dry_run: bool) -> None:
+def launch(client: HttpClient, agent: str, arguments: tuple[str, ...], model: str | None, dry_run: bool) -> None:
     """Start a coding agent, or another program, with a model of this machine.
 
     AGENT is claude, codex, opencode, aider, goose, continue, zed, open-webui, or env, which prints the variables for a
@@ -204,7 +204,7 @@ def launch(client: Client, agent: str, arguments: tuple[str, ...], model: str | 
     os.execve(program, command, {**kept, **found.variables})
 
 
-def _target(client: Client, model: str | None, *, named: bool) -> AgentTarget:
+def _target(client: HttpClient, model: str | None, *, named: bool) -> AgentTarget:
     status = client.call("GET", "/version", wire.Status)
     url = client.host if client.host.startswith("http") else status.listen
     if not url:

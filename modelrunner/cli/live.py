@@ -4,14 +4,14 @@ import time
 from collections.abc import Iterator
 
 from modelrunner import wire
-from modelrunner.cli.client import Client, decode
+from modelrunner.cli.client import HttpClient, decode
 from modelrunner.cli.output import note
 from modelrunner.errors import AnswerBroken, DaemonUnreachable
 
 _AGAIN = 0.5  # seconds between two attempts to reach a daemon that has ended
 
 
-def states(client: Client) -> Iterator[wire.Now]:
+def states(client: HttpClient) -> Iterator[wire.Now]:
     """Yields the state now and after every change, and waits for the next daemon if this one ends. Raises
     `DaemonUnreachable` if no daemon runs at the beginning."""
     begun = False

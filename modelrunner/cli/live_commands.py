@@ -4,7 +4,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.live import states
 from modelrunner.cli.times import until
@@ -17,7 +17,7 @@ _USED, _FREE = "█", "░"
 @click.command()
 @json_option
 @with_client(start=False)
-def top(client: Client, as_json: bool) -> None:
+def top(client: HttpClient, as_json: bool) -> None:
     """Watch memory, runners, queue and requests.
 
     The screen follows every change, until Ctrl-C. With --json, the command prints one object of /engines/now a line.

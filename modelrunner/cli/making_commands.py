@@ -6,7 +6,7 @@ import click
 
 from modelrunner import lora, modelfile, wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull, pulled
 from modelrunner.cli.progressdisplay import follow
@@ -50,7 +50,7 @@ _context_option = click.option(
 @json_option
 @with_client()
 def package(
-    client: Client,
+    client: HttpClient,
     name: str,
     file: Path | None,
     folder: Path | None,
@@ -102,7 +102,7 @@ def _text(file: Path) -> str:
 @trust_option
 @json_option
 @with_client()
-def create(client: Client, name: str, file: Path, trust: bool, as_json: bool) -> None:
+def create(client: HttpClient, name: str, file: Path, trust: bool, as_json: bool) -> None:
     """Make a model with a Modelfile.
 
     FROM names a model, which is pulled if it is not here, a GGUF file or a folder; SYSTEM, PARAMETER, TEMPLATE (in
@@ -141,7 +141,7 @@ def _base(text: str, folder: Path) -> str:
 @json_option
 @with_client()
 def repackage(
-    client: Client,
+    client: HttpClient,
     model: str,
     name: str,
     context_size: int | None,
@@ -176,7 +176,7 @@ def repackage(
 @click.option("--requantize", is_flag=True, help="Accept a model that is quantized already, and lose more.")
 @json_option
 @with_client()
-def quantize(client: Client, model: str, name: str, kind: str, requantize: bool, as_json: bool) -> None:
+def quantize(client: HttpClient, model: str, name: str, kind: str, requantize: bool, as_json: bool) -> None:
     """Make a smaller model from another one.
 
     The engine's own tool makes it, beside the running engines. Ctrl-C ends it and leaves no files.
@@ -194,7 +194,7 @@ def quantize(client: Client, model: str, name: str, kind: str, requantize: bool,
 @click.option("--remote", is_flag=True, help="Show the model at its source; nothing is pulled.")
 @json_option
 @with_client()
-def show(client: Client, model: str, part: str | None, remote: bool, as_json: bool) -> None:
+def show(client: HttpClient, model: str, part: str | None, remote: bool, as_json: bool) -> None:
     """Show the parts of a model.
 
     They are its metadata, chat template, licences, and defaults for requests. With --remote the command shows the model

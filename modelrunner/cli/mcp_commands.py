@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from modelrunner import wire
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import with_client
 from modelrunner.errors import ModelRunnerError, NotImplementedHere
 
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 @click.command()
 @with_client()
-def mcp(client: Client) -> None:
+def mcp(client: HttpClient) -> None:
     """Serve the models as tools of an MCP server.
 
     It speaks over stdin and stdout; the tools are list_models, load_model, ask and embed.

@@ -7,7 +7,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.progressdisplay import follow
 from modelrunner.cli.several import each
@@ -29,7 +29,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @json_option
 @with_client()
-def push(client: Client, model: str, target: str | None, key: Path | None, as_json: bool) -> None:
+def push(client: HttpClient, model: str, target: str | None, key: Path | None, as_json: bool) -> None:
     """Send a model to a registry.
 
     NAME is HOST/REPOSITORY[:TAG], by default the model's own name. Files that the registry has are not sent.
@@ -45,7 +45,7 @@ def push(client: Client, model: str, target: str | None, key: Path | None, as_js
 @click.option("-q", "--quiet", is_flag=True, help="Print only the names.")
 @json_option
 @with_client()
-def list_models(client: Client, quiet: bool, as_json: bool) -> None:
+def list_models(client: HttpClient, quiet: bool, as_json: bool) -> None:
     """List the models on this machine.
 
     Pull a damaged model again to heal it, or remove it.
@@ -72,7 +72,7 @@ def list_models(client: Client, quiet: bool, as_json: bool) -> None:
 @click.argument("model")
 @json_option
 @with_client()
-def inspect(client: Client, model: str, as_json: bool) -> None:
+def inspect(client: HttpClient, model: str, as_json: bool) -> None:
     """Show the details of a model."""
     raw = client.fetch("GET", path("models", model))
     found = decode(raw, wire.Model)
@@ -94,7 +94,7 @@ def inspect(client: Client, model: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 @with_client()
-def tag(client: Client, model: str, name: str, as_json: bool) -> None:
+def tag(client: HttpClient, model: str, name: str, as_json: bool) -> None:
     """Give a model another name."""
     repository, _, label = name.rpartition(":")
     if not repository or "/" in label:  # no tag, or only the port of a registry
@@ -108,7 +108,7 @@ def tag(client: Client, model: str, name: str, as_json: bool) -> None:
 @click.option("-f", "--force", is_flag=True, help="Remove it even if it is in use or has several names.")
 @json_option
 @with_client()
-def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) -> int:
+def remove(client: HttpClient, models: tuple[str, ...], force: bool, as_json: bool) -> int:
     """Remove models.
 
     MODEL is a whole name or an ID. Removing the last name removes the model; files that other models share stay.
@@ -127,7 +127,7 @@ def remove(client: Client, models: tuple[str, ...], force: bool, as_json: bool) 
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @json_option
 @with_client()
-def verify(client: Client, models: tuple[str, ...], as_json: bool) -> int:
+def verify(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
     """Read every byte of models, and report damaged ones.
 
     Without MODEL, all models are read. Pulling or packaging a damaged model again heals it. The exit code is 1 if a

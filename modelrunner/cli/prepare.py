@@ -4,14 +4,14 @@ from contextlib import suppress
 from typing import Any
 
 from modelrunner import wire
-from modelrunner.cli.client import Client, path
+from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.output import done, note
 from modelrunner.cli.progressdisplay import Displays, follow
 from modelrunner.cli.request import STARTER, STARTER_SYSTEM, SYSTEM
 from modelrunner.errors import BadRequest, Forbidden, ModelNotFound, ModelRunnerError
 
 
-def prepare(client: Client, model: str, *, backend: str | None, context_size: int | None) -> str:
+def prepare(client: HttpClient, model: str, *, backend: str | None, context_size: int | None) -> str:
     """Pulls and installs what is missing, with a note, and returns the model's name. `backend` and `context_size`
     become part of the model's configuration, because a request never reloads a model."""
     try:
@@ -33,7 +33,7 @@ def prepare(client: Client, model: str, *, backend: str | None, context_size: in
     return model
 
 
-def default_system(client: Client, model: str) -> str | None:
+def default_system(client: HttpClient, model: str) -> str | None:
     """Returns the system prompt for a person who gives none. None leaves it to the daemon, which adds what the model
     carries."""
     found = client.call("GET", path("models", model), dict[str, Any])
@@ -44,14 +44,14 @@ def default_system(client: Client, model: str) -> str | None:
     return STARTER_SYSTEM if is_starter else SYSTEM
 
 
-def check_sees(client: Client, model: str) -> None:
+def check_sees(client: HttpClient, model: str) -> None:
     """Raises `BadRequest` for a model that is known to take no pictures."""
     able = client.call("GET", path("models", model), dict[str, object]).get("capabilities")
     if able and isinstance(able, list) and "vision" not in able:
         raise BadRequest(f"{model} takes no pictures: `modelrunner list` shows the models with vision")
 
 
-def pull(client: Client, wanted: wire.PullRequest, *, displays: Displays | None = None) -> str:
+def pull(client: HttpClient, wanted: wire.PullRequest, *, displays: Displays | None = None) -> str:
     """Downloads, packages or makes a model with progress, on the `displays` that several pulls share; returns the
     model's name."""
     source, name = wanted.from_, wanted.name
@@ -63,7 +63,7 @@ def pull(client: Client, wanted: wire.PullRequest, *, displays: Displays | None 
     return last.model or name or source
 
 
-def pulled(client: Client, name: str, as_json: bool) -> None:
+def pulled(client: HttpClient, name: str, as_json: bool) -> None:
     """Prints the name of a model that is here now, and says if the engine that runs it is missing."""
     done(name, as_json, model=name)
     with suppress(ModelRunnerError):  # the pull has succeeded
@@ -71,7 +71,7 @@ def pulled(client: Client, name: str, as_json: bool) -> None:
             note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
 
 
-def install(client: Client, backend: str, *, build: bool = False, action: str = "install") -> str:
+def install(client: HttpClient, backend: str, *, build: bool = False, action: str = "install") -> str:
     """Installs, updates or uninstalls an engine with progress; returns the daemon's closing sentence."""
     body = wire.InstallRequest(backend, build)
     lines = client.progress(f"/engines/{action}-backend", body)
@@ -83,7 +83,7 @@ def is_missing(status: str) -> bool:
     return status.partition(":")[0] in ("", "Not Installed")
 
 
-def missing_engine(client: Client, model: str) -> str | None:
+def missing_engine(client: HttpClient, model: str) -> str | None:
     """Returns the backend of the model if its engine is not installed. Returns None, too, if no backend here runs the
     model: the request's error says why."""
     backend = client.call("GET", path("v1", "models", model), dict[str, object]).get("backend")
@@ -93,7 +93,7 @@ def missing_engine(client: Client, model: str) -> str | None:
     return backend if status is not None and is_missing(status) else None
 
 
-def _install_engine(client: Client, model: str) -> None:
+def _install_engine(client: HttpClient, model: str) -> None:
     with suppress(Forbidden):  # without the scope admin: the daemon installs it for the request
         if backend := missing_engine(client, model):
             note(f"{backend} is not installed yet: installing it")

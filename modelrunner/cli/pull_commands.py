@@ -6,7 +6,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import folder_option, json_option, trust_option, with_client
 from modelrunner.cli.prepare import pull as pull_model
 from modelrunner.cli.prepare import pulled
@@ -30,7 +30,7 @@ from modelrunner.cli.several import each
 @json_option
 @with_client()
 def pull(
-    client: Client,
+    client: HttpClient,
     models: tuple[str, ...],
     trust: bool,
     verify: bool,
@@ -81,7 +81,7 @@ def pull(
 @click.group(invoke_without_command=True)
 @json_option
 @with_client(start=False)
-def pulls(client: Client, as_json: bool) -> None:
+def pulls(client: HttpClient, as_json: bool) -> None:
     """Show the downloads under way."""
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -96,7 +96,7 @@ def pulls(client: Client, as_json: bool) -> None:
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @json_option
 @with_client(start=False)
-def cancel(client: Client, models: tuple[str, ...], as_json: bool) -> int:
+def cancel(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
     """End downloads, for all who wait for them.
 
     The received bytes stay, and the next pull continues there.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from modelrunner import wire
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.errors import BadRequest
 
 # The paths to the text of an answer in each API family, or to a piece of it in a stream.
@@ -22,7 +22,7 @@ _SEVERAL = (("content", "text"), ("output", "content", "text"))  # paths of Anth
 _DELTAS = {"content_block_delta": ("delta", "text"), "response.output_text.delta": ("delta",)}
 
 
-def again(client: Client, found: wire.RecordedRequest, model: str | None) -> bytes:
+def again(client: HttpClient, found: wire.RecordedRequest, model: str | None) -> bytes:
     """Sends a recorded request once more, to `model` if it is given; returns the answer's body. Raises `BadRequest` for
     a request that was not kept whole."""
     if not found.body.whole or found.body.redacted:

@@ -4,7 +4,7 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import Command, json_option, with_client
 from modelrunner.cli.progressdisplay import follow
 from modelrunner.cli.several import each
@@ -16,7 +16,7 @@ _models = click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @_models
 @json_option
 @with_client()
-def preload(client: Client, models: tuple[str, ...], as_json: bool) -> int:
+def preload(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
     """Load models before a request needs them.
 
     The command ends when they are ready. They stay loaded for their keep-alive.
@@ -35,7 +35,7 @@ def _command(action: str, text: str) -> Command:
     @_models
     @json_option
     @with_client()
-    def command(client: Client, models: tuple[str, ...], as_json: bool) -> int:
+    def command(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
         def ask(model: str) -> None:
             # A pause waits for the requests that the model answers.
             told = client.call("POST", f"/engines/{action}", wire.ModelState, wire.ModelName(model), timeout=None)

@@ -10,7 +10,7 @@ import click
 from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.answer import Answer, show_end, show_timings, stream
-from modelrunner.cli.client import Client, path
+from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.conversation import Display
 from modelrunner.cli.prepare import check_sees, default_system, prepare
@@ -63,7 +63,7 @@ _STARTER_SIZE = "93 MB"
 @json_option
 @with_client()
 def run(
-    client: Client,
+    client: HttpClient,
     model: str | None,
     words: tuple[str, ...],
     images: tuple[Path, ...],
@@ -118,7 +118,7 @@ def run(
     return 0
 
 
-def _starter(client: Client) -> str:
+def _starter(client: HttpClient) -> str:
     """Returns the starter model's name, once the user agrees; asks nothing if it is here."""
     try:
         client.fetch("GET", path("models", STARTER))
@@ -133,7 +133,7 @@ def _starter(client: Client) -> str:
     return STARTER
 
 
-def _models(client: Client, model: str, words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+def _models(client: HttpClient, model: str, words: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
     """Divides the words into further models and the prompt. The words before a last one with blanks are models if they
     name models that are here."""
     *others, last = words or ("",)
@@ -147,7 +147,7 @@ def _models(client: Client, model: str, words: tuple[str, ...]) -> tuple[list[st
     return [model, *others], (last,)
 
 
-def _is_here(client: Client, name: str) -> bool:
+def _is_here(client: HttpClient, name: str) -> bool:
     try:
         client.fetch("GET", path("models", name))
     except ModelNotFound:
@@ -171,7 +171,7 @@ def _question(words: tuple[str, ...]) -> str | None:
     return text
 
 
-def _answer(client: Client, asked: Parameters, message: Message, display: Display) -> None:
+def _answer(client: HttpClient, asked: Parameters, message: Message, display: Display) -> None:
     answer = Answer()
     stream(client, asked.request([message], stream=True), display.screen(), answer)
     show_end(answer)

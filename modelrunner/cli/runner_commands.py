@@ -5,7 +5,7 @@ import msgspec
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import Client, decode
+from modelrunner.cli.client import HttpClient, decode
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.live import states
 from modelrunner.cli.times import until
@@ -32,7 +32,7 @@ _EXPENDABLE = ("SANDBOX", "ID", "ESTIMATED", "MODE", "CONTEXT", "BACKEND")
 @click.option("-w", "--watch", is_flag=True, help="Follow every change, until Ctrl-C.")
 @json_option
 @with_client(start=False)
-def list_runners(client: Client, watch: bool, as_json: bool) -> None:
+def list_runners(client: HttpClient, watch: bool, as_json: bool) -> None:
     """List the models that are loaded.
 
     With --watch --json, the command prints one array a line after every change.
@@ -65,7 +65,7 @@ def _print(runners: list[wire.RunnerStatus]) -> None:
 @json_option
 @with_client(start=False)
 def unload(
-    client: Client, models: tuple[str, ...], everything: bool, backend: str | None, force: bool, as_json: bool
+    client: HttpClient, models: tuple[str, ...], everything: bool, backend: str | None, force: bool, as_json: bool
 ) -> None:
     """Stop models that are loaded."""
     if bool(models) == everything and not (backend and not models):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modelrunner import __version__, durable, wire
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.output import note
 from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
@@ -20,10 +20,10 @@ START_LIMIT = 60.0  # seconds until a daemon must answer; it checks its store fi
 _COMES_BACK = 3.0  # seconds; the daemon replaces a removed socket within one
 _POLL = 0.02
 
-Connect = Callable[[str], Client]
+Connect = Callable[[str], HttpClient]
 
 
-def ensure_running(locations: Locations, connect: Connect) -> Client:
+def ensure_running(locations: Locations, connect: Connect) -> HttpClient:
     """Returns a client of the daemon of `locations`, which answers. Raises `DaemonUnreachable` with the end of its log
     if it does not start, `StorageFailed` if its data directory cannot be used."""
     client = _living(locations, connect)
@@ -46,7 +46,7 @@ def address(locations: Locations) -> str:
     return locations.host
 
 
-def _living(locations: Locations, connect: Connect) -> Client | None:
+def _living(locations: Locations, connect: Connect) -> HttpClient | None:
     """Returns a client of a daemon that is not shutting down, or None. Waits for a daemon that is: another one takes
     its place."""
     end = time.monotonic() + START_LIMIT
@@ -81,7 +81,7 @@ def _turn(data: Path) -> Iterator[None]:
         ) from error
 
 
-def _start(locations: Locations, connect: Connect) -> Client:
+def _start(locations: Locations, connect: Connect) -> HttpClient:
     log = locations.data / "logs" / "daemon.log"
     log.parent.mkdir(exist_ok=True)
     with open(log, "ab", opener=durable.open_ours) as output:
@@ -103,7 +103,9 @@ def _start(locations: Locations, connect: Connect) -> Client:
         raise
 
 
-def _wait(daemon: subprocess.Popen[bytes], living: Callable[[], Client | None], log: Path, begin: int) -> Client:
+def _wait(
+    daemon: subprocess.Popen[bytes], living: Callable[[], HttpClient | None], log: Path, begin: int
+) -> HttpClient:
     end = time.monotonic() + START_LIMIT
     while not (client := living()):
         if daemon.poll() is not None:

@@ -8,7 +8,7 @@ import msgspec
 from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli import replay as replays
-from modelrunner.cli.client import Client, decode, path
+from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.units import format_duration
 
@@ -36,7 +36,9 @@ _EXPENDABLE = ("CALLER", "LOAD", "QUEUE", "TOKENS/S", "PROMPT")
 @click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True, help="The most requests to show.")
 @json_option
 @with_client(start=False)
-def requests(client: Client, follow: bool, model: str | None, status: str | None, limit: int, as_json: bool) -> None:
+def requests(
+    client: HttpClient, follow: bool, model: str | None, status: str | None, limit: int, as_json: bool
+) -> None:
     """Show the requests under way, and the last ones.
 
     The daemon keeps the last 1,000, without their texts; `show` has those of models that are recorded. With -f --json,
@@ -66,7 +68,7 @@ def requests(client: Client, follow: bool, model: str | None, status: str | None
 @click.argument("id")
 @json_option
 @with_client(start=False)
-def cancel(client: Client, id: str, as_json: bool) -> None:
+def cancel(client: HttpClient, id: str, as_json: bool) -> None:
     """End a request that is under way."""
     client.fetch("POST", path("engines", "requests", id, "cancel"))
     output.done(f"cancelled: {id}", as_json, cancelled=id)
@@ -76,7 +78,7 @@ def cancel(client: Client, id: str, as_json: bool) -> None:
 @click.argument("id")
 @json_option
 @with_client(start=False)
-def show(client: Client, id: str, as_json: bool) -> None:
+def show(client: HttpClient, id: str, as_json: bool) -> None:
     """Show a recorded request with its body and its answer.
 
     Bodies are kept after `modelrunner configure MODEL --recording on`.
@@ -108,7 +110,7 @@ def show(client: Client, id: str, as_json: bool) -> None:
 @click.option("--model", metavar="MODEL", help="Ask this model instead.")
 @json_option
 @with_client(start=False)
-def replay(client: Client, id: str, model: str | None, as_json: bool) -> None:
+def replay(client: HttpClient, id: str, model: str | None, as_json: bool) -> None:
     """Send a recorded request again, and compare the answers.
 
     The command prints the new answer on stdout, and its difference from the recorded one on stderr.
@@ -142,7 +144,7 @@ def replay(client: Client, id: str, model: str | None, as_json: bool) -> None:
 )
 @json_option
 @with_client(start=False)
-def usage(client: Client, by: str, since: str, as_json: bool) -> None:
+def usage(client: HttpClient, by: str, since: str, as_json: bool) -> None:
     """Show requests, tokens and engine time.
 
     The figures are of requests that an engine answered. Days are in UTC.
@@ -169,7 +171,7 @@ def usage(client: Client, by: str, since: str, as_json: bool) -> None:
     )
 
 
-def _say_if_off(client: Client) -> None:
+def _say_if_off(client: HttpClient) -> None:
     if not client.call("GET", path("engines", "now"), wire.Now).counted:
         output.note("requests are not kept: set telemetry = true in config.toml, and start the daemon again")
 

@@ -16,7 +16,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from modelrunner.cli.chat import chat
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.conversation import Display
 from modelrunner.cli.request import SYSTEM, Parameters
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
@@ -31,7 +31,7 @@ def converse(daemon: FakeDaemon, *typed: str) -> None:
     """Types these lines and then Ctrl-D."""
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         keys.send_text("".join(line + "\r" for line in typed) + "\x04")
-        chat(Client(daemon.url), Parameters("m"), Display())
+        chat(HttpClient(daemon.url), Parameters("m"), Display())
 
 
 def asked(daemon: FakeDaemon) -> list[list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner import wire
-from modelrunner.cli.client import Client, ServerEvent, path
+from modelrunner.cli.client import HttpClient, ServerEvent, path
 from modelrunner.errors import (
     AnswerBroken,
     BadRequest,
@@ -28,14 +28,14 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeDaemo
         yield daemon
 
 
-def events(client: Client) -> list[ServerEvent]:
+def events(client: HttpClient) -> list[ServerEvent]:
     with client.open("POST", "/events", {}) as response:
         return list(client.events(response))
 
 
 def test_a_call_sends_json_and_the_key_and_decodes_the_answer(daemon: FakeDaemon) -> None:
     daemon.answers["POST /x"] = {"status": "ready", "uptime_seconds": 1, "active_requests": 2, "version": "3"}
-    assert Client(daemon.url, key="secret").call("POST", "/x", wire.Health, {"a": [1]}) == wire.Health(
+    assert HttpClient(daemon.url, key="secret").call("POST", "/x", wire.Health, {"a": [1]}) == wire.Health(
         "ready", 1, 2, "3"
     )
     [request] = daemon.requests
@@ -46,7 +46,7 @@ def test_a_call_sends_json_and_the_key_and_decodes_the_answer(daemon: FakeDaemon
 
 def test_without_a_key_none_is_sent(daemon: FakeDaemon) -> None:
     daemon.answers["GET /x"] = 1
-    Client(daemon.url).fetch("GET", "/x")
+    HttpClient(daemon.url).fetch("GET", "/x")
     assert "Authorization" not in daemon.requests[0].headers
 
 
@@ -63,20 +63,20 @@ def test_without_a_key_none_is_sent(daemon: FakeDaemon) -> None:
 def test_refusals_become_errors(daemon: FakeDaemon, answer: object, kind: type[ModelRunnerError], message: str) -> None:
     daemon.answers["GET /x"] = answer
     with pytest.raises(kind, match=message):
-        Client(daemon.url).call("GET", "/x", wire.Health)
+        HttpClient(daemon.url).call("GET", "/x", wire.Health)
 
 
 def test_retry_after_is_kept(daemon: FakeDaemon) -> None:
     daemon.answers["GET /x"] = Status(503, headers={"Retry-After": "7"})
     with pytest.raises(ModelRunnerError) as caught:
-        Client(daemon.url).fetch("GET", "/x")
+        HttpClient(daemon.url).fetch("GET", "/x")
     assert caught.value.retry_after == 7
 
 
 def test_silence_is_limited(daemon: FakeDaemon) -> None:
     daemon.answers["GET /x"] = Stream([], hold=Handler.wait_for_client_to_leave)
     with pytest.raises(TimedOut):
-        Client(daemon.url).fetch("GET", "/x", timeout=0.05)
+        HttpClient(daemon.url).fetch("GET", "/x", timeout=0.05)
     assert daemon.left.wait(HUNG)
 
 
@@ -89,7 +89,7 @@ def test_silence_is_limited(daemon: FakeDaemon) -> None:
 )
 def test_nobody_there(host: str) -> None:
     with pytest.raises(DaemonUnreachable, match="modelrunner serve"):
-        Client(host).fetch("GET", "/health")
+        HttpClient(host).fetch("GET", "/health")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_nobody_there(host: str) -> None:
 )
 def test_an_address_of_another_kind_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="unix:///path"):
-        Client(host)
+        HttpClient(host)
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "two words", "ключ", "\x7f"])
 def test_a_key_that_no_header_can_have_is_refused(key: str) -> None:
     with pytest.raises(BadRequest, match="MODELRUNNER_API_KEY") as raised:
-        Client("http://127.0.0.1:1", key=key)
+        HttpClient("http://127.0.0.1:1", key=key)
     assert key not in str(raised.value)
 
 
@@ -112,18 +112,18 @@ def test_events_are_put_together_from_any_pieces(daemon: FakeDaemon) -> None:
     expected = [ServerEvent("message", "1"), ServerEvent("stage", "a\nb"), ServerEvent("message", '"ä"')]
     for size in (1, 3, len(whole)):
         daemon.answers["POST /events"] = Stream([whole[i : i + size] for i in range(0, len(whole), size)])
-        assert events(Client(daemon.url)) == expected
+        assert events(HttpClient(daemon.url)) == expected
 
 
 def test_a_stream_that_breaks_off_is_an_error(daemon: FakeDaemon) -> None:
     daemon.answers["POST /events"] = Stream([b"data: 1\n\n"], broken=True)
     with pytest.raises(AnswerBroken, match="broke off"):
-        events(Client(daemon.url))
+        events(HttpClient(daemon.url))
 
 
 def test_leaving_the_block_closes_the_connection(daemon: FakeDaemon) -> None:
     daemon.answers["POST /events"] = Stream([b"data: 1\n\n"], hold=Handler.wait_for_client_to_leave)
-    client = Client(daemon.url)
+    client = HttpClient(daemon.url)
     with client.open("POST", "/events", {}) as response:
         assert next(client.events(response)) == ServerEvent("message", "1")
     assert daemon.left.wait(HUNG)
@@ -132,11 +132,11 @@ def test_leaving_the_block_closes_the_connection(daemon: FakeDaemon) -> None:
 def test_progress_ends_with_success_or_raises_the_error_of_its_line(daemon: FakeDaemon) -> None:
     start = {"type": "progress", "message": "downloading", "total": 10, "current": 5}
     daemon.answers["POST /work"] = lines(start, {"type": "success", "message": "done"})
-    assert [line.type for line in Client(daemon.url).progress("/work", {})] == ["progress", "success"]
+    assert [line.type for line in HttpClient(daemon.url).progress("/work", {})] == ["progress", "success"]
     fault = {"message": "no such model there", "code": "model_not_found"}
     daemon.answers["POST /work"] = lines(start, {"type": "error", "message": "x", "error": fault})
     with pytest.raises(ModelNotFound, match="no such model there"):
-        list(Client(daemon.url).progress("/work", {}))
+        list(HttpClient(daemon.url).progress("/work", {}))
 
 
 def test_a_refusal_is_read_though_the_body_was_not(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_refusal_is_read_though_the_body_was_not(tmp_path: Path) -> None:
         thread = threading.Thread(target=refuse)
         thread.start()
         with pytest.raises(ModelRunnerError, match="too large"):
-            Client(f"unix://{tmp_path}/d.sock").fetch("POST", "/x", "x" * (8 << 20))
+            HttpClient(f"unix://{tmp_path}/d.sock").fetch("POST", "/x", "x" * (8 << 20))
         thread.join()
 
 
@@ -168,13 +168,13 @@ def test_references_are_one_path_segment() -> None:
 def test_an_answer_that_breaks_off_is_an_error_of_ours(daemon: FakeDaemon) -> None:
     daemon.answers["GET /x"] = Stream([b"1"], broken=True)
     with pytest.raises(AnswerBroken):
-        Client(daemon.url).fetch("GET", "/x")
+        HttpClient(daemon.url).fetch("GET", "/x")
 
 
 def test_ctrl_c_is_heeded_when_it_comes_just_before_a_wait(daemon: FakeDaemon) -> None:
     """`interrupt_main` is such a Ctrl-C: it tells Python of a signal that interrupts no system call."""
     daemon.answers["POST /events"] = Stream([b"data: 1\n\n"], hold=Handler.wait_for_client_to_leave)
-    client = Client(daemon.url)
+    client = HttpClient(daemon.url)
     with client.open("POST", "/events", {}) as response:
         found = client.events(response)
         assert next(found).data == "1"

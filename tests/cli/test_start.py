@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.cli.start import ensure_running
 from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
@@ -103,7 +103,7 @@ def test_one_that_is_shutting_down_is_waited_for(folders: Path) -> None:
             Text(json.dumps({**READY, "status": status}).encode()) for status in ("shutting_down", "ready")
         )
         daemon.answers["GET /health"] = [ending, ending, ready]
-        ensure_running(Locations.find(), Client)
+        ensure_running(Locations.find(), HttpClient)
         assert len(daemon.requests) == 3
 
 

@@ -154,10 +154,12 @@ def test_the_commands_of_the_readme_work_from_top_to_bottom(home: Home, prepared
     listen = home.shell(
         "modelrunner status --json | python3 -c 'import json,sys; print(json.load(sys.stdin)[\"listen\"])'"
     )
-    (python,) = blocks("python")
+    python, local = blocks("python")
     address = listen.strip().removeprefix("http://")
     sample = home.folder / "sample.py"
     sample.write_text(python.replace(LISTEN, address))
+    assert home.shell(f"python3 {sample}").strip()
+    sample.write_text(local)
     assert home.shell(f"python3 {sample}").strip()
     (curl,) = (block for block in blocks("sh") if "curl" in block)
     assert json.loads(home.shell(curl))["choices"][0]["message"]["content"]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.errors import BadRequest, DaemonUnreachable, ModelRunnerError
@@ -122,13 +122,13 @@ async def test_the_command_line_pins_a_certificate(folder: Path) -> None:
         address = f"https://127.0.0.1:{served.port}"
         colons = ":".join(wanted[at : at + 2] for at in range(0, 64, 2)).upper()
         for pin in (wanted, colons):
-            assert b"ready" in await asyncio.to_thread(Client(f"{address}#{pin}").fetch, "GET", "/health")
+            assert b"ready" in await asyncio.to_thread(HttpClient(f"{address}#{pin}").fetch, "GET", "/health")
         for other in (f"{address}#{'0' * 64}", address):
             with pytest.raises(DaemonUnreachable, match="certificate"):
-                await asyncio.to_thread(Client(other).fetch, "GET", "/health")
+                await asyncio.to_thread(HttpClient(other).fetch, "GET", "/health")
     for bad in (f"{address}#12", f"http://127.0.0.1:1#{wanted}"):
         with pytest.raises(BadRequest, match="fingerprint"):
-            Client(bad)
+            HttpClient(bad)
 
 
 async def test_who_is_refused_costs_no_more_than_the_answer(folder: Path) -> None:

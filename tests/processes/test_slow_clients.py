@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from modelrunner import wire
-from modelrunner.cli.client import Client
+from modelrunner.cli.client import HttpClient
 from modelrunner.errors import ModelRunnerError
 from tests.waiting import HUNG
 
@@ -45,7 +45,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[psutil.Popen, Client]]:
+def serving(folder: Path) -> Iterator[tuple[psutil.Popen, HttpClient]]:
     """The daemon and its socket; it ends in order, too."""
     # Short, because a socket's path is.
     places = {name: str(folder / name[0]) for name in ("DATA_DIR", "CACHE_DIR", "RUNTIME_DIR")}
@@ -58,7 +58,7 @@ def serving(folder: Path) -> Iterator[tuple[psutil.Popen, Client]]:
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
     )
-    client = Client(f"unix://{folder}/R/modelrunner.sock")
+    client = HttpClient(f"unix://{folder}/R/modelrunner.sock")
     try:
         while not asks(client):
             assert process.poll() is None
@@ -69,11 +69,11 @@ def serving(folder: Path) -> Iterator[tuple[psutil.Popen, Client]]:
         assert process.wait(HUNG) == 0
 
 
-def status(client: Client) -> wire.Status:
+def status(client: HttpClient) -> wire.Status:
     return client.call("GET", "/version", wire.Status)
 
 
-def asks(client: Client) -> bool:
+def asks(client: HttpClient) -> bool:
     with suppress(ModelRunnerError):
         return bool(status(client))
     return False
@@ -94,6 +94,6 @@ def test_a_control_client_is_answered(tmp_path: Path, many_descriptors: None) ->
         listen = status(local).listen
         for _ in range(10):
             besiege(int(listen.rpartition(":")[2]), DESCRIPTORS // 5, stack)
-            for client in (local, Client(listen)) * 10:
+            for client in (local, HttpClient(listen)) * 10:
                 assert status(client).pid == process.pid
         assert process.num_fds() < DESCRIPTORS - 128
