@@ -1,6 +1,7 @@
 """The backends of the configuration file's `[engines.NAME]` tables."""
 
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from modelrunner.backend import Backend, DeclaredModel
@@ -43,10 +44,7 @@ def configured(name: str, table: EngineTable) -> type[Backend]:
         "modes": frozenset(map(Mode, table.modes)) or frozenset(modes.values()) or frozenset({Mode.COMPLETION}),
         "calls": {path: ServiceCall(modes[path], shape) for path, shape in shapes.items() if path.startswith("/v1/")},
         "uses_external_model_management": bool(table.models),
-        "declared": tuple(
-            DeclaredModel(model.name, frozenset(model.capabilities), model.size, model.context_size)
-            for model in table.models
-        ),
+        "declared": tuple([model for _, model in models_of({name: table})]),
         "uses_tcp": not any("{socket}" in text for text in (*table.command, *table.environment.values())),
         "command": table.command,
         "environment": table.environment,
@@ -77,6 +75,13 @@ def configured(name: str, table: EngineTable) -> type[Backend]:
         ),
     }
     return type(f"Configured_{name}", (CommandBackend,), members)
+
+
+def models_of(tables: Mapping[str, EngineTable]) -> Iterator[tuple[str, DeclaredModel]]:
+    """Yields the models that engines have themselves, each with the name of its engine."""
+    for name, table in tables.items():
+        for model in table.models:
+            yield name, DeclaredModel(model.name, frozenset(model.capabilities), model.size, model.context_size)
 
 
 def _mode(name: str, shape: ApiShape) -> Mode:

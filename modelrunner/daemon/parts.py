@@ -12,7 +12,7 @@ from modelrunner.config.locations import ConfigurationError, logins_beside
 from modelrunner.config.registrytables import RegistryTable
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
-from modelrunner.daemon.engines import configured
+from modelrunner.daemon.engines import configured, models_of
 from modelrunner.daemon.sources import sources_of
 from modelrunner.engineapi import ApiShape, ServiceCall
 from modelrunner.errors import InvalidReference, ModelNotFound
@@ -124,7 +124,7 @@ def build(
         for format in backend.file_formats:
             foreignformats.register(format)
     store = Store(data, settings.models_quota, settings.model_dirs)
-    declared = {model.name: model.bundle(backend.name).model_id for backend, model in registry.declared()}
+    declared = {model.name: model.bundle(engine).model_id for engine, model in models_of(settings.engines)}
     configurations = Configurations(
         state / "configurations.json",
         tables=settings.models,
