@@ -30,11 +30,11 @@ class AnthropicRoutes:
     @documented(wire.AnthropicModels)
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models in Anthropic's form: an entry for each name, all on one page."""
-        models = self._reach.shown(request, self._library)
-        aliases = self._library.aliased(models, "anthropic")
+        models = await self._reach.listed(request, self._library)
+        aliases = self._library.aliased((model for model, _ in models), "anthropic")
         data = [
             self._shown(name, model, abilities)
-            for model, abilities in zip(models, await self._library.abilities(models), strict=True)
+            for model, abilities in models
             for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
         ]
         ends = (data[0].id, data[-1].id) if data else (None, None)
@@ -46,9 +46,8 @@ class AnthropicRoutes:
         alias = reference_in_path(request, f"{_PATH}/")
         reference = self._library.meant(alias, "anthropic")
         self._reach.check(request, reference)
-        model, name = self._library.named(reference)
+        model, name, abilities = await self._library.described(reference)
         name = name if alias == reference else alias
-        (abilities,) = await self._library.abilities([model])
         return json_response(self._shown(name, model, abilities))
 
     @staticmethod

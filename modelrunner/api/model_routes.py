@@ -29,7 +29,7 @@ from modelrunner.models.quantizing import Quantizer
 from modelrunner.models.recipes import Recipe
 from modelrunner.models.remote import RemoteModels
 from modelrunner.progress import ProgressReport
-from modelrunner.types import ModelFormat
+from modelrunner.types import DECLARED, ModelFormat
 from modelrunner.units import parse_age, parse_bytes
 
 # Words in place of a model that are routes for another method, or routes of docker/model-runner. A model of such a name
@@ -71,10 +71,9 @@ class ModelRoutes:
 
     @documented(list[wire.Model])
     async def list_models(self, request: web.Request) -> web.Response:
-        """Lists the models on disk."""
-        models = self._reach.shown(request, await self._library.all_models())
-        abilities = await self._library.abilities(models)
-        return json_response([modelforms.model(*found) for found in zip(models, abilities, strict=True)])
+        """Lists the models."""
+        models = await self._reach.listed(request, await self._library.all_models())
+        return json_response([modelforms.model(model, abilities) for model, abilities in models])
 
     @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:
@@ -84,10 +83,10 @@ class ModelRoutes:
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
             return json_response(modelforms.remote_model(await self._remote.get(reference)))
-        model = self._library.get(reference)
-        (abilities,) = await self._library.abilities([model])
+        model, _, abilities = await self._library.described(reference)
         shown = modelforms.model(model, abilities)
-        return json_response(msgspec.structs.replace(shown, origins=self._library.origins(model)))
+        origins = [] if model.format == DECLARED else self._library.origins(model)
+        return json_response(msgspec.structs.replace(shown, origins=origins))
 
     @documented(
         PROGRESS,
@@ -221,9 +220,9 @@ class ModelRoutes:
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
             return json_response(modelforms.remote_details(await self._remote.get(reference)))
-        model, name = self._library.named(reference)
-        details = await self._library.details(model.id)
-        problem = await self._library.template_problem(model.id)
+        model, name, _ = await self._library.described(reference)
+        details = await self._library.details(model)
+        problem = await self._library.template_problem(model.id) if details.template else ""
         return json_response(modelforms.details(name, model, details, problem))
 
     @documented(

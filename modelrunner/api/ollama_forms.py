@@ -194,7 +194,7 @@ def listed(name: str, model: StoredModel, abilities: Abilities) -> OllamaModel:
         model=tagged(name),
         modified_at=_time(model.created),
         size=model.size,
-        digest=model.id.removeprefix("sha256:"),
+        digest=model.id.partition(":")[2],
         details=_details(model),
         capabilities=capabilities(abilities),
     )
@@ -212,7 +212,7 @@ def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
         name=tagged(view.model_name),
         model=tagged(view.model_name),
         size=memory.ram + vram,
-        digest=view.model_id.removeprefix("sha256:"),
+        digest=view.model_id.partition(":")[2],
         details=_details(model) if model is not None else OllamaDetails(),
         expires_at=_time(expires),
         size_vram=vram,

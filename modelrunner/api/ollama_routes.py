@@ -59,16 +59,15 @@ class OllamaRoutes:
 
     @documented(OllamaList)
     async def tags(self, request: web.Request) -> web.Response:
-        """Lists the models on disk."""
-        models = self._reach.shown(request, self._library)
-        aliases = self._library.aliased(models, "ollama")
-        abilities = await self._library.abilities(models)
-        found = [
-            ollama_forms.listed(name, model, able)
-            for model, able in zip(models, abilities, strict=True)
+        """Lists the models."""
+        models = await self._reach.listed(request, self._library)
+        aliases = self._library.aliased((model for model, _ in models), "ollama")
+        entries = [
+            ollama_forms.listed(name, model, abilities)
+            for model, abilities in models
             for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
         ]
-        return json_response(OllamaList(found))
+        return json_response(OllamaList(entries))
 
     @documented(OllamaRunners)
     async def ps(self, request: web.Request) -> web.Response:
@@ -88,9 +87,8 @@ class OllamaRoutes:
         """Shows a model."""
         reference = self._library.meant((await read_json(request, OllamaModelRequest)).reference, "ollama")
         self._reach.check(request, reference)
-        model, name = self._library.named(reference)
-        (abilities,) = await self._library.abilities([model])
-        details = await self._library.details(model.id)
+        model, name, abilities = await self._library.described(reference)
+        details = await self._library.details(model)
         return json_response(ollama_forms.shown(name, model, abilities, details))
 
     @documented(

@@ -7,7 +7,7 @@ from modelrunner.api import openaiforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_flag, reference_in_path
 from modelrunner.api.reach import Reach
-from modelrunner.errors import InvalidReference, ModelNotFound, NotImplementedHere
+from modelrunner.errors import ModelNotFound, NotImplementedHere
 from modelrunner.models.library import Library
 from modelrunner.store import StoredModel
 
@@ -47,18 +47,13 @@ class OpenAIRoutes:
     @documented(wire.OpenAIModels)
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models, with an entry for each name and alias, since clients choose by name."""
-        models = [model for model in self._reach.shown(request, self._library) if self._is_served(request, model)]
-        aliases = self._library.aliased(models, "openai")
+        served = (model for model in self._library if self._is_served(request, model))
+        models = await self._reach.listed(request, served)
+        aliases = self._library.aliased((model for model, _ in models), "openai")
         data = [
             openaiforms.openai_model(name, model, abilities)
-            for model, abilities in zip(models, await self._library.abilities(models), strict=True)
+            for model, abilities in models
             for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
-        ]
-        declared = await self._library.declared(request.match_info.get("backend"))
-        data += [
-            openaiforms.declared_model(model, backend)
-            for backend, model in declared
-            if self._reach.allows(request, model.name)
         ]
         return json_response(wire.OpenAIModels(data))
 
@@ -68,18 +63,10 @@ class OpenAIRoutes:
         alias = reference_in_path(request, "/v1/models/")
         reference = self._library.meant(alias)
         self._reach.check(request, reference)
-        try:
-            model, name = self._library.named(reference)
-        except (ModelNotFound, InvalidReference):
-            declared = await self._library.declared(request.match_info.get("backend"))
-            for backend, bundle in declared:
-                if bundle.name == reference:
-                    return json_response(openaiforms.declared_model(bundle, backend))
-            raise
+        model, name, abilities = await self._library.described(reference, request.match_info.get("backend"))
         name = name if alias == reference else alias
         if not self._is_served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
-        (abilities,) = await self._library.abilities([model])
         return json_response(openaiforms.openai_model(name, model, abilities))
 
     @documented(wire.DeletedObject, query={"force": bool}, errors=(409,))

@@ -7,7 +7,6 @@ from modelrunner.batches.batch import Batch, BatchState, LineError
 from modelrunner.batches.filestore import UploadedFile
 from modelrunner.models.abilities import Abilities
 from modelrunner.store import StoredModel
-from modelrunner.types import Bundle, in_order
 
 
 def openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.OpenAIModel:
@@ -18,18 +17,6 @@ def openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.Op
         context_window=abilities.window or found.config.get("context_size"),
         capabilities=list(abilities.capabilities),
         backend=abilities.backend,
-    )
-
-
-def declared_model(found: Bundle, backend: str) -> wire.OpenAIModel:
-    """Returns a model that its engine manages itself."""
-    return wire.OpenAIModel(
-        id=found.name,
-        created=0,
-        architecture=None,
-        context_window=found.context_length,
-        capabilities=list(in_order(found.capabilities)),
-        backend=backend,
     )
 
 

@@ -10,6 +10,7 @@ from modelrunner.api.documented import check_local
 from modelrunner.api.middleware import key_of
 from modelrunner.errors import Forbidden, ModelNotFound
 from modelrunner.keys.ring import KeyHolder
+from modelrunner.models.abilities import Abilities
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.scheduler import Fitting
@@ -88,6 +89,14 @@ class Reach:
             return fit
         reason = "it fits once other models have made room" if fit.fits == Fitting.AFTER_EVICTION else fit.reason
         return msgspec.structs.replace(fit, would_evict=[*filter(key.allows, fit.would_evict)], reason=reason)
+
+    async def listed(self, request: web.Request, models: Iterable[StoredModel]) -> list[tuple[StoredModel, Abilities]]:
+        """Returns the models that the request may see, then those that engines manage themselves: of the backend in the
+        path, or of all."""
+        shown = self.shown(request, models)
+        stored = zip(shown, await self._library.abilities(shown), strict=True)
+        declared = await self._library.declared(request.match_info.get("backend"))
+        return [*stored, *(each for each in declared if self.allows(request, each[0].name))]
 
     def shown(self, request: web.Request, models: Iterable[StoredModel]) -> list[StoredModel]:
         """Returns the models that the request may see."""

@@ -139,7 +139,8 @@ def verify(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
         found = follow(lines, f"the verification of {model}").message
         output.done(found, as_json, model=model, message=found)
 
-    return each(models or [model.name for model in client.call("GET", "/models", list[wire.Model])], verify_one)
+    here = [] if models else client.call("GET", "/models", list[wire.Model])
+    return each(models or [model.name for model in here if model.config.get("format") != "declared"], verify_one)
 
 
 def _adapter(adapter: wire.AppliedAdapter) -> str:
@@ -151,7 +152,7 @@ def _rows(model: wire.Model) -> list[tuple[str, ...]]:
     told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
     if "damage" in model.config:
         told[-1] = "damaged"
-    digits = model.id.removeprefix("sha256:")[:_SHOWN_DIGITS]
+    digits = model.id.rpartition(":")[2][:_SHOWN_DIGITS]
     able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
     size = "damaged" if model.damage else _size(str(model.config.get("size") or ""))
     rest = (*told, " ".join(able), digits, ago(model.created), size)

@@ -22,7 +22,8 @@ def relative(moment: datetime, now: datetime) -> str:
 
 
 def ago(unix: float) -> str:
-    return relative(datetime.fromtimestamp(unix, UTC), datetime.now(UTC))
+    """Returns the time since then, "" for 0, which stands for an unknown time."""
+    return "" if not unix else relative(datetime.fromtimestamp(unix, UTC), datetime.now(UTC))
 
 
 def until(rfc3339: str | None) -> str:

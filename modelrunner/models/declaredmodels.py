@@ -3,9 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from modelrunner.backend import DeclaredModel
+from modelrunner.models.abilities import Abilities
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.types import Bundle
+from modelrunner.store import StoredModel
+from modelrunner.types import DECLARED, in_order
+from modelrunner.units import format_bytes
 
 _PATIENCE = 0.5
 """Seconds that a list waits for the backends."""
@@ -24,8 +29,8 @@ class DeclaredModels:
         self._late: set[str] = set()
         """The names of backends that were waited for in vain; no list waits for them until they have answered."""
 
-    async def listed(self, backend: str | None = None) -> list[tuple[str, Bundle]]:
-        """Returns the models of one backend or of all, each with the name of its backend."""
+    async def listed(self, backend: str | None = None) -> list[tuple[StoredModel, Abilities]]:
+        """Returns the models of one backend or of all, each as one of the store is shown."""
         names = [
             one.name for one in self._registry if one.uses_external_model_management and backend in (None, one.name)
         ]
@@ -33,7 +38,7 @@ class DeclaredModels:
         if calls:
             await asyncio.wait(calls.values(), timeout=_PATIENCE)
         self._late |= {name for name, call in calls.items() if not call.done()}
-        return [(name, model.bundle(name)) for name in names for model in self._known.get(name, ())]
+        return [_shown(model, name) for name in names for model in self._known.get(name, ())]
 
     def _ask(self, name: str) -> asyncio.Task[None]:
         task = self._asking[name] = asyncio.create_task(self._learn(name), name=f"models of {name}")
@@ -46,3 +51,11 @@ class DeclaredModels:
         finally:
             del self._asking[name]
             self._late.discard(name)
+
+
+def _shown(model: DeclaredModel, backend: str) -> tuple[StoredModel, Abilities]:
+    config: dict[str, object] = {"format": str(DECLARED)}
+    config |= {"size": format_bytes(model.size)} if model.size else {}
+    config |= {"context_size": model.context_length} if model.context_length else {}
+    shown = StoredModel(model.bundle(backend).model_id, [model.name], 0, msgspec.json.encode(config), model.size)
+    return shown, Abilities(backend, model.context_length, in_order(model.capabilities))

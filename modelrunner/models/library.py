@@ -37,7 +37,7 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Reference, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
-from modelrunner.types import Bundle, ModelFormat
+from modelrunner.types import DECLARED, ModelFormat
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,19 @@ class Library:
             return model, self._store.whole(reference)[1] or model.name
         return model, model.name
 
+    async def described(self, reference: str, backend: str | None = None) -> tuple[StoredModel, str, Abilities]:
+        """Returns the model and its name as `named` does, with its abilities; or the model of this name that an engine
+        manages itself, of one backend or of all. Raises as `get`."""
+        try:
+            model, name = self.named(reference)
+        except (ModelNotFound, InvalidReference):
+            for declared, abilities in await self.declared(backend):
+                if reference in (declared.name, declared.id):
+                    return declared, declared.name, abilities
+            raise
+        (abilities,) = await self.abilities([model])
+        return model, name, abilities
+
     def use_aliases(self, aliases: AliasNames) -> None:
         """Sets the names that stand for models."""
         self._aliases = aliases
@@ -156,9 +169,12 @@ class Library:
         """Takes a file that a model will be made of, as `Uploads.take` does."""
         await self._puller.uploads.take(digest, pieces, size)
 
-    async def details(self, reference: str) -> ModelDetails:
-        """Returns the model's template, licences and defaults. Raises as `details_of`."""
-        return await asyncio.to_thread(details_of, self._store, reference)
+    async def details(self, model: StoredModel) -> ModelDetails:
+        """Returns the model's template, licences and defaults: none for one that an engine manages itself. Raises as
+        `details_of`."""
+        if model.format == DECLARED:
+            return ModelDetails("", (), None)
+        return await asyncio.to_thread(details_of, self._store, model.id)
 
     async def template_problem(self, reference: str) -> str:
         """Returns what is wrong with the model's own chat template in one sentence, "" if nothing is known to be.
@@ -366,11 +382,12 @@ class Library:
             log.warning("%s was removed, and its configuration is still there: %s", model.name, error)
 
     def serves(self, backend: str, model: StoredModel) -> bool:
-        """Returns True if the backend reads the model's format. Raises `BackendNotFound`, `BackendUnavailable`."""
-        return model.format in self._registry.get(backend).formats
+        """Returns True if the backend reads the model's format, or, of a model that an engine manages itself, if it is
+        one of those that `declared` gives for the backend. Raises `BackendNotFound`, `BackendUnavailable`."""
+        return model.format in (DECLARED, *self._registry.get(backend).formats)
 
-    async def declared(self, backend: str | None = None) -> list[tuple[str, Bundle]]:
-        """Returns the models that engines manage themselves, each with the name of its backend."""
+    async def declared(self, backend: str | None = None) -> list[tuple[StoredModel, Abilities]]:
+        """Returns the models that engines manage themselves, of one backend or of all."""
         return await self._declared.listed(backend)
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:

@@ -47,6 +47,39 @@ async def test_it_is_listed_beside_those_of_the_store(daemon: Daemon) -> None:
         assert answer.status == 404
 
 
+async def test_every_api_lists_and_shows_it(daemon: Daemon) -> None:
+    async with daemon.unix.get("/models") as answer:
+        [_, listed] = await answer.json()
+    assert (listed["tags"], listed["created"], listed["context_window"]) == ([NAME], 0, 4096)
+    assert listed["config"] == {"format": "declared", "size": "7B", "context_size": 4096}
+    assert listed["capabilities"] == ["chat", "completion"]
+    async with daemon.unix.get(f"/models/{NAME}") as answer:
+        assert await answer.json() == listed
+    async with daemon.unix.get(f"/models/{NAME}/show") as answer:
+        shown = await answer.json()
+    assert (shown["id"], shown["template"], shown["template_problem"]) == (listed["id"], "", "")
+    async with daemon.tcp.get("/api/tags") as answer:
+        [_, theirs] = (await answer.json())["models"]
+    assert (theirs["name"], theirs["size"], theirs["capabilities"]) == (NAME, 7, ["completion"])
+    async with daemon.tcp.post("/api/show", json={"model": NAME}) as answer:
+        assert (await answer.json())["capabilities"] == ["completion"]
+    async with daemon.tcp.get("/anthropic/v1/models") as answer:
+        assert [model["id"] for model in (await answer.json())["data"]][1:] == [NAME]
+    async with daemon.tcp.get(f"/anthropic/v1/models/{NAME}") as answer:
+        assert (await answer.json())["max_input_tokens"] == 4096
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models", "/engines/fake/v1/models", "/api/tags"])
+async def test_a_key_for_another_model_does_not_see_it(daemon: Daemon, path: str) -> None:
+    async with daemon.unix.post(
+        "/keys", json={"name": "narrow", "models": ["smol"], "scopes": ["models", "inference"]}
+    ) as answer:
+        key = (await answer.json())["text"]
+    async with daemon.tcp.get(path, headers={"Authorization": f"Bearer {key}"}) as answer:
+        assert answer.status == 200, await answer.text()
+        assert NAME not in await answer.text()
+
+
 async def test_a_backend_that_blocks_hides_no_other_model(daemon: Daemon) -> None:
     """The list has what it declared before."""
     async with daemon.tcp.get("/v1/models") as answer:

@@ -400,6 +400,18 @@ def test_verify_goes_through_all_models_and_names_the_damaged(daemon: FakeDaemon
     assert "b has 1 missing or damaged files" in told.err
 
 
+def test_a_model_that_an_engine_manages_is_listed_and_not_verified(daemon: FakeDaemon, cli: Cli) -> None:
+    config = {"format": "declared", "size": "7B"}
+    theirs = {"id": f"declared:{'ab' * 32}", "tags": ["theirs/big"], "created": 0, "config": config}
+    daemon.answers["GET /models"] = [{**MODEL, "tags": ["a"]}, theirs]
+    daemon.answers["POST /models/a/verify"] = lines({"type": "success", "message": "a is intact"})
+    (row,) = (line for line in cli("ls").out.splitlines() if "theirs/big" in line)
+    assert "abababababab" in row
+    assert "ago" not in row
+    verified = cli("verify")
+    assert (verified.code, verified.out) == (0, "a is intact\n")
+
+
 def test_logs_asks_for_the_last_lines_alone(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["GET /logs?lines=2"] = Text(b"two\n")
     daemon.answers["GET /logs"] = Text(b"all\n")

@@ -155,7 +155,7 @@ function Model({ model, usage, runner, open }) {
       ${runner ? html`<${Action} kind="small" label=${`Unload ${shortName(name)}`} run=${async () => (await post("engines/unload", { models: [name] }), `${shortName(name)} is unloaded`)}>Unload<//>`
         : !model.damage && html`<button type="button" class="small" aria-label=${`Load ${shortName(name)}`} onClick=${load}>Load</button>`}
       <${IconButton} icon="sliders" label=${`Settings of ${shortName(name)}`} onClick=${() => open({ settings: name })} />
-      <${IconButton} icon="trash" label=${`Remove ${shortName(name)}`} onClick=${() => open({ remove: model })} />
+      ${model.config?.format !== "declared" && html`<${IconButton} icon="trash" label=${`Remove ${shortName(name)}`} onClick=${() => open({ remove: model })} />`}
     </div>
   </article>`;
 }
