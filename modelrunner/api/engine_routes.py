@@ -11,10 +11,9 @@ from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest
 from modelrunner.models.disk import DiskMeter
-from modelrunner.models.installs import Installer
+from modelrunner.models.installs import Installer, Statuses
 from modelrunner.models.library import Library
 from modelrunner.models.residency import Residency
-from modelrunner.models.statuses import Statuses
 from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import Scheduler
 

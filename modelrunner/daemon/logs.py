@@ -1,4 +1,4 @@
-"""The daemon's own log, and the number of engine logs that are kept."""
+"""The logs on this machine: the daemon's own, and those of engines, of which the newest are kept."""
 
 import logging
 import os
@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
+
+from modelrunner.errors import ModelNotFound
 
 LOG_BYTES = 8 << 20  # per file; one older file is kept
 ENGINE_LOGS_KEPT = 64
@@ -48,6 +50,16 @@ def logging_to(logs: Path, level: str) -> Iterator[None]:
 def set_level(level: str) -> None:
     """Sets the level of all loggers without a level of their own."""
     logging.getLogger().setLevel(level.upper())
+
+
+def engine_log(logs: Path, model_id: str) -> Path:
+    """Returns the newest log of the engines that ran with the model: each revision of its configuration writes its own.
+    Raises `ModelNotFound` for a model with which no engine has run."""
+    digits = model_id.removeprefix("sha256:")[:16]
+    newest = max(logs.glob(f"engine-*-{digits}-*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        raise ModelNotFound("no engine has run with this model, so there is no log", param="model")
+    return newest
 
 
 def prune_engine_logs(logs: Path) -> None:

@@ -33,14 +33,12 @@ from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator, SettingParts
 from modelrunner.models.disk import DiskMeter
-from modelrunner.models.enginelogs import EngineLogs
 from modelrunner.models.explain import Explainer
 from modelrunner.models.foreign import ForeignStores
 from modelrunner.models.health import HealthCheck
-from modelrunner.models.installs import Installer
+from modelrunner.models.installs import Installer, InstallOnDemand, Statuses
 from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
-from modelrunner.models.ondemand import InstallOnDemand
 from modelrunner.models.preload import Preloader
 from modelrunner.models.pruning import Pruner
 from modelrunner.models.publishing import Publisher
@@ -51,7 +49,6 @@ from modelrunner.models.rendering import Renderings
 from modelrunner.models.residency import Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
-from modelrunner.models.statuses import Statuses
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.models.validation import Validator
 from modelrunner.models.verification import Verifier
@@ -95,7 +92,6 @@ class Parts:
     aliases: Aliases
     preloader: Preloader
     health_check: HealthCheck
-    engine_logs: EngineLogs
     verifier: Verifier
     registries: Registries
     publisher: Publisher
@@ -209,7 +205,6 @@ def build(
         verifier=Verifier(store, scheduler.events, state / "verified.json", settings.verify_every),
         preloader=preloader,
         health_check=HealthCheck(library, scheduler, preloader, resolver.is_needed),
-        engine_logs=EngineLogs(library, data / "logs"),
         aliases=aliases,
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),

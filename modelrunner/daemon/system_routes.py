@@ -14,7 +14,7 @@ from modelrunner.api import wireforms
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count, query_flag
 from modelrunner.daemon.instance import Lifecycle
-from modelrunner.daemon.logs import daemon_log
+from modelrunner.daemon.logs import daemon_log, engine_log
 from modelrunner.daemon.parts import Parts
 from modelrunner.models.health import DaemonHealth
 from modelrunner.processes.log import read_log
@@ -46,7 +46,6 @@ class SystemRoutes:
         self._statuses = parts.statuses
         self._scheduler = parts.scheduler
         self._health_check = parts.health_check
-        self._engine_logs = parts.engine_logs
         self._active_requests = active_requests
         self._sandbox = sandbox
         self._logs = addresses.data / "logs"
@@ -123,5 +122,5 @@ class SystemRoutes:
             return self._scheduler.log(runner_id, lines, ending)
         log = daemon_log(self._logs)
         if reference := request.query.get("model"):
-            log = self._engine_logs.of_model(reference)
+            log = engine_log(self._logs, self._library.get(reference).id)
         return read_log(log, ending, lines=lines)

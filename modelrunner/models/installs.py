@@ -1,25 +1,27 @@
-"""Installs, updates and removes engines. Each backend has one piece of work at a time; it belongs to the daemon and
-continues after the client that asked for it has left."""
+"""Installs, updates and removes engines, also for the first request that needs one, and tells their states."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
 
-from modelrunner.backend import Backend, BackendState, InstallProgress, ProgressCallback, Updates
+from modelrunner.backend import Backend, BackendState, BackendStatus, InstallProgress, ProgressCallback, Updates
 from modelrunner.concurrency.joint import JointWork
 from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
+from modelrunner.models.resolve import BeingInstalled, EngineMissing, Resolver
 from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, WorkProgress
-from modelrunner.scheduler import Scheduler
+from modelrunner.scheduler import Scheduler, Target
+from modelrunner.types import Mode
 
 log = logging.getLogger(__name__)
 
 
 class Installer:
-    """`changed()` is called whenever a backend was changed."""
+    """Each backend has one piece of work at a time; it belongs to the daemon and continues after the client that asked
+    for it has left. `changed()` is called whenever a backend was changed."""
 
     def __init__(self, registry: BackendRegistry, scheduler: Scheduler, changed: Callable[[], None]) -> None:
         self._registry = registry
@@ -97,3 +99,54 @@ class Installer:
         ):  # waiting callers get it too, but all of them may have left
             self._scheduler.events.emit("install", reason=f"{task.get_name()} failed: {error}")
             log.error("%s: %s", task.get_name(), error, exc_info=None if isinstance(error, ModelRunnerError) else error)
+
+
+class InstallOnDemand:
+    """Resolves the models of requests as `Resolver` does, and installs a missing engine if its backend allows that.
+    `stage` is the step that unresolved requests wait
+    for."""
+
+    def __init__(self, resolver: Resolver, installer: Installer) -> None:
+        self._resolver = resolver
+        self._installer = installer
+        self.stage = "queued"
+        self.known, self.names = resolver.known, resolver.names
+
+    def __call__(self, backend: str | None, model: str, mode: Mode) -> Target:
+        return self._resolver(backend, model, mode)
+
+    async def prepare(
+        self, backend: str | None, model: str, mode: Mode, report: ProgressReport = lambda line: None
+    ) -> None:
+        """Resolves the model, and installs its engine if that is missing; `report` is called with the progress of the
+        installation. Raises as `Resolver.prepare` does, and what an installation raises."""
+
+        def watch(progress: WorkProgress) -> None:
+            self.stage = progress.message
+            report(progress)
+
+        try:
+            await self._resolver.prepare(backend, model, mode)
+        except (EngineMissing, BeingInstalled) as error:
+            if not error.backend.installs_on_demand:
+                raise
+            try:
+                await self._installer.need(error.backend.name, watch)
+            finally:
+                self.stage = "queued"
+            await self._resolver.prepare(backend, model, mode)
+
+
+class Statuses:
+    """The states of the backends. A backend may have to run its engine to learn its state, so a thread asks it, once
+    for all callers at the same time."""
+
+    def __init__(self, registry: BackendRegistry) -> None:
+        self._registry = registry
+        self._asking: JointWork[None, dict[str, BackendStatus]] | None = None
+
+    async def __call__(self) -> dict[str, BackendStatus]:
+        """Returns the states by the backend's name."""
+        if self._asking is None or self._asking.task.done():
+            self._asking = JointWork(lambda report: asyncio.to_thread(self._registry.statuses), stops_alone=False)
+        return await self._asking.follow()

@@ -5,7 +5,7 @@ import logging
 from contextlib import aclosing
 
 from modelrunner.errors import ModelRunnerError
-from modelrunner.models.ondemand import InstallOnDemand
+from modelrunner.models.installs import InstallOnDemand
 from modelrunner.models.resolve import Resolver
 from modelrunner.progress import LoadProgress, ProgressReport, WorkProgress
 from modelrunner.scheduler import Scheduler

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.daemon.logs import engine_log
 from modelrunner.daemon.parts import Parts, build, make_reloader
 from modelrunner.errors import ModelNotFound
 from modelrunner.gateway.access import Access
@@ -66,7 +67,7 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     assert (shown.effect.context_size, shown.posted.revision) == (512, 1)
     assert (await made.explainer.fit("mine")).forecast.fits is Fitting.NOW
     with pytest.raises(ModelNotFound):
-        made.engine_logs.of_model("mine")
+        engine_log(tmp_path / "data_dir" / "logs", model.id)
     assert await made.preloader.load("mine") == "smol"
     (runner,) = made.scheduler.runners()
     assert (runner.state, runner.context_size, runner.keep_alive.seconds) == (Phase.READY, 512, 300.0)
@@ -74,7 +75,7 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     (ready,) = [event for event in made.scheduler.events.recent() if event.event == "ready"]
     assert runner.started_at <= ready.time
 
-    log = made.engine_logs.of_model("mine")
+    log = engine_log(tmp_path / "data_dir" / "logs", model.id)
     assert b"".join([piece async for piece in made.scheduler.log(runner.id, None, None)]) == log.read_bytes() != b""
     assert made.health_check.health() is DaemonHealth.READY
     assert await made.health_check.verdict() == HealthVerdict(DaemonHealth.READY, is_ready=True, reason="")
