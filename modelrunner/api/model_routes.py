@@ -22,11 +22,10 @@ from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, RouteNotFound
 from modelrunner.keys.ring import Scope
 from modelrunner.models.library import Library
-from modelrunner.models.orders import PullOrder
+from modelrunner.models.orders import PullOrder, Recipe
 from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.quantizing import Quantizer
-from modelrunner.models.recipes import Recipe
 from modelrunner.models.remote import RemoteModels
 from modelrunner.progress import ProgressReport
 from modelrunner.types import DECLARED, ModelFormat

@@ -19,7 +19,7 @@ from modelrunner.gateway.calls import Dialect
 from modelrunner.modelfile import Modelfile, parse, render
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.making import MakeOrder
-from modelrunner.models.recipes import Recipe
+from modelrunner.models.orders import Recipe
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import StoredModel
 from modelrunner.store.details import ModelDetails

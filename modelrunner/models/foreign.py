@@ -14,7 +14,7 @@ from urllib.parse import quote
 from modelrunner import durable
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.models import ollamastore
-from modelrunner.models.recipes import Recipe
+from modelrunner.models.orders import Recipe
 from modelrunner.pull.file import with_parts
 from modelrunner.pull.huggingface import hub_home
 from modelrunner.pull.linking import LinkKind, link_kind

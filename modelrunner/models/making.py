@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from modelrunner.errors import BadRequest, Forbidden, NotImplementedHere
 from modelrunner.models.library import Library
-from modelrunner.models.orders import PullOrder
+from modelrunner.models.orders import PullOrder, Recipe
 from modelrunner.models.quantizing import Quantizer
-from modelrunner.models.recipes import Recipe
 from modelrunner.progress import ProgressReport
 
 

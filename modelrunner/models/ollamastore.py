@@ -12,7 +12,7 @@ from typing import Any
 
 from modelrunner import durable
 from modelrunner.errors import InvalidModel, InvalidReference
-from modelrunner.models.recipes import Recipe
+from modelrunner.models.orders import Recipe
 from modelrunner.pull.ollamalayers import CARRIED, ODD, carried
 from modelrunner.store import Digest
 from modelrunner.store.mediatypes import OLLAMA_TYPE

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from modelrunner.backend import InstallProgress, Quantizes
 from modelrunner.errors import BackendExited, NotImplementedHere
-from modelrunner.models.recipes import Recipe
+from modelrunner.models.orders import Recipe
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, WorkProgress
