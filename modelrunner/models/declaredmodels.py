@@ -34,6 +34,8 @@ class DeclaredModels:
         names = [
             one.name for one in self._registry if one.uses_external_model_management and backend in (None, one.name)
         ]
+        if not names:
+            return []
         calls = {name: self._asking.get(name) or self._ask(name) for name in names if name not in self._late}
         if calls:
             await asyncio.wait(calls.values(), timeout=_PATIENCE)

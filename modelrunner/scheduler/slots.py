@@ -309,7 +309,7 @@ class Slots(dict[RunnerId, RunnerSlot]):
     ) -> "Lease | None":
         """A lease if a runner is ready and no other request waits for it; otherwise None. Never waits. `owner` and
         `prefix` are described at `Scheduler.acquire`."""
-        slots = self.of(target.key) or self.of(self.standing(target).key)
+        slots = self._of.get(target.key) or self.of(self.standing(target).key)
         if not slots:
             return None
         slot = slots[0] if len(slots) == 1 else self._choose(slots, prefix)
