@@ -92,7 +92,6 @@ class Explainer:
 
     async def _target(self, reference: str, mode: str | None) -> Target:
         named = None if mode is None else Mode.parse(mode)
-        bundle = await asyncio.to_thread(self._store.bundle, reference)
-        wanted = named or main_mode(bundle)
+        wanted = named if named is not None else await asyncio.to_thread(self._resolver.main_mode, reference)
         await self._resolver.prepare(None, reference, wanted)
         return self._resolver(None, reference, wanted)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelrunner.errors import BadRequest
+from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound
 from modelrunner.models.configurator import Configurator
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Phase, Scheduler, UnloadResult
@@ -60,8 +60,18 @@ class Residency:
             raise BadRequest("say what to unload: all, a backend, or models", param="models")
         if backend:
             self._registry.get(backend)
-        ids = [self._store.get(model).id for model in models]
+        ids = [self._id(model) for model in models]
         return await self._scheduler.unload(all=all, backend=backend, model_ids=ids, force=force)
+
+    def _id(self, reference: str) -> str:
+        """Returns the ID of a model of the store, or of one that its engine has itself, if that is loaded."""
+        try:
+            return self._store.get(reference).id
+        except (ModelNotFound, InvalidReference):
+            for runner in self._scheduler.runners():
+                if reference in (runner.model_name, runner.model_id):
+                    return runner.model_id
+            raise
 
     def _whole(self, reference: str) -> StoredModel:
         return self._store.whole(reference)[0]

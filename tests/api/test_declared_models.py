@@ -100,3 +100,14 @@ async def test_what_it_does_not_declare_is_refused(daemon: Daemon, model: str, p
     body = {"model": model, "prompt": "x", "query": "x", "documents": ["x"]}
     async with daemon.tcp.post(f"/v1/{path}", json=body) as answer:
         assert answer.status == status, await answer.text()
+
+
+async def test_it_is_explained_and_unloaded_by_its_name(daemon: Daemon) -> None:
+    async with daemon.unix.get(f"/engines/why?model={NAME}") as answer:
+        assert ((await answer.json())["state"], answer.status) == ("stopped", 200)
+    async with daemon.tcp.post("/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 2}) as answer:
+        assert answer.status == 200
+    async with daemon.unix.post("/engines/unload", json={"models": [NAME]}) as answer:
+        assert (await answer.json())["unloaded"] == [NAME]
+    async with daemon.unix.post("/engines/unload", json={"models": ["theirs/small"]}) as answer:
+        assert answer.status == 404
