@@ -42,7 +42,8 @@ def lasting_mark() -> int:
 
 def kill_marked(mark: str) -> int:
     """Sends KILL to every process that carries `mark`. Returns how many there were."""
-    return _kill(lambda found: found == mark)
+    killed, _ = _kill(lambda found: found == mark)
+    return killed
 
 
 def become_subreaper() -> None:
@@ -100,27 +101,36 @@ def _killed(pid: int) -> bool:
 def sweep_orphans() -> int:
     """Kills engines and their children whose daemon is gone, of this user and of any data directory: a daemon and its
     guardians may have been killed together. The daemon calls it when it starts. Returns how many were found. It goes on
-    while processes replace themselves."""
+    while processes replace themselves: as long as some are killed, or end before they can be looked at."""
     count = 0
     for _ in range(_ROUNDS):
-        killed = _kill(_lost_its_daemon)
+        killed, missed = _kill(_lost_its_daemon)
         count += killed
-        if not killed:
+        if not killed and not missed:
             break
     return count
 
 
-def _kill(chosen: Callable[[str], bool]) -> int:
-    count = 0
+def _kill(chosen: Callable[[str], bool]) -> tuple[int, int]:
+    """Kills the processes with a chosen mark, and their groups: the kernel lets no child be born into a group that it
+    kills. Returns how many were found, and how many ended before their marks were read."""
+    killed = missed = 0
     for pid in sorted(psutil.pids(), reverse=True):  # the newest first, which may be about to replace itself
         try:
-            process = psutil.Process(pid)
-            if any(map(chosen, _marks(process))) and process.status() != psutil.STATUS_ZOMBIE:
-                process.kill()
-                count += 1
-        except (psutil.Error, OSError):  # it has ended, or belongs to another user
+            process, group = psutil.Process(pid), os.getpgid(pid)
+            if any(map(chosen, _marks(process))):
+                if group != os.getpgrp():
+                    os.killpg(group, signal.SIGKILL)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+                    killed += 1
+        except psutil.ZombieProcess:
             continue
-    return count
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            missed += 1
+        except (psutil.Error, OSError):  # it belongs to another user
+            continue
+    return killed, missed
 
 
 def _marks(process: psutil.Process) -> list[str]:

@@ -112,7 +112,8 @@ while time.monotonic() < end:  # a process that replaces itself all the time
 
 
 def test_the_next_daemon_finds_what_has_nothing_true_in_its_environment(tmp_path):
-    """Engines that may start processes, in sessions of their own, whose daemon and guardian were killed together."""
+    """Engines that may start processes, in sessions of their own, whose daemon and guardian were killed together. A
+    daemon of another test may be the first to sweep them."""
     ready, script = tmp_path / "ready", f"CHAIN = {CHAIN!r}{STRIPPED}"
     command = [sys.executable, "-m", "tests.processes.keeper", "3600", "daemon of a confined engine"]
     engine = [str(tmp_path / "log"), sys.executable, "-I", "-S", "-c", script, str(ready)]
@@ -122,7 +123,6 @@ def test_the_next_daemon_finds_what_has_nothing_true_in_its_environment(tmp_path
         guardian.suspend()
         daemon.kill()
         guardian.kill()
-    assert living()
     sweep_orphans()
     assert not survivors()
 
