@@ -93,7 +93,8 @@ async def test_a_conversation(start_daemon: StartDaemon, open_page: OpenPage, tm
     assert "temperature" not in first
     assert again["temperature"] == 0.5
     assert [message["content"] for message in edited["messages"]] == ["Be brief.", "Write more code"]
-    # kept
+    # kept, once it is complete
+    await expect(page.get_by_role("button", name="Ask again")).to_be_visible()
     await page.reload()
     await page.get_by_role("link", name="Write more code").click()
     await expect(page.locator(".message.assistant")).to_have_count(1)
