@@ -415,9 +415,10 @@ class Lease:
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""
-        self.answered()
         slots, self._slots = self._slots, None
         if slots is not None:
+            if self.crashes:
+                slots.end_turn(self)
             slots.take_back(self)
 
     def answered(self) -> None:

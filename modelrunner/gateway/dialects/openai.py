@@ -157,13 +157,14 @@ class OpenAI(JsonDialect):
 
     def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
         request, translation = super().request(ask, runner)
-        read = runner.api.reads(request.path)
-        if read is not None and request.path == _TOKENIZE.path:
-            _rename(request, read)
-        elif read is not None and request.path in _GENERATING:
+        fields, read = ask.fields, runner.api.reads(request.path)
+        if request.path not in _GENERATING:
+            if read is not None and request.path == _TOKENIZE.path:
+                _rename(request, read)
+            return request, translation
+        if read is not None:
             _hold(request, read)
-        fields = ask.fields
-        if not isinstance(fields, OpenAIFields) or request.path not in _GENERATING:
+        if not isinstance(fields, OpenAIFields):
             return request, translation
         if fields.logprobs is True and fields.top_logprobs == 0:
             request.set({"top_logprobs": LEAST_LOGPROBS})

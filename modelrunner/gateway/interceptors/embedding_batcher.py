@@ -123,7 +123,8 @@ class _EmbeddingBatch:
             ask, head=head, counted=(), body=body, request_id=new_request_id(), arrived=perf_counter()
         )
         self._exchanges.in_flight.buffered += len(body)
-        self._exchange = self._exchanges.make(together, self, is_told=False)  # each request is recorded in its place
+        # Each request is recorded in its place.
+        self._exchange = Exchange(self._exchanges, together, self, is_told=False)
         self._exchange.start()
         if self._exchange.lease is not None:
             counting = _counted(self._exchange.lease.runner, ask, list(self.texts.values()))

@@ -114,7 +114,7 @@ class ForwardedRequest:
     def go_alone(self) -> None:
         """Called when the source has no answer: the request gets an exchange of its own."""
         self._exchanges.in_flight.running.discard(self)
-        self._alone = self._exchanges.make(self.ask, self._sink)
+        self._alone = Exchange(self._exchanges, self.ask, self._sink)
         self._alone.start()
 
     # for the source

@@ -103,7 +103,7 @@ class ResponseCache:
             ended()
 
         shared = SharedResponse(self._memory // _SHARE, unheard=unheard, ended=ended)
-        shared.work = exchange = self._exchanges.make(ask, shared)
+        shared.work = exchange = Exchange(self._exchanges, ask, shared)
         self._running[digest] = shared
         return ForwardedRequest(self._exchanges, ask, sink, shared, headers=((_HEADER, b"miss"),), counted_by=exchange)
 

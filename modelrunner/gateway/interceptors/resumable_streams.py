@@ -7,7 +7,7 @@ from modelrunner.errors import BadRequest, NotFound
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest
 from modelrunner.gateway.interceptors.shared_response import SharedResponse
-from modelrunner.gateway.request.exchange import Exchanges
+from modelrunner.gateway.request.exchange import Exchange, Exchanges
 
 LIMIT = 1 << 20
 """The most bytes that are kept of one stream."""
@@ -133,7 +133,7 @@ class ResumableStreams:
             unheard=lambda: self._forget_later(id),
             ended=lambda: self._forget_later(id),
         )
-        stream.work = self._exchanges.make(ask, stream)
+        stream.work = Exchange(self._exchanges, ask, stream)
         self._streams[id] = stream
         place = f"/v1/streams/{id}".encode()
         headers = ((b"X-Modelrunner-Stream", place),)

@@ -5,6 +5,7 @@ task exists only while the request waits: for a runner, or for the reason of an 
 """
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -38,8 +39,18 @@ _LONG = {"embeddings": "input", "rerank": "documents", "completions": "prompt", 
 """The field of a request that was too long, by the call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """What all exchanges share."""
+
+    leases: Leases
+    in_flight: InFlight
+    preparing: Preparing | None = None
+    """For the dialects."""
+
+
 class Exchange:
-    """Made by `Exchanges.make`."""
+    """Its maker starts it. Without `is_told` it counts nowhere: other requests do in its place."""
 
     __slots__ = (
         *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_leases"),
@@ -47,10 +58,9 @@ class Exchange:
         *("_sink", "_status", "_trace", "_translation", "_upstream", "_writer", "ask", "is_told", "lease", "on_data"),
     )
 
-    def __init__(
-        self, leases: Leases, in_flight: InFlight, preparing: Preparing | None, ask: Inference, sink: Sink
-    ) -> None:
-        self._leases, self._in_flight, self._preparing = leases, in_flight, preparing
+    def __init__(self, exchanges: Exchanges, ask: Inference, sink: Sink, *, is_told: bool = True) -> None:
+        in_flight = exchanges.in_flight
+        self._leases, self._in_flight, self._preparing = exchanges.leases, in_flight, exchanges.preparing
         self.ask = ask
         self._sink = sink
         self._dialect = ask.head.route.dialect
@@ -67,11 +77,14 @@ class Exchange:
         self._passed = False  # the engine's answer began to go to the client
         self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
-        self.is_told = bool(ask.counted) or in_flight.observers.active  # allowances or observers hear of its end
+        # Allowances or observers hear of its end.
+        self.is_told = is_told and (bool(ask.counted) or in_flight.observers.active)
         self._trace = begun(ask.head.traceparent) if in_flight.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
         self._opening = b""  # the first bytes of a stream whose family counts there
         self.on_data: Callable[[bytes], object]  # set with the head of the answer
+        if is_told:
+            in_flight.running.add(self)
 
     def start(self) -> None:
         """Asks the engine of a warm request at once; any other request waits in a task. Raises nothing."""
@@ -423,21 +436,3 @@ class Exchange:
             else:
                 self.lease.release()
         self._in_flight.end(self, is_told=self.is_told)
-
-
-class Exchanges:
-    """Makes exchanges. `preparing` is for the dialects."""
-
-    def __init__(self, leases: Leases, in_flight: InFlight, preparing: Preparing | None = None) -> None:
-        self.leases, self.in_flight = leases, in_flight
-        self.preparing = preparing
-
-    def make(self, ask: Inference, sink: Sink, *, is_told: bool = True) -> Exchange:
-        """Makes an exchange, which the caller starts. Without `is_told` it counts nowhere: other requests do in its
-        place."""
-        exchange = Exchange(self.leases, self.in_flight, self.preparing, ask, sink)
-        if is_told:
-            self.in_flight.running.add(exchange)
-        else:
-            exchange.is_told = False
-        return exchange

@@ -49,9 +49,7 @@ class InFlight:
         observers, unless none `is_told`."""
         ask = work.ask
         self.running.discard(work)
-        self.buffered -= ask.size
-        if ask.upload is not None:
-            ask.upload.close()
+        self.drop(ask.body if ask.upload is None else ask.upload)
         if not is_told:
             return
         record = work.record()

@@ -18,7 +18,7 @@ from modelrunner.errors import (
 from modelrunner.gateway.access import Access
 from modelrunner.gateway.calls import Fields, Inference, InferenceHead, Labels, Route, Sink, labels
 from modelrunner.gateway.headers import harmless_id
-from modelrunner.gateway.request.exchange import Exchanges
+from modelrunner.gateway.request.exchange import Exchange, Exchanges
 from modelrunner.gateway.request.in_flight import InFlight
 from modelrunner.gateway.request.leases import AliasChooser, Leases, Resolve
 from modelrunner.gateway.request.observers import CONTROL, RequestRecord, shortened
@@ -200,19 +200,18 @@ class Pipeline:
         await self.leases.unload(ask)
 
     def _work(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay:
-        if self._recorder is not None:
-            target = self.leases.known(ask)
-            if target is None or target.recording:
-                tap = self._recorder.tap(ask, sink)
-                tap.work = self._untapped(ask, tap, interceptors)
-                return tap
-        return self._untapped(ask, sink, interceptors)
-
-    def _untapped(self, ask: Inference, sink: Sink, interceptors: tuple[Interceptor, ...]) -> UnderWay:
+        tap = None
+        if self._recorder is not None and ((target := self.leases.known(ask)) is None or target.recording):
+            sink = tap = self._recorder.tap(ask, sink)
+        work: UnderWay | None = None
         for interceptor in interceptors:
             if (work := interceptor.take(ask, sink)) is not None:
-                return work
-        return self.exchanges.make(ask, sink)
+                break
+        work = work or Exchange(self.exchanges, ask, sink)
+        if tap is None:
+            return work
+        tap.work = work
+        return tap
 
     def _counted(self, key: KeyHolder | None, peer: str, size: int, now: float) -> tuple[Allowance, ...]:
         """Counts a request, and returns the allowances that count it. Raises `RateLimited`, `Unauthorized` and

@@ -52,14 +52,11 @@ rule, or lacks a part of the question."""
 def unread(members: Mapping[str, Any], shape: ApiShape | None, read: Collection[str]) -> tuple[str, ...]:
     """Returns the names of the client's `members` that are not in `read` and not at a default. `shape` is that of the
     endpoint, None for a family with names of its own. Raises `BadRequest` for a field that must not be ignored."""
-    strange = members.keys() - _OURS
-    strange.difference_update(read)
-    if not strange:
-        return ()
     found, meant = [], _MEANT.get(shape, _OF_ALL)
-    for name in members:
-        raw = members[name]
-        if name in strange and isinstance(raw, msgspec.Raw) and _asks(name, decoded(raw, name)):
+    for name, raw in members.items():
+        if name in read or name in _OURS:
+            continue
+        if isinstance(raw, msgspec.Raw) and _asks(name, decoded(raw, name)):
             if name in meant:
                 raise BadRequest(
                     f"the engine of this model does not know `{name}`, and the answer would mean something else "
