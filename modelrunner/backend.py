@@ -18,6 +18,7 @@ from modelrunner.types import (
     DECLARED,
     Bundle,
     Endpoint,
+    EngineDevice,
     Launch,
     Mode,
     ModelFormat,
@@ -283,8 +284,21 @@ class Grows(Protocol):
 
 
 @runtime_checkable
+class ListsDevices(Protocol):
+    """An engine that says what it computes on. Without it the engine has the devices that drivers know, in the order of
+    their PCI addresses."""
+
+    def devices(self) -> Sequence[EngineDevice]:
+        """Returns the devices of the engine that `run` would start, in the order of their numbers; none for an engine
+        that computes on the processor, or for none at all. The daemon asks in a thread, every few seconds: what costs
+        a process is asked once per engine, in a process that may hang without harm. Raises `BackendUnavailable` or
+        `OSError` if the engine does not say."""
+
+
+@runtime_checkable
 class HasVariants(Protocol):
-    """An engine that can run a model in several ways. Without it there is one, of `required_memory`."""
+    """An engine that can run a model in several ways. Without it there is one, of `required_memory`. Its devices are
+    numbered as in `ListsDevices`."""
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Returns the ways to run the model within this budget, at least one. Those of rank 0 are the configured run,
@@ -387,6 +401,7 @@ OPTIONAL: tuple[type, ...] = (
         ChecksRuns,
         HasDefaults,
         Grows,
+        ListsDevices,
         HasVariants,
         Diagnoses,
     ),

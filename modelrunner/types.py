@@ -210,6 +210,22 @@ class RequiredMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineDevice:
+    """A device as an engine lists it."""
+
+    #: The engine's own name: CUDA0, Vulkan1.
+    name: str
+    #: The name of the product.
+    description: str
+    #: Bytes.
+    total: int
+    #: Bytes.
+    free: int
+    #: The PCI address or UUID of the card, "" if the engine does not say.
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One entry of a model file's tensor table. `size` in bytes."""
 

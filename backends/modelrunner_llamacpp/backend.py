@@ -17,6 +17,7 @@ from modelrunner.sdk import (
     Bundle,
     Endpoint,
     EngineApi,
+    EngineDevice,
     Launch,
     Mode,
     ModelFormat,
@@ -162,6 +163,10 @@ class LlamaCppBackend(Backend):
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
         return memory.growth(spec, self._options(spec))
+
+    def devices(self) -> Sequence[EngineDevice]:
+        engine = self._found()
+        return () if engine is None else engines.devices(engine)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Returns the variants in the order of split.py. They use the budget's devices if the engine can."""

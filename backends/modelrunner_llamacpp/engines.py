@@ -7,9 +7,10 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import json
 import os
+import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from modelrunner.sdk import BackendContext, BackendUnavailable, ProgressCallback, enginecache
+from modelrunner.sdk import BackendContext, BackendUnavailable, EngineDevice, ProgressCallback, enginecache, output_of
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 # The prebuilt wheel has llama.cpp's server as a Python extension. A version has one file for each platform.
@@ -149,6 +150,15 @@ def _native(program: str) -> Engine:
     return Engine(EngineKind.NATIVE, Path(program), version, devices)
 
 
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""The environment in which CUDA numbers devices as the drivers do."""
+_DEVICE = re.compile(r"^ +(\w+): (.+) \((\d+) MiB, (\d+) MiB free\)$", re.MULTILINE)
+_LIST = f"""import json, {WHEEL}
+found = [d for d in {WHEEL}.get_device_info() if d["type"].name.endswith("_GPU")]
+names = ("name", "description", "memory_total", "memory_free", "device_id")
+print(json.dumps([[d[name] or "" for name in names] for d in found]))"""
+
+
 @functools.lru_cache(maxsize=8)
 def _about(program: str, _stamp: int) -> tuple[str, bool | None]:
     """Returns version and devices of a llama-server, from `--version` ("version: b6123 (build ...)") and
@@ -169,10 +179,32 @@ def _python_version(program: str, _stamp: int) -> str:
 
 def _ask(*argv: str) -> str:
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return output_of(argv)
+    except OSError:
         return ""
-    return done.stdout + done.stderr if done.returncode == 0 else ""
+
+
+def devices(engine: Engine) -> tuple[EngineDevice, ...]:
+    """Returns the devices that the engine lists, without asking one that can use none. Raises `OSError` as `output_of`
+    does."""
+    if engine.devices is False or engine.kind is EngineKind.PYTHON:
+        return ()
+    return _listed(str(engine.program), _stamp(str(engine.program)), engine.kind)
+
+
+@functools.lru_cache(maxsize=8)
+def _listed(program: str, _stamp: int, kind: EngineKind) -> tuple[EngineDevice, ...]:
+    environment = dict(os.environ) | DEVICE_ORDER
+    if kind is EngineKind.WHEEL:
+        said = output_of([program, "-I", "-c", _LIST], env=environment).splitlines()[-1]
+        return tuple([EngineDevice(*fields) for fields in json.loads(said)])
+    return parse_devices(output_of([program, "--list-devices"], env=environment))
+
+
+def parse_devices(text: str) -> tuple[EngineDevice, ...]:
+    """Returns the devices that `llama-server --list-devices` prints: "  CUDA0: NVIDIA A10 (22502 MiB, 22000 MiB
+    free)"."""
+    return tuple([EngineDevice(m[1], m[2], int(m[3]) << 20, int(m[4]) << 20) for m in _DEVICE.finditer(text)])
 
 
 def limited_threads(root: Path = Path("/")) -> int | None:

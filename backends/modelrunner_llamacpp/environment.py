@@ -4,10 +4,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from modelrunner.sdk import Permissions, RunSpec, scrubbed_environment
-from modelrunner_llamacpp.engines import Engine
+from modelrunner_llamacpp.engines import DEVICE_ORDER, Engine
 
 INSIDE = Path(__file__).with_name("inside")
-_DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers devices as the daemon does
 # libgomp's threads wait for each other in a busy loop, by default for milliseconds. Where two engines share processors,
 # each then keeps the other's threads from running: together they gave less than half of what they do with a short loop,
 # which costs one engine alone a few percent at most (docs/performance.md).
@@ -28,4 +27,4 @@ def permissions(engine: Engine, slots: Path | None = None, options: Collection[s
 
 def variables(spec: RunSpec) -> dict[str, str]:
     """Returns the environment of the engine's process."""
-    return _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT) | _DEVICE_ORDER | dict(spec.environment)
+    return _SHARED_PROCESSORS | scrubbed_environment(keep=_KEPT) | DEVICE_ORDER | dict(spec.environment)

@@ -137,7 +137,7 @@ def build(
     )
     validator = Validator(registry, resolver)
     check_tables(file_settings(settings), store, configurations.settings, validator)
-    probe = MemoryProbe(settings.memory_budget, settings.memory_reserve)
+    probe = MemoryProbe(settings.memory_budget, settings.memory_reserve, list_devices=registry.devices)
     host = LocalHost(
         registry,
         settings.runtime_folder,

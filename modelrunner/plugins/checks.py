@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from modelrunner.backend import DeclaredModel
-from modelrunner.types import RequiredMemory, RunSpec, Variant
+from modelrunner.types import EngineDevice, RequiredMemory, RunSpec, Variant
 
 T = TypeVar("T")
 _MOST_BYTES = 1 << 60  # more than any machine has
@@ -80,6 +80,15 @@ def variants(value: Any) -> list[Variant]:
         memory(variant.memory)
         instance(str)(variant.label)
         byte_count(variant.rank)
+    return found
+
+
+def devices(value: Any) -> list[EngineDevice]:
+    found = [instance(EngineDevice)(device) for device in value]
+    for device in found:
+        words((device.name, device.description, device.address))
+        byte_count(device.total)
+        byte_count(device.free)
     return found
 
 

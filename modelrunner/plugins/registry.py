@@ -16,6 +16,7 @@ from modelrunner.backend import (
     BackendStatus,
     DeclaredModel,
     DeclaresModels,
+    ListsDevices,
     Ranks,
 )
 from modelrunner.config.locations import ConfigurationError
@@ -23,7 +24,7 @@ from modelrunner.errors import BackendNotFound, BackendUnavailable, ModelRunnerE
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import WORK_LIMIT, IsolatedBackend, interface_of
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.types import Bundle, Mode, ModelFormat
+from modelrunner.types import Bundle, EngineDevice, Mode, ModelFormat
 
 ENTRY_POINT_GROUP = "modelrunner.backends"
 _DISTRIBUTION = "modelrunner"
@@ -57,6 +58,7 @@ class BackendRegistry:
         self._declared: dict[str, Sequence[DeclaredModel]] = {}
         """What each backend declared the last time, by its name."""
         self._own = own
+        self._silent: set[str] = set()  # those whose engines do not say which devices they have
         self._file = chosen
         self._chosen = (chosen.load() if chosen is not None else None) or {}
         self.errors = dict(errors or {})
@@ -168,6 +170,22 @@ class BackendRegistry:
             self._chosen = {other: name for other, name in self._chosen.items() if other != model_id}
             if self._file is not None:
                 self._file.save(self._chosen)
+
+    def devices(self) -> dict[str, Sequence[EngineDevice]]:
+        """Returns the devices of each engine that lists them. One that does not say is left out; its fault is
+        logged once."""
+        found: dict[str, Sequence[EngineDevice]] = {}
+        for backend in self:
+            if (lists := interface_of(backend, ListsDevices)) is None:
+                continue
+            try:
+                found[backend.name] = lists.devices()
+                self._silent.discard(backend.name)
+            except (ModelRunnerError, OSError) as error:
+                if backend.name not in self._silent:
+                    log.warning("%s does not say which devices it has: %s", backend.name, error)
+                self._silent.add(backend.name)
+        return found
 
     def statuses(self) -> dict[str, BackendStatus]:
         found = {backend.name: backend.status() for backend in self}

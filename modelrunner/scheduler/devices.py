@@ -1,132 +1,242 @@
-"""Finds GPUs with a memory of their own: their total and free memory, and the memory that each process holds.
+"""The devices of this machine: GPUs with a memory of their own, and whatever an engine computes on.
 
-NVIDIA's figures come from `nvidia-smi`: every driver brings it, it needs no package, and where a broken driver hangs, a
-child process hangs and no thread of the daemon. AMD's figures come from sysfs. A GPU that shares the main memory
-(Apple, Jetson) does not count.
-"""
+NVIDIA's figures come from NVML (nvml.py, in a process that may hang), those of AMD and Intel from sysfs, and the memory
+of their processes from the DRM (Linux: Documentation/gpu/drm-usage-stats.rst). Engines list their devices, too:
+`joined` finds the card behind each, so that a card counts once, whatever an engine calls it. A GPU that shares the main
+memory (Apple, Jetson) does not count."""
 
+import json
 import os
-import shutil
-import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-_TIMEOUT = 10.0  # seconds
-_TRIES = 3
-_APPS = "--query-compute-apps=pid,gpu_uuid,used_memory"
-MIB = 1 << 20
+from modelrunner.processes.query import output_of
+from modelrunner.types import EngineDevice
+
+_NVML = Path(__file__).with_name("nvml.py")
+_NVIDIA_DRIVER = ("dev/nvidiactl", "dev/dxg")  # on WSL the driver has no device file of its own
+_VENDORS = {"0x1002": "AMD", "0x8086": "Intel"}  # of PCI, whose figures are in sysfs
+_WORDS = {
+    "NVIDIA": ("nvidia", "geforce", "quadro", "tesla", "cuda"),
+    "AMD": ("amd", "radeon", "radv", "rocm", "hip"),
+    "Intel": ("intel", "arc", "sycl", "level_zero"),
+    "Apple": ("apple", "metal", "mtl"),
+}
+_ALIKE = 0.1  # part of a card's memory by which two drivers' figures of it may differ
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Bytes of one device. `held` is by process ID, None if the driver does not say."""
+class Device:
+    """A device with its present figures."""
 
+    #: Bytes.
     total: int
+    #: Bytes that nobody holds.
     free: int
+    #: Bytes by process ID, None if the driver does not say.
     held: Mapping[int, int] | None = None
+    name: str = ""
+    #: NVIDIA, AMD, Intel, or "" for a device that only an engine knows.
+    vendor: str = ""
+    #: The address on the PCI bus, such as 0000:01:00.0, or "".
+    address: str = ""
+    uuid: str = ""
+    #: Percent of the time, None if the driver does not say.
+    utilization: int | None = None
+    #: Degrees Celsius, None if the driver does not say.
+    temperature: int | None = None
+    #: What each engine calls it, by backend: CUDA0, Vulkan1.
+    names: Mapping[str, str] | None = None
+    #: Why it is not used, "" for one that works.
+    fault: str = ""
+
+    @property
+    def id(self) -> str:
+        """Returns what tells it from others for as long as the machine runs, as far as something does."""
+        return self.uuid or self.address or self.name
 
 
-NO_MEMORY = DeviceMemory(0, 0, {})
-"""A device that does not answer. It keeps its number, and nothing is started on it."""
+def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Device, ...]:
+    """Returns the devices that drivers know: NVIDIA's as an engine counts them that is started with this environment
+    and CUDA_DEVICE_ORDER=PCI_BUS_ID, then the others by PCI address. Raises `OSError` if a driver fails, `TimeoutError`
+    if it does not answer."""
+    return (*_nvidia(environ, root), *_cards(environ, root))
 
 
-def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[DeviceMemory, ...]:
-    """Returns the devices in the order of an engine started with this environment and CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    Raises `TimeoutError` if the driver does not answer."""
-    return _nvidia(environ) or _amd(environ, root)
-
-
-def held_by(found: Iterable[DeviceMemory], pids: Iterable[int]) -> tuple[int, ...]:
+def held_by(seen: Iterable[Device], pids: Iterable[int]) -> tuple[int, ...]:
     """Bytes that these processes hold of each device; empty if a driver does not say."""
-    told, pids = [device.held for device in found], set(pids)
-    return () if None in told else tuple(sum(held.get(pid, 0) for pid in pids) for held in told if held is not None)
+    held, pids = [device.held for device in seen], set(pids)
+    return () if None in held else tuple(sum(each.get(pid, 0) for pid in pids) for each in held if each is not None)
 
 
-def _nvidia(environ: Mapping[str, str]) -> tuple[DeviceMemory, ...]:
-    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if program is None:
+def joined(
+    cards: Sequence[Device], lists: Mapping[str, Sequence[EngineDevice]]
+) -> tuple[tuple[Device, ...], dict[str, tuple[int, ...]]]:
+    """Joins the drivers' cards with what each backend's engine lists. Returns all devices, those that no driver knows
+    last, and for each backend the number among them of each device in the engine's order: -1 for a GPU of a vendor
+    behind which no driver knows a memory, since it shares the main memory. An engine that has only such ones has no
+    device."""
+    found, numbers = list(cards), dict[str, tuple[int, ...]]()
+    for backend, listed in lists.items():
+        taken: list[int] = []
+        for device in listed:
+            number = _card_of(device, found, taken)
+            if number is None and _vendor(device):
+                taken.append(-1)
+                continue
+            if number is None:
+                number = len(found)
+                found.append(Device(device.total, device.free, name=device.description, address=device.address))
+            taken.append(number)
+            known = found[number]
+            found[number] = replace(known, names={**(known.names or {}), backend: device.name})
+            if not known.total and not known.fault:  # its driver does not say
+                found[number] = replace(found[number], total=device.total, free=device.free)
+        numbers[backend] = tuple(taken) if any(number >= 0 for number in taken) else ()
+    return tuple(found), numbers
+
+
+def _card_of(device: EngineDevice, cards: Sequence[Device], taken: Sequence[int]) -> int | None:
+    """Returns the number of the engine's device: the card with its address; without one the first card of its vendor,
+    or device of its name, that is as large."""
+    free = [number for number in range(len(cards)) if number not in taken]
+    if device.address:
+        wanted = _plain(device.address)
+        same = [n for n in free if wanted in (_plain(cards[n].address), _plain(cards[n].uuid))]
+        if same:
+            return same[0]
+    vendor = _vendor(device)
+    for n in free:
+        card = cards[n]
+        alike = not card.total or abs(card.total - device.total) <= _ALIKE * card.total
+        elsewhere = device.address and card.address
+        if alike and not elsewhere and (vendor == card.vendor if card.vendor else device.description == card.name):
+            return n
+    return None
+
+
+def _vendor(device: EngineDevice) -> str:
+    """Returns the maker of the engine's device, "" for one that is no GPU, such as a processor that plays one."""
+    words = f"{device.name} {device.description}".lower().replace("(", " ").split()
+    return next((v for v, begins in _WORDS.items() if any(word.startswith(begins) for word in words)), "")
+
+
+def _plain(address: str) -> str:
+    """Returns an address or UUID as everybody writes it: NVML gives a PCI domain eight digits."""
+    text = address.lower().removeprefix("gpu-")
+    return text[4:] if len(text) == len("00000000:01:00.0") and text.startswith("0000") else text
+
+
+def _nvidia(environ: Mapping[str, str], root: Path) -> tuple[Device, ...]:
+    if not any((root / driver).exists() for driver in _NVIDIA_DRIVER):
         return ()
-    for _ in range(_TRIES):  # a process that ends between two queries would hold what is free
-        before = _rows(program, _APPS)
-        gpus = _rows(program, "--query-gpu=index,uuid,memory.total,memory.free")
-        after = _rows(program, _APPS) if gpus else before
-        if {tuple(row[:2]) for row in before} == {tuple(row[:2]) for row in after}:
-            break
-    known = [gpu for gpu in gpus if len(gpu) == 4 and gpu[2].isdecimal() and gpu[3].isdecimal()]
-    if not known:
-        return ()  # "[N/A]": the memory is the machine's
-    held = _held(after)
-    return tuple(
-        DeviceMemory(int(gpu[2]) * MIB, int(gpu[3]) * MIB, None if held is None else held.get(gpu[1], {}))
-        if gpu in known
-        else NO_MEMORY
-        for gpu in _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"))
-    )
+    return visible(nvidia_cards(output_of([sys.executable, "-I", _NVML])), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-hung_queries: list[subprocess.Popen[str]] = []  # the query that a broken driver does not let end, if there is one
-
-
-def _rows(program: str, query: str) -> list[list[str]]:
-    """Returns nothing if the program fails: there is no driver, or no device."""
-    if hung_queries and hung_queries[0].poll() is None:
-        raise TimeoutError("nvidia-smi hangs, and cannot be ended: the driver does not answer")
-    hung_queries.clear()
-    command = [program, query, "--format=csv,noheader,nounits"]
+def nvidia_cards(text: str) -> tuple[Device, ...]:
+    """Returns the devices that nvml.py printed. Raises `OSError` for other output."""
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    except OSError:
-        return []
-    try:
-        output, _ = process.communicate(timeout=_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        hung_queries.append(process)
-        raise TimeoutError(f"nvidia-smi did not answer within {_TIMEOUT:g} s") from None
-    lines = output.splitlines() if process.returncode == 0 else []
-    return [[field.strip() for field in line.split(",")] for line in lines if line.strip()]
+        return tuple([_nvidia_device(**fields) for fields in json.loads(text)])
+    except (ValueError, TypeError) as error:
+        raise OSError(f"NVIDIA's driver says what nobody understands: {error}") from None
 
 
-def _held(rows: Iterable[list[str]]) -> dict[str, dict[int, int]] | None:
-    """Bytes by device and process. None if a figure is hidden, or if there is no process at all: a container with
-    process IDs of its own sees none."""
-    found: dict[str, dict[int, int]] = {}
-    for row in rows:
-        if len(row) != 3 or not row[0].isdecimal() or not row[2].isdecimal():
-            return None
-        pid, uuid, used = row
-        processes = found.setdefault(uuid, {})
-        processes[int(pid)] = processes.get(int(pid), 0) + int(used) * MIB
-    return found or None
+def _nvidia_device(address: str, held: Mapping[str, int] | None, **fields: object) -> Device:
+    by_pid = None if held is None else {int(pid): size for pid, size in held.items()}
+    return Device(vendor="NVIDIA", address=_plain(address), held=by_pid, **fields)  # type: ignore[arg-type]
 
 
-def _visible(gpus: list[list[str]], chosen: str | None) -> list[list[str]]:
-    """The chosen GPUs as CUDA selects them: numbers or beginnings of UUIDs, in that order, up to the first unknown
-    one."""
+def visible(cards: tuple[Device, ...], chosen: str | None) -> tuple[Device, ...]:
+    """Returns the chosen cards as CUDA selects them: numbers or beginnings of UUIDs, in that order, up to the first
+    unknown one."""
     if chosen is None:
-        return gpus
-    found = []
+        return cards
+    found: list[Device] = []
     for name in map(str.strip, chosen.split(",")):
-        match = [gpu for gpu in gpus if name == gpu[0] or (name.startswith("GPU-") and gpu[1].startswith(name))]
+        by_id = [card for card in cards if name.startswith(("GPU-", "MIG-")) and card.uuid.startswith(name)]
+        match = [cards[int(name)]] if name.isdecimal() and int(name) < len(cards) else by_id
         if len(match) != 1 or match[0] in found:
             break
         found += match
-    return found
+    return tuple(found)
 
 
-def _amd(environ: Mapping[str, str], root: Path) -> tuple[DeviceMemory, ...]:
-    """Sorts by PCI address, as ROCm does. sysfs does not say how much a process holds."""
-    folders = {card.resolve() for card in (root / "sys/class/drm").glob("card*/device")}
-    cards = [[str(number), "", str(folder)] for number, folder in enumerate(sorted(filter(_has_memory, folders)))]
+def _cards(environ: Mapping[str, str], root: Path) -> tuple[Device, ...]:
+    """Returns the cards of sysfs, sorted by PCI address as ROCm sorts AMD's."""
+    folders = sorted({card.resolve() for card in (root / "sys/class/drm").glob("card*/device")})
+    cards = [card for folder in folders if (card := _card(folder)) is not None]
+    if not cards:
+        return ()
+    amd = tuple(card for card in cards if card.vendor == "AMD")
     chosen = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
-    return tuple(_amd_device(Path(folder)) for _, _, folder in _visible(cards, chosen))
+    cards = [*visible(amd, chosen), *[card for card in cards if card.vendor != "AMD"]]
+    held = _drm_memory(root)
+    return tuple(replace(card, held=held.get(card.address, {}) if card.address in held else None) for card in cards)
 
 
-def _has_memory(folder: Path) -> bool:
-    return (folder / "mem_info_vram_total").exists() and (folder / "mem_info_vram_used").exists()
+def _card(folder: Path) -> Device | None:
+    """Returns a card with a memory of its own. The drivers of Intel do not tell how much: a card of Intel has a total
+    of 0 until an engine says more, and its memory is known by the file of its size alone."""
+    vendor = _VENDORS.get(_read(folder / "vendor"))
+    total, used = (_figure(folder / f"mem_info_vram_{what}") for what in ("total", "used"))
+    if total is None and vendor == "Intel":
+        total = _figure(folder / "tile0/physical_vram_size_bytes")
+        used = 0
+    if total is None or used is None:
+        return None
+    temperatures = (_figure(file) for file in sorted(folder.glob("hwmon/hwmon*/temp1_input")))
+    temperature = next(temperatures, None)
+    return Device(
+        total,
+        max(0, total - used),
+        name=_read(folder / "product_name") or f"{vendor or 'AMD'} {folder.name}",
+        vendor=vendor or "AMD",
+        address=folder.name,
+        utilization=_figure(folder / "gpu_busy_percent"),
+        temperature=None if temperature is None else temperature // 1000,
+    )
 
 
-def _amd_device(folder: Path) -> DeviceMemory:
-    total, used = (int((folder / f"mem_info_vram_{what}").read_text("ascii")) for what in ("total", "used"))
-    return DeviceMemory(total, max(0, total - used))
+def _drm_memory(root: Path) -> dict[str, dict[int, int]]:
+    """Returns the bytes that each process holds, by PCI address. A client of the DRM counts once, though it may have
+    several descriptors. Processes of other users cannot be read."""
+    held: dict[str, dict[int, int]] = {}
+    for folder in (root / "proc").glob("[0-9]*/fdinfo"):
+        clients: dict[tuple[str, str], int] = {}
+        for address, client, size in _drm_clients(folder):
+            clients[address, client] = size
+        for (address, _), size in clients.items():
+            by_pid = held.setdefault(address, {})
+            by_pid[int(folder.parent.name)] = by_pid.get(int(folder.parent.name), 0) + size
+    return held
+
+
+def _drm_clients(folder: Path) -> Iterator[tuple[str, str, int]]:
+    try:
+        descriptors = [fd.name for fd in (folder.parent / "fd").iterdir() if str(fd.readlink()).startswith("/dev/dri/")]
+    except OSError:  # of another user, or ended
+        return
+    for name in descriptors:
+        values = dict(line.split(":", 1) for line in _read(folder / name).splitlines() if ":" in line)
+        memory = next((v for key in ("vram", "vram0", "local0") if (v := values.get(f"drm-resident-{key}"))), None)
+        memory = memory or values.get("drm-memory-vram")
+        if memory is not None and "drm-pdev" in values:
+            number, _, unit = memory.strip().partition(" ")
+            size = int(number) * {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}.get(unit, 1)
+            yield values["drm-pdev"].strip(), values.get("drm-client-id", name).strip(), size
+
+
+def _figure(file: Path) -> int | None:
+    try:
+        return int(_read(file), 0)
+    except ValueError:
+        return None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("ascii", errors="replace").strip()
+    except OSError:
+        return ""

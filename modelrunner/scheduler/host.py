@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple, Protocol
 
 from modelrunner.engine.runner import Runner
+from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.types import RequiredMemory, RunSpec
 
@@ -33,6 +34,13 @@ class Host(Protocol):
     def kind(self, devices: tuple[int, ...]) -> str:
         """Returns the kind of hardware of these devices, none for the processors alone. The memory that a run was
         measured to need on one kind counts on every host, and for all devices, of that kind."""
+
+    def devices(self) -> tuple[Device, ...]:
+        """Returns its devices with their last figures, in the order of the budget's."""
+
+    def numbers(self, backend: str) -> tuple[int, ...] | None:
+        """Returns the number in the budget of each device that the backend's engine has there, in the engine's order;
+        None if they are those of the budget. A device that shares the main memory has the number -1."""
 
     def has(self, model_id: str) -> bool:
         """Returns True if the files of the model are there. A place where they are is preferred."""

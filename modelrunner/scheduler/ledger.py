@@ -51,12 +51,20 @@ class Ledger:
         return self._counts(entry)
 
     async def variants(
-        self, backend: Backend, spec: RunSpec, budget: RequiredMemory, kind: Callable[[tuple[int, ...]], str]
+        self,
+        backend: Backend,
+        spec: RunSpec,
+        budget: RequiredMemory,
+        kind: Callable[[tuple[int, ...]], str],
+        numbers: tuple[int, ...] | None = None,
     ) -> list[Variant]:
-        """The backend's ways to run it, the preferred one first, each with the bytes to count for it. `kind` is of the
-        host with that budget."""
+        """The backend's ways to run it, the preferred one first, each with the bytes to count for it. `kind` and
+        `numbers` (`Host.numbers`) are of the host with that budget."""
         varies = interface_of(backend, HasVariants)
-        found = await varies.variants(spec, budget) if varies else [Variant(spec, await backend.required_memory(spec))]
+        room = budget if numbers is None else replace(budget, vram=_picked(budget.vram, numbers))
+        found = await varies.variants(spec, room) if varies else [Variant(spec, await backend.required_memory(spec))]
+        if numbers is not None:
+            found = [replace(v, memory=replace(v.memory, vram=_spread(v.memory.vram, numbers))) for v in found]
         version = await _version(backend)
         entries = [_entry_of(backend, version, v.spec, kind(v.memory.devices)) for v in found]
         self._estimates |= {entry: variant.memory for entry, variant in zip(entries, found, strict=True)}
@@ -96,6 +104,22 @@ class Ledger:
             del self._known[next(iter(self._known))]
         if self._file is not None:
             self._file.save(_LedgerFile(_FORMAT, self._known))
+
+
+def _picked(vram: Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
+    """Returns the figures of an engine's devices, in its order, out of those of the host."""
+    return tuple([vram[number] if 0 <= number < len(vram) else 0 for number in numbers])
+
+
+def _spread(vram: Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
+    """Returns the figures of the host's devices, out of those of an engine's. A device that the engine does not have is
+    left as it is, after the host's: it fits nowhere."""
+    last = max(numbers, default=-1)
+    found = [0] * (1 + last)
+    for number, size in zip(numbers, vram, strict=False):
+        if number >= 0:
+            found[number] = size
+    return (*found, *vram[len(numbers) :]) if any(vram) else ()
 
 
 async def _entry(backend: Backend, spec: RunSpec, kind: str) -> str:
@@ -144,7 +168,7 @@ class Account:
         name = target.key.backend
         backend = self._registry.get(name)
         try:
-            found = await self._ledger.variants(backend, target.spec, budget, host.kind)
+            found = await self._ledger.variants(backend, target.spec, budget, host.kind, host.numbers(name))
         except ModelRunnerError:
             raise
         except Exception as error:

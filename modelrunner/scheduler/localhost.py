@@ -15,7 +15,7 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.log import read_log
 from modelrunner.processes.processtree import process_tree
 from modelrunner.sandbox import Permissions
-from modelrunner.scheduler.devices import devices, held_by
+from modelrunner.scheduler.devices import Device, devices, held_by
 from modelrunner.scheduler.host import Held
 from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.scheduler.state import RunnerId
@@ -62,9 +62,18 @@ class LocalHost:
         return self._probe({held.runner.process.pid: held.memory for held in runners if held.runner.process})
 
     def kind(self, devices: tuple[int, ...]) -> str:
-        """See `Host`. The size of its memory stands for the kind of a device."""
-        sizes = [format_bytes(self._probe.total(device)) for device in devices]
-        return ", ".join((platform.machine(), *sizes))
+        """See `Host`. The name of a device is its kind, and so is the size of its memory."""
+        there = self._probe.devices()
+        chosen = [there[number] for number in devices if number < len(there)]
+        return ", ".join((platform.machine(), *[f"{d.name} {format_bytes(d.total)}".strip() for d in chosen]))
+
+    def devices(self) -> tuple[Device, ...]:
+        """See `Host`. The figures are at most five seconds older than the last plan."""
+        return self._probe.devices()
+
+    def numbers(self, backend: str) -> tuple[int, ...] | None:
+        """See `Host`."""
+        return self._probe.numbers(backend)
 
     def has(self, model_id: str) -> bool:
         """See `Host`: the daemon runs models of its own store."""

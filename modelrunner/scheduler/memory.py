@@ -4,15 +4,16 @@ import logging
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from modelrunner.processes.processtree import process_tree
-from modelrunner.scheduler.devices import NO_MEMORY, DeviceMemory, devices
-from modelrunner.types import RequiredMemory
+from modelrunner.scheduler.devices import Device, devices, joined
+from modelrunner.types import EngineDevice, RequiredMemory
 
 # A measurement stays valid for this many seconds. Our own runners do not change the budget; memory that other programs
 # take is noticed this much later.
@@ -28,7 +29,8 @@ class MemoryProbe:
     that shares the main memory has no figure.
 
     A call takes microseconds: it returns the last measurement, and starts another one in a thread if that one is old.
-    The constructor makes the first one, but waits at most `patience` seconds for the drivers of devices."""
+    `list_devices` asks the engines for theirs, by backend: a backend that it leaves out has those of the drivers. The
+    constructor makes the first measurement, but waits at most `patience` seconds for the drivers of devices."""
 
     def __init__(
         self,
@@ -36,16 +38,20 @@ class MemoryProbe:
         reserve: int | None = None,
         *,
         root: Path = Path("/"),
-        look: Callable[[], tuple[DeviceMemory, ...]] = devices,
+        look: Callable[[], tuple[Device, ...]] = devices,
+        list_devices: Callable[[], Mapping[str, Sequence[EngineDevice]]] = dict,
         clock: Callable[[], float] = time.monotonic,
         patience: float = 2.0,
     ) -> None:
         self.set_limits(budget, reserve)
         self._root = root
         self._look = look
+        self._list_devices = list_devices
         self._clock = clock
         self._looking = threading.Lock()
         self._devices: tuple[_MemoryTotals, ...] = ()
+        self._seen: tuple[Device, ...] = ()
+        self._numbers: Mapping[str, tuple[int, ...]] = {}
         self._devices_due = self._devices_seen = clock()
         self._fault = ""
         self._found: tuple[_MemoryTotals, ...] = (self._main_memory(()),)
@@ -63,9 +69,14 @@ class MemoryProbe:
         ram, *vram = map(self._ours, self._found)
         return RequiredMemory(ram if self._budget is None else self._budget, tuple(vram))
 
-    def total(self, device: int) -> int:
-        """Returns the bytes of that device in all, 0 for one that is not there."""
-        return self._devices[device].total if device < len(self._devices) else 0
+    def devices(self) -> tuple[Device, ...]:
+        """Returns the devices as last measured, in the order of the budget. One that is gone has a `fault`."""
+        return self._seen
+
+    def numbers(self, backend: str) -> tuple[int, ...] | None:
+        """Returns the number in the budget of each device that the backend's engine lists, in its order; None for an
+        engine that lists none, and has the numbers of the budget."""
+        return self._numbers.get(backend)
 
     def refresh(self, runners: Mapping[int, RequiredMemory]) -> None:
         """Measures now: takes milliseconds for main memory, up to seconds for devices."""
@@ -116,23 +127,43 @@ class MemoryProbe:
         driver that does not answer for `_FORGOTTEN` seconds counts as gone with all its devices."""
         ours = _process_ids(runners)
         try:
-            seen = self._look()
+            cards = self._look()
         except (OSError, ValueError) as error:  # a timeout is an OSError
             late = self._clock() >= self._devices_seen + _FORGOTTEN
             self._say(f"{error}: {'no device is used' if late else 'the last figures stay'}")
+            if late:
+                self._seen = tuple([_gone(device, str(error)) for device in self._seen])
             return (_MemoryTotals(0, 0),) * len(self._devices) if late else self._devices
         self._devices_seen = self._clock()
-        seen += (NO_MEMORY,) * (len(self._devices) - len(seen))
-        gone = [str(number) for number, device in enumerate(seen) if device == NO_MEMORY]
+        self._seen, self._numbers = joined(_in_old_places(cards, self._seen), self._list_devices())
+        gone = [str(number) for number, device in enumerate(self._seen) if device.fault]
         self._say(f"device {', '.join(gone)} does not answer, and is not used" if gone else "")
         ours |= _process_ids(runners)
-        return tuple([_MemoryTotals(d.total, d.free + _held(i, d, runners, ours)) for i, d in enumerate(seen)])
+        return tuple([_MemoryTotals(d.total, d.free + _held(i, d, runners, ours)) for i, d in enumerate(self._seen)])
 
     def _say(self, fault: str) -> None:
         """Logs a fault of the devices once, and its end."""
         if fault != self._fault:
             log.warning("devices: %s", fault or "all answer again")
         self._fault = fault
+
+
+def _in_old_places(cards: Sequence[Device], before: Sequence[Device]) -> list[Device]:
+    """Returns the drivers' cards, each with the number that it had, and a fault for one that is gone. Devices that only
+    an engine knew are left to `joined`, which adds them in the engine's order, unless a card comes after them."""
+    old = [device for device in before if device.vendor or not device.names]
+    left = list(cards)
+    found: list[Device] = []
+    for device in old:
+        here = next((card for card in left if card.id == device.id), None)
+        if here is not None:
+            left.remove(here)
+        found.append(here or _gone(device, "it does not answer"))
+    return found + left
+
+
+def _gone(device: Device, fault: str) -> Device:
+    return replace(device, total=0, free=0, held={}, utilization=None, temperature=None, fault=fault)
 
 
 class _MemoryTotals(NamedTuple):
@@ -146,7 +177,7 @@ def _process_ids(runners: Iterable[int]) -> set[int]:
     return {process.pid for pid in runners for process in process_tree(pid)}
 
 
-def _held(number: int, device: DeviceMemory, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
+def _held(number: int, device: Device, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
     """Bytes that our runners hold of a device, or that they count for if the driver does not say."""
     if device.held is not None:
         return sum(device.held.get(pid, 0) for pid in pids)

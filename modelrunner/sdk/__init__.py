@@ -35,11 +35,13 @@ from modelrunner.errors import (
 )
 from modelrunner.modelformat import FileFormat, FormatReading
 from modelrunner.processes.process import run, scrubbed_environment
+from modelrunner.processes.query import output_of
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import (
     Adapter,
     Bundle,
     Endpoint,
+    EngineDevice,
     Launch,
     Mode,
     ModelFormat,
@@ -71,6 +73,7 @@ __all__ = [
     "Endpoint",
     "EndpointApi",
     "EngineApi",
+    "EngineDevice",
     "FileFormat",
     "FormatReading",
     "InstallProgress",
@@ -95,6 +98,7 @@ __all__ = [
     "Variant",
     "check_context",
     "default_context_size",
+    "output_of",
     "run",
     "scrubbed_environment",
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelrunner.backend import BackendContext, InstallProgress
+from modelrunner.types import EngineDevice
 from modelrunner_llamacpp import LlamaCppBackend, cards
 from modelrunner_llamacpp.engines import WHEEL_VERSION, EngineKind, link
 from tests.llamacpp.test_install import make_index
@@ -82,3 +83,18 @@ async def test_the_installation_compiles_for_a_card_where_it_can(
     assert any(message.endswith("taking the prebuilt one") for message in messages)
     assert messages[-1].startswith("the NVIDIA card of this machine is idle")
     assert "; the NVIDIA card of this machine is idle" in str(backend.status())
+
+
+def test_the_devices_that_llama_server_lists(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(
+        "#!/bin/sh\n[ $1 = --list-devices ] || exec echo 'version: 11549 (abc)'\ncat <<'END'\nAvailable devices:\n"
+        "  CUDA0: NVIDIA GeForce RTX 4090 (24564 MiB, 24118 MiB free)\n"
+        "  Vulkan1: llvmpipe (LLVM 15.0.6, 256 bits) (2048 MiB, 2048 MiB free)\nEND\n"
+    )
+    program.chmod(0o755)
+    context = BackendContext(tmp_path, tmp_path, tmp_path, {"llama_server": str(program)})
+    assert LlamaCppBackend(context).devices() == (
+        EngineDevice("CUDA0", "NVIDIA GeForce RTX 4090", 24564 << 20, 24118 << 20),
+        EngineDevice("Vulkan1", "llvmpipe (LLVM 15.0.6, 256 bits)", 2 << 30, 2 << 30),
+    )

@@ -18,6 +18,7 @@ from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, OutOfMemory
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Held, Replicas, Scheduler, Target
+from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.scheduler.target import ONE
 from modelrunner.types import (
@@ -311,6 +312,12 @@ class FakeHost:
 
     def kind(self, devices: tuple[int, ...]) -> str:
         return ""
+
+    def devices(self) -> tuple[Device, ...]:
+        return ()
+
+    def numbers(self, backend: str) -> tuple[int, ...] | None:
+        return None
 
     def has(self, model_id: str) -> bool:
         return True

@@ -22,6 +22,7 @@ from modelrunner.models.runspecs import RunSpecs, values_of
 from modelrunner.models.templates import TemplateFiles
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Held, LocalHost, MemoryProbe
+from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.store import Store
 from modelrunner.types import Endpoint, RequiredMemory, RunSpec, Served
@@ -61,6 +62,12 @@ class SecondHost:
 
     def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
         return None if self.gone.is_set() else self.local.budget(())
+
+    def devices(self) -> tuple[Device, ...]:
+        return self.local.devices()
+
+    def numbers(self, backend: str) -> tuple[int, ...] | None:
+        return self.local.numbers(backend)
 
     def kind(self, devices: tuple[int, ...]) -> str:
         return self.local.kind(devices)

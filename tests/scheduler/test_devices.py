@@ -1,73 +1,228 @@
-"""Devices, as a made-up driver tells of them."""
+"""Devices, as made-up drivers and engines tell of them."""
 
+import json
 import os
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from modelrunner.scheduler.devices import MIB, DeviceMemory, devices, held_by, hung_queries
+from modelrunner.processes.query import hung, output_of
+from modelrunner.scheduler import nvml
+from modelrunner.scheduler.devices import Device, devices, held_by, joined, nvidia_cards, visible
 from modelrunner.scheduler.memory import MemoryProbe
-from modelrunner.types import RequiredMemory
+from modelrunner.types import EngineDevice, RequiredMemory
 from tests.waiting import HUNG
 
 GIB = 1 << 30
-GPUS = "0, GPU-aaaa, 24576, 20000\n1, GPU-bbbb, 49152, 49000\n2, GPU-abcd, 8192, 100\n"
-APPS = "41, GPU-aaaa, 300\n42, GPU-aaaa, 700\n42, GPU-bbbb, 50\n"
 
 
-@pytest.fixture
-def nvidia(tmp_path: Path) -> dict[str, str]:
-    """The environment of a machine whose `nvidia-smi` prints the files `gpus` and `apps`."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\ncase "$1 $2" in\n'
-        f'"--query-gpu=index,uuid,memory.total,memory.free --format=csv,noheader,nounits") exec cat {tmp_path}/gpus;;\n'
-        f'"--query-compute-apps=pid,gpu_uuid,used_memory --format=csv,noheader,nounits") exec cat {tmp_path}/apps;;\n'
-        f"*) exit 2;;\nesac\n"
-    )
-    program.chmod(0o755)
-    (tmp_path / "gpus").write_text(GPUS)
-    (tmp_path / "apps").write_text(APPS)
-    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+class NVMLError(Exception):
+    """As pynvml's: not supported, hidden, or lost."""
 
 
-def test_what_nvidia_smi_says(nvidia: dict[str, str], tmp_path: Path) -> None:
-    found = devices(nvidia, tmp_path)
-    assert found[0] == DeviceMemory(24576 * MIB, 20000 * MIB, {41: 300 * MIB, 42: 700 * MIB})
-    assert [device.total // MIB for device in found] == [24576, 49152, 8192]
-    assert held_by(found, [42, 43]) == (700 * MIB, 50 * MIB, 0)
+@dataclass
+class Gpu:
+    """A card or MIG instance of the made-up driver. A figure of None is "[N/A]"."""
+
+    uuid: str
+    total: int | None = 24 * GIB
+    free: int = 20 * GIB
+    processes: Sequence[tuple[int, int | None]] = ((41, 3 * GIB),)
+    address: str = "00000000:01:00.0"
+    temperature: int | None = 61
+    lost: bool = False
+    instances: Sequence["Gpu"] = field(default=())
 
 
-@pytest.mark.parametrize(
-    ("chosen", "totals"),
-    [("2,0", [8192, 24576]), ("GPU-bb", [49152]), ("1,7,0", [49152]), ("", []), ("-1", []), ("GPU-a", [])],
-)
-def test_cudas_own_choice_of_devices_and_their_order(
-    chosen: str, totals: list[int], nvidia: dict[str, str], tmp_path: Path
-) -> None:
-    found = devices(nvidia | {"CUDA_VISIBLE_DEVICES": chosen}, tmp_path)
-    assert [device.total // MIB for device in found] == totals
+class Driver:
+    """The functions of pynvml that are used, over made-up cards."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, *cards: Gpu) -> None:
+        self.cards = cards
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        if self.cards[index].lost:
+            raise NVMLError("GPU is lost")
+        return self.cards[index]
+
+    def nvmlDeviceGetPciInfo(self, card: Gpu) -> SimpleNamespace:
+        return SimpleNamespace(busId=card.address.encode())
+
+    def nvmlDeviceGetTemperature(self, card: Gpu, sensor: int) -> int:
+        return _or_unsupported(card.temperature)
+
+    def nvmlDeviceGetUtilizationRates(self, card: Gpu) -> SimpleNamespace:
+        if card.instances:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(gpu=7)
+
+    def nvmlDeviceGetMigMode(self, card: Gpu) -> list[int]:
+        if not card.instances:
+            raise NVMLError("Not Supported")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: Gpu) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: Gpu, index: int) -> Gpu:
+        if index >= len(card.instances):
+            raise NVMLError("Not Found")
+        return card.instances[index]
+
+    def nvmlDeviceGetMemoryInfo(self, card: Gpu) -> SimpleNamespace:
+        return SimpleNamespace(total=_or_unsupported(card.total), free=card.free)
+
+    def nvmlDeviceGetUUID(self, card: Gpu) -> str:
+        return card.uuid
+
+    def nvmlDeviceGetName(self, card: Gpu) -> str:
+        return "NVIDIA A30"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: Gpu) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in card.processes]
+
+    nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
 
 
-def test_memory_that_is_the_machines_is_not_counted_again(nvidia: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "gpus").write_text("0, GPU-aaaa, [N/A], [N/A]\n")
-    assert devices(nvidia, tmp_path) == ()
+def _or_unsupported(value: int | None) -> int:
+    if value is None:
+        raise NVMLError("Not Supported")
+    return value
 
 
-@pytest.mark.parametrize("apps", ["", "41, GPU-aaaa, [N/A]\n"], ids=["a container", "hidden"])
-def test_what_a_process_holds_may_be_told_by_nobody(apps: str, nvidia: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "apps").write_text(apps)
-    found = devices(nvidia, tmp_path)
-    assert [device.held for device in found] == [None, None, None]
+def ask(*cards: Gpu) -> tuple[Device, ...]:
+    return nvidia_cards(json.dumps(nvml.read(Driver(*cards))))
+
+
+def test_what_nvml_says() -> None:
+    (found,) = ask(Gpu("GPU-aaaa"))
+    expected = Device(24 * GIB, 20 * GIB, {41: 3 * GIB}, "NVIDIA A30", "NVIDIA", "0000:01:00.0", "GPU-aaaa", 7, 61)
+    assert found == expected
+    assert held_by([found], [41, 43]) == (3 * GIB,)
+
+
+def test_cards_are_in_the_order_of_the_bus() -> None:
+    cards = Gpu("GPU-b", address="00000000:41:00.0"), Gpu("GPU-a", address="00000000:01:00.0")
+    assert [card.uuid for card in ask(*cards)] == ["GPU-a", "GPU-b"]
+
+
+def test_each_instance_of_a_divided_card_is_a_device() -> None:
+    instances = [Gpu(f"MIG-{i}", 6 * GIB, 5 * GIB, [(40 + i, GIB)]) for i in range(2)]
+    found = ask(Gpu("GPU-aaaa", instances=instances), Gpu("GPU-bbbb", address="00000000:02:00.0"))
+    assert [(d.uuid, d.total // GIB, d.held, d.utilization) for d in found] == [
+        ("MIG-0", 6, {40: GIB}, None),
+        ("MIG-1", 6, {41: GIB}, None),
+        ("GPU-bbbb", 24, {41: 3 * GIB}, 7),
+    ]
+    assert [d.uuid for d in visible(found, "MIG-1")] == ["MIG-1"]
+
+
+@pytest.mark.parametrize("processes", [[], [(41, None)], [(41, (1 << 64) - 1)]], ids=["a container", "WSL", "hidden"])
+def test_what_a_process_holds_may_be_told_by_nobody(processes: list[tuple[int, int | None]]) -> None:
+    found = ask(Gpu("GPU-aaaa", processes=processes, temperature=None))
+    assert (found[0].held, found[0].temperature) == (None, None)
     assert held_by(found, [41]) == ()
 
 
-def test_no_driver_is_no_device(nvidia: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "gpus").unlink()
-    assert devices(nvidia, tmp_path) == ()
-    assert devices({"PATH": str(tmp_path)}, tmp_path) == ()
+def test_a_lost_card_and_one_that_shares_the_main_memory_are_left_out() -> None:
+    assert ask(Gpu("GPU-aaaa", lost=True), Gpu("GPU-bbbb", None), Gpu("GPU-cccc"))[0].uuid == "GPU-cccc"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "uuids"),
+    [("2,0", ["abcd", "aaaa"]), ("GPU-bb", ["bbbb"]), ("1,7,0", ["bbbb"]), ("", []), ("-1", []), ("GPU-a", [])],
+)
+def test_cudas_own_choice_of_devices_and_their_order(chosen: str, uuids: list[str]) -> None:
+    found = visible(ask(*[Gpu(f"GPU-{name}") for name in ("aaaa", "bbbb", "abcd")]), chosen)
+    assert [device.uuid for device in found] == [f"GPU-{name}" for name in uuids]
+
+
+@pytest.mark.parametrize("text", ["", "NVML: Driver/library version mismatch", "[1]", '[{"address": "x"}]'])
+def test_a_driver_may_say_anything(text: str) -> None:
+    with pytest.raises(OSError, match="NVIDIA's driver"):
+        nvidia_cards(text)
+
+
+def test_no_driver_is_no_device_and_costs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *args, **kwargs: pytest.fail("a process"))
+    assert devices({}, tmp_path) == ()
+
+
+def test_one_card_that_two_engines_name_differently_is_one_device() -> None:
+    cards = ask(Gpu("GPU-a"), Gpu("GPU-b", address="00000000:02:00.0"))
+    lists = {
+        "llama.cpp": [  # without addresses, as llama-server prints them
+            EngineDevice("Vulkan0", "NVIDIA A30", 24 * GIB, 20 * GIB),
+            EngineDevice("Vulkan1", "llvmpipe (LLVM 15.0.6, 256 bits)", 2 * GIB, 2 * GIB),
+        ],
+        "vllm": [
+            EngineDevice("cuda:0", "NVIDIA A30", 24 * GIB, 20 * GIB, "GPU-b"),
+            EngineDevice("cuda:1", "NVIDIA A30", 24 * GIB, 20 * GIB, "0000:01:00.0"),
+        ],
+        "other": [EngineDevice("0", "llvmpipe (LLVM 15.0.6, 256 bits)", 2 * GIB, 2 * GIB)],
+    }
+    found, numbers = joined(cards, lists)
+    assert numbers == {"llama.cpp": (0, 2), "vllm": (1, 0), "other": (2,)}
+    assert [device.names for device in found] == [
+        {"llama.cpp": "Vulkan0", "vllm": "cuda:1"},
+        {"vllm": "cuda:0"},
+        {"llama.cpp": "Vulkan1", "other": "0"},
+    ]
+    assert [device.total // GIB for device in found] == [24, 24, 2]
+
+
+def test_a_card_of_another_vendor_is_another_device(tmp_path: Path) -> None:
+    card(tmp_path, "card0", "0000:03:00.0", 16 * GIB, 1 * GIB)
+    cards = (*ask(Gpu("GPU-a", 16 * GIB)), *devices({}, tmp_path))
+    lists = {"llama.cpp": [EngineDevice("Vulkan0", "AMD Radeon RX 7800 XT (RADV NAVI32)", 16 * GIB, 15 * GIB)]}
+    assert joined(cards, lists)[1] == {"llama.cpp": (1,)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MTL0: Apple M3 Max", "Vulkan0: Intel(R) UHD Graphics 770 (ADL-S GT1)", "Vulkan0: AMD Radeon 780M (RADV PHOENIX)"],
+)
+def test_graphics_that_share_the_main_memory_have_no_budget(name: str) -> None:
+    number, _, product = name.partition(": ")
+    shared = EngineDevice(number, product, 32 * GIB, 30 * GIB)
+    assert joined((), {"llama.cpp": [shared]}) == ((), {"llama.cpp": ()})
+    cards = ask(Gpu("GPU-a"))
+    beside = [shared, EngineDevice("Vulkan1", "NVIDIA A30", 24 * GIB, 20 * GIB)]
+    assert joined(cards, {"llama.cpp": beside})[1] == {"llama.cpp": (-1, 0)}
+
+
+def test_an_engine_that_still_lists_a_card_does_not_bring_it_back(tmp_path: Path) -> None:
+    seen = [ask(Gpu("GPU-a"), Gpu("GPU-b", address="00000000:02:00.0")), ask(Gpu("GPU-b", address="00000000:02:00.0"))]
+    listed = [EngineDevice(f"CUDA{i}", "NVIDIA A30", 24 * GIB, 20 * GIB) for i in range(2)]
+    probe = MemoryProbe(7, 0, root=tmp_path, look=lambda: seen.pop(0), list_devices=lambda: {"llama.cpp": listed})
+    probe.refresh({})
+    assert (probe().vram, probe.numbers("llama.cpp")) == ((0, 20 * GIB), (0, 1))
+
+
+def test_a_process_of_amds_holds_what_the_drm_says(tmp_path: Path) -> None:
+    card(tmp_path, "card0", "0000:03:00.0", 16 * GIB, 1 * GIB)
+    process = tmp_path / "proc/77"
+    for number, client in (("5", "9"), ("6", "9"), ("7", "10")):
+        (process / "fdinfo").mkdir(parents=True, exist_ok=True)
+        (process / "fd").mkdir(exist_ok=True)
+        (process / "fd" / number).symlink_to("/dev/dri/renderD128")
+        (process / "fdinfo" / number).write_text(
+            f"pos:\t0\ndrm-driver:\tamdgpu\ndrm-pdev:\t0000:03:00.0\ndrm-client-id:\t{client}\n"
+            "drm-memory-vram:\t1048576 KiB\n"
+        )
+    (found,) = devices({}, tmp_path)
+    assert held_by([found], [77]) == (2 * GIB,), "two clients; a second descriptor of one does not count"
 
 
 def card(root: Path, name: str, address: str, total: int, used: int) -> None:
@@ -83,14 +238,17 @@ def card(root: Path, name: str, address: str, total: int, used: int) -> None:
 def test_amds_are_in_sysfs(tmp_path: Path) -> None:
     card(tmp_path, "card1", "0000:03:00.0", 16 * GIB, 1 * GIB)
     card(tmp_path, "card0", "0000:0a:00.0", 8 * GIB, 2 * GIB)
-    nowhere = {"PATH": str(tmp_path)}
-    assert devices(nowhere, tmp_path) == (DeviceMemory(16 * GIB, 15 * GIB), DeviceMemory(8 * GIB, 6 * GIB))
-    assert devices(nowhere | {"HIP_VISIBLE_DEVICES": "1"}, tmp_path) == (DeviceMemory(8 * GIB, 6 * GIB),)
+
+    def seen(**environ: str) -> list[tuple[int, int, str, str]]:
+        return [(d.total // GIB, d.free // GIB, d.vendor, d.address) for d in devices(environ, tmp_path)]
+
+    assert seen() == [(16, 15, "AMD", "0000:03:00.0"), (8, 6, "AMD", "0000:0a:00.0")]
+    assert seen(HIP_VISIBLE_DEVICES="1") == [(8, 6, "AMD", "0000:0a:00.0")]
 
 
 def test_the_budget_of_a_device_is_what_others_leave_less_a_tenth(tmp_path: Path) -> None:
     me = os.getpid()
-    seen = (DeviceMemory(100, 30, {me: 40, 1: 30}), DeviceMemory(200, 150), DeviceMemory(50, 50, {}))
+    seen = (Device(100, 30, {me: 40, 1: 30}), Device(200, 150), Device(50, 50, {}))
     probe = MemoryProbe(7, root=tmp_path, look=lambda: seen)
     assert probe() == RequiredMemory(7, (20, 130, 45))
     probe.refresh({me: RequiredMemory(0, (99, 10, 99))})
@@ -102,10 +260,10 @@ def test_the_budget_of_a_device_is_what_others_leave_less_a_tenth(tmp_path: Path
 def test_an_engine_that_ends_leaves_its_memory_to_others_at_once(tmp_path: Path) -> None:
     """The driver's old figures do not count with today's processes."""
     now, me, free = [0.0], os.getpid(), [20]
-    looks: list[DeviceMemory] = []
+    looks: list[Device] = []
 
-    def look() -> tuple[DeviceMemory, ...]:
-        looks.append(DeviceMemory(100, free[0], {me: 80}))
+    def look() -> tuple[Device, ...]:
+        looks.append(Device(100, free[0], {me: 80}))
         return (looks[-1],)
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
@@ -122,37 +280,37 @@ def test_an_engine_that_ends_leaves_its_memory_to_others_at_once(tmp_path: Path)
 def test_a_driver_that_does_not_answer_leaves_the_last_figures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now, seen = [0.0], [DeviceMemory(100, 50)]
+    now, seen = [0.0], [Device(100, 50)]
 
-    def look() -> tuple[DeviceMemory, ...]:
+    def look() -> tuple[Device, ...]:
         return (seen.pop(),) if seen else _hang()
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
     for now[0], expected in ((59.0, 50), (61.0, 0)):  # a minute later it counts as gone
         probe.refresh({})
         assert probe().vram == (expected,)
-    seen.append(DeviceMemory(100, 40))
+    seen.append(Device(100, 40))
     probe.refresh({})
     assert probe().vram == (40,)
     assert [record.args for record in caplog.records] == [
-        ("nvidia-smi did not answer: the last figures stay",),
-        ("nvidia-smi did not answer: no device is used",),
+        ("the driver did not answer: the last figures stay",),
+        ("the driver did not answer: no device is used",),
         ("all answer again",),
     ]
 
 
-def _hang() -> tuple[DeviceMemory, ...]:
-    raise TimeoutError("nvidia-smi did not answer")
+def _hang() -> tuple[Device, ...]:
+    raise TimeoutError("the driver did not answer")
 
 
 def test_a_call_never_waits_for_a_look(tmp_path: Path) -> None:
     """A thread makes the next one, and a single one at a time."""
     now, looks, gate = [0.0], [0], threading.Event()
 
-    def look() -> tuple[DeviceMemory, ...]:
+    def look() -> tuple[Device, ...]:
         looks[0] += 1
         assert looks[0] == 1 or gate.wait(HUNG)
-        return (DeviceMemory(100, looks[0]),)
+        return (Device(100, looks[0]),)
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
     now[0] = 60.0
@@ -166,9 +324,9 @@ def test_a_call_never_waits_for_a_look(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_does_not_hold_up_the_start(tmp_path: Path) -> None:
     gate = threading.Event()
 
-    def look() -> tuple[DeviceMemory, ...]:
+    def look() -> tuple[Device, ...]:
         assert gate.wait(HUNG)
-        return (DeviceMemory(100, 50),)
+        return (Device(100, 50),)
 
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, patience=0)
     (thread,) = [t for t in threading.enumerate() if t.name == "memory probe"]
@@ -178,29 +336,42 @@ def test_a_driver_that_hangs_does_not_hold_up_the_start(tmp_path: Path) -> None:
     assert probe() == RequiredMemory(7, (50,))
 
 
-def test_a_device_that_is_gone_keeps_its_number(nvidia: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "gpus").write_text(GPUS.replace("24576, 20000", "[GPU is lost], [GPU is lost]"))
-    assert [device.total // MIB for device in devices(nvidia, tmp_path)] == [0, 49152, 8192]
-    seen = [(DeviceMemory(100, 50), DeviceMemory(200, 60)), (DeviceMemory(100, 50),)]
+def test_a_device_that_is_gone_keeps_its_number(tmp_path: Path) -> None:
+    first, second = ask(Gpu("GPU-a", free=9 * GIB), Gpu("GPU-b", address="00000000:02:00.0"))
+    seen = [(first, second), (second,), (first, second)]
     probe = MemoryProbe(7, 0, root=tmp_path, look=lambda: seen.pop(0))
-    assert probe().vram == (50, 60)
+    assert probe().vram == (9 * GIB, 20 * GIB)
     probe.refresh({})
-    assert probe().vram == (50, 0)
+    assert probe().vram == (0, 20 * GIB)
+    assert [device.fault for device in probe.devices()] == ["it does not answer", ""]
+    probe.refresh({})
+    assert probe().vram == (9 * GIB, 20 * GIB)
 
 
-def test_a_driver_that_cannot_be_ended_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep {HUNG}\n")
+def test_a_device_that_only_an_engine_knows_has_a_budget_too(tmp_path: Path) -> None:
+    listed = [EngineDevice(f"Vulkan{i}", "llvmpipe", 2 * GIB, 2 * GIB) for i in range(2)]
+    probe = MemoryProbe(7, 0, root=tmp_path, look=lambda: (), list_devices=lambda: {"llama.cpp": listed, "cpu": []})
+    for _ in range(2):
+        assert probe().vram == (2 * GIB, 2 * GIB)
+        assert (probe.numbers("llama.cpp"), probe.numbers("cpu"), probe.numbers("x")) == ((0, 1), (), None)
+        probe.refresh({})
+
+
+def test_a_program_that_cannot_be_ended_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "driver"
+    program.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/asked\nexec sleep {HUNG}\n")
     program.chmod(0o755)
-    monkeypatch.setattr("modelrunner.scheduler.devices._TIMEOUT", 0.5)
     monkeypatch.setattr("subprocess.Popen.kill", lambda process: None)  # it waits for the device, and no signal helps
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for expected in ("within 0.5 s", "cannot be ended"):
         with pytest.raises(TimeoutError, match=expected):
-            devices(environ, tmp_path)
-    assert (tmp_path / "asked").read_text().split() == ["asked"]
+            output_of([program], timeout=0.5)
+    assert len((tmp_path / "asked").read_text().split()) == 1
     monkeypatch.undo()
-    for process in hung_queries:
-        process.kill()
-        process.communicate()
-    hung_queries.clear()
+    process = hung.pop((str(program),))
+    process.kill()
+    process.communicate()
+
+
+def test_a_program_that_fails_says_why() -> None:
+    with pytest.raises(OSError, match="sh failed with status 3: no such device"):
+        output_of(["sh", "-c", "echo no such device >&2; exit 3"])

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from modelrunner.scheduler import Ledger
-from modelrunner.types import RequiredMemory, RunSpec
+from modelrunner.types import RequiredMemory, RunSpec, Variant
 from tests.scheduler.fakes import Engine, FakeBackend, target
 
 SPEC = target("a").spec
@@ -140,3 +140,16 @@ async def test_a_fresh_load_counts_for_what_it_will_grow_to(growing: Growing) ->
     assert await ledger.record(growing, SPEC, RequiredMemory(90, shared=60)) == RequiredMemory(110, shared=60)
     assert await ledger.record(growing, SPEC, RequiredMemory(115, shared=60)) == RequiredMemory(115, shared=60)
     assert await ledger.required(growing, SPEC) == RequiredMemory(115, shared=60)
+
+
+async def test_an_engine_sees_its_devices_in_its_own_order() -> None:
+    """Its device 0 shares the main memory, and 1 and 2 are the budget's 2 and 0."""
+
+    class Engines(FakeBackend):
+        async def variants(self, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+            assert budget.vram == (0, 30, 10)
+            return [Variant(spec, RequiredMemory(1, (0, 5, 0))), Variant(spec, RequiredMemory(1, (0, 0, 6)))]
+
+    budget, backend = RequiredMemory(100, (10, 20, 30)), Engines({"a": Engine(100)})
+    found = await Ledger().variants(backend, SPEC, budget, lambda devices: str(devices), (-1, 2, 0))
+    assert [variant.memory.devices for variant in found] == [(2,), (0,)]
