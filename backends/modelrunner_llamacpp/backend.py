@@ -53,7 +53,6 @@ from modelrunner_llamacpp.slotfiles import SlotFiles
 from modelrunner_llamacpp.slots import SlotKeeper, keeper_for
 
 _INSTALL = "install it with `modelrunner install llama.cpp`"
-_MANAGED = (EngineKind.NATIVE, EngineKind.WHEEL)
 # llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
@@ -78,26 +77,34 @@ class LlamaCppBackend(Backend):
         if self._saved:
             self._saved.heal()
 
-    async def install(self, progress: ProgressCallback, *, build: bool = False, **options: Any) -> None:
-        """Installs the prebuilt wheel. With `build`, and where no wheel fits the platform, it compiles a
-        llama-server."""
+    async def install(
+        self, progress: ProgressCallback, *, build: bool = False, variant: str = "", **options: Any
+    ) -> None:
+        """Installs the engine for this machine, or `variant`. With `build`, and where no wheel fits the platform, it
+        compiles a llama-server."""
         if options:
             raise BadRequest(f"llama.cpp has no option {min(options)!r} for its installation")
         with self._installing.reported("llama.cpp", progress) as tell:
-            await install.install(self.context, self.settings, tell, build=build)
+            await install.install(self.context, self.settings, tell, build=build, variant=variant)
 
     async def update(self, progress: ProgressCallback, **options: Any) -> None:
         """Installs the version of this release, or of the settings, for every installed engine, or the wheel if there
         is no engine."""
-        installed = [kind for kind in _MANAGED if engines.link(self.context, kind).is_symlink()]
-        for kind in installed or [EngineKind.WHEEL]:
-            await self.install(progress, **{"build": kind is EngineKind.NATIVE, **options})
+        used = engines.current(self.context)
+        chosen = used.readlink() if used.is_symlink() else None
+        installed = [(kind, variant) for kind, variant, _ in engines.links(self.context)]
+        for kind, variant in installed or [(EngineKind.WHEEL, "")]:
+            build = kind is EngineKind.NATIVE and variant != "vulkan"
+            await self.install(progress, **{"build": build, "variant": variant, **options})
+        if chosen is not None and not options:
+            engines.choose(self.context, chosen)
 
     async def uninstall(self) -> None:
-        """Removes both managed engines, and the leftovers of interrupted installations. It keeps entries of the cache
+        """Removes all managed engines, and the leftovers of interrupted installations. It keeps entries of the cache
         that another data directory uses."""
-        for kind in _MANAGED:
-            await enginecache.withdraw(engines.link(self.context, kind))
+        for _, _, link in [*engines.links(self.context)]:
+            await enginecache.withdraw(link)
+        engines.current(self.context).unlink(missing_ok=True)
         await enginecache.discard_leftovers(self.context.cache, self.name)
 
     async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
@@ -145,7 +152,12 @@ class LlamaCppBackend(Backend):
             why = self._installing.failure or "no llama.cpp engine was found"
             return BackendStatus(BackendState.NOT_INSTALLED, why)
         card = cards.find() if engine.devices is False else None
-        return BackendStatus(BackendState.RUNNING, str(engine), card.advice if card else "")
+        try:
+            there = ", ".join(f"{device.name} {device.description}" for device in engines.devices(engine))
+        except OSError as error:
+            return BackendStatus(BackendState.RUNNING, str(engine), f"its devices do not answer: {error}")
+        details = f"{engine} on {there}" if there else str(engine)
+        return BackendStatus(BackendState.RUNNING, details, card.advice if card else "")
 
     def version(self) -> str:
         engine = self._found()
@@ -249,5 +261,4 @@ class LlamaCppBackend(Backend):
 
     def _folders(self) -> list[Path]:
         """Returns the folders of the managed engines that this data directory uses."""
-        links = (engines.link(self.context, kind) for kind in _MANAGED)
-        return [link.resolve() for link in links if link.exists()]
+        return [link.resolve() for _, _, link in engines.links(self.context) if link.exists()]

@@ -37,14 +37,17 @@ _NO_COMPILER = (
 )
 
 
-async def compile_engine(context: BackendContext, progress: ProgressCallback) -> None:
-    """Compiles the engine, which takes minutes. Raises `BackendUnavailable` with the package to install, or with the
-    place of the log if the build fails."""
+async def compile_engine(context: BackendContext, progress: ProgressCallback, card: Card | None) -> None:
+    """Compiles the engine for this card, None for the processor alone, which takes minutes. Raises `BackendUnavailable`
+    with the package to install, or with the place of the log if the build fails."""
     if compiler() is None:
         raise BackendUnavailable(_NO_COMPILER)
-    card = find_card()
     build = _BuildRun(context.logs / "build-llama.cpp.log", card, progress)
-    await engines.provide(context, EngineKind.NATIVE, entry_name(card), build.make, progress)
+    await engines.provide(context, EngineKind.NATIVE, entry_name(card), build.make, progress, _variant(card))
+
+
+def _variant(card: Card | None) -> str:
+    return card.variant if card else "cpu"
 
 
 def compiler() -> str | None:
@@ -110,7 +113,13 @@ class _BuildRun:
         for target in TARGETS:
             shutil.copy2(work / "out/bin" / target, folder / "bin" / target)
         await programs.execute([folder / "bin/llama-server", "--version"], log=self._log)
-        return Engine(EngineKind.NATIVE, folder / "bin/llama-server", SOURCE_VERSION, devices=self._card is not None)
+        return Engine(
+            EngineKind.NATIVE,
+            folder / "bin/llama-server",
+            SOURCE_VERSION,
+            self._card is not None,
+            variant=_variant(self._card),
+        )
 
     async def _tools(self, folder: Path) -> str:
         """Returns a PATH with cmake and ninja. It downloads, for as long as the build lasts, what the system lacks."""

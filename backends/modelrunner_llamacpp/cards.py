@@ -19,6 +19,8 @@ class Card:
     means: str
     #: CMake's option.
     option: str
+    #: The variant of llama.cpp that computes with it.
+    variant: str
     #: The program that compiles for it, "" where the C++ compiler does.
     tool: str = ""
     #: The package that has the tool, for people.
@@ -32,17 +34,31 @@ class Card:
     @property
     def advice(self) -> str:
         """Returns a sentence about an engine that cannot use this card, with the command that mends it."""
-        first = "" if self.is_buildable else f"install {self.package} (it has {self.tool}), then "
+        prebuilt = not self.is_buildable and has_prebuilt()
+        first = "" if self.is_buildable or prebuilt else f"install {self.package} (it has {self.tool}), then "
         return (
             f"the {self.name} card of this machine is idle, because this engine computes on the processor: {first}"
-            "`modelrunner install llama.cpp --build`"
+            f"`modelrunner install llama.cpp --variant {'vulkan' if prebuilt else self.variant}`"
         )
 
 
-_NVIDIA = Card("NVIDIA", "CUDA", "-DGGML_CUDA=ON", "nvcc", "NVIDIA's CUDA toolkit")
-_AMD = Card("AMD", "Vulkan", "-DGGML_VULKAN=ON", "glslc", "the tools and headers of Vulkan")
+_NVIDIA = Card("NVIDIA", "CUDA", "-DGGML_CUDA=ON", "cuda", "nvcc", "NVIDIA's CUDA toolkit")
+_AMD = Card("AMD", "Vulkan", "-DGGML_VULKAN=ON", "vulkan", "glslc", "the tools and headers of Vulkan")
 GRAPHICS = replace(_AMD, name="graphics")
-_APPLE = Card("Apple", "Metal", "-DGGML_METAL=ON")
+_APPLE = Card("Apple", "Metal", "-DGGML_METAL=ON", "metal")
+_ROCM = Card("AMD", "ROCm", "-DGGML_HIP=ON", "rocm", "hipcc", "AMD's ROCm")
+OF_VARIANT = {"cuda": _NVIDIA, "rocm": _ROCM, "vulkan": GRAPHICS, "metal": _APPLE}
+"""The card that a build of each variant is for. The variant cpu has none."""
+VARIANTS = (*OF_VARIANT, "cpu")
+_PREBUILT_GLIBC = (2, 35)
+
+
+def has_prebuilt() -> bool:
+    """Returns True if the prebuilt Vulkan engine (engines.py) runs on this system."""
+    name, version = platform.libc_ver()
+    if (sys.platform, platform.machine(), name) != ("linux", "x86_64", "glibc"):
+        return False
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) >= _PREBUILT_GLIBC
 
 
 def find(root: Path = Path("/")) -> Card | None:

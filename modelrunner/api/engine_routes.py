@@ -81,9 +81,11 @@ class EngineRoutes:
         """Installs, updates or removes an engine."""
         wanted = await read_json(request, wire.InstallRequest)
         action = request.match_info["action"]
-        options = {"build": True} if wanted.build else {}
+        options = {"build": wanted.build, "variant": wanted.variant}
+        options = {name: value for name, value in options.items() if value}
         if options and action == "uninstall":
-            raise BadRequest("build is an option of installing and updating", param="build")
+            name = min(options)
+            raise BadRequest(f"{name} is an option of installing and updating", param=name)
 
         async def work(report: ProgressReport) -> wire.Progress:
             return wire.Progress("success", await self._installer.run(action, wanted.backend, options, report))

@@ -12,14 +12,17 @@ from modelrunner.cli.prepare import is_missing
 @click.command()
 @click.argument("backend", required=False)
 @click.option("--build", is_flag=True, help="Compile it here instead of using a prebuilt one.")
+@click.option(
+    "--variant", default="", metavar="NAME", help="What llama.cpp computes with: cuda, rocm, vulkan, metal, cpu."
+)
 @json_option
 @with_client()
-def install(client: HttpClient, backend: str | None, build: bool, as_json: bool) -> None:
+def install(client: HttpClient, backend: str | None, build: bool, variant: str, as_json: bool) -> None:
     """Install an inference engine.
 
     BACKEND may be left out if there is only one.
     """
-    _do(client, backend or _meant(client, installed=False), as_json, build=build)
+    _do(client, backend or _meant(client, installed=False), as_json, build=build, variant=variant)
 
 
 @click.command()
@@ -44,8 +47,10 @@ def uninstall(client: HttpClient, backend: str, as_json: bool) -> None:
     _do(client, backend, as_json, action="uninstall")
 
 
-def _do(client: HttpClient, backend: str, as_json: bool, *, build: bool = False, action: str = "install") -> None:
-    told = install_engine(client, backend, build=build, action=action)
+def _do(
+    client: HttpClient, backend: str, as_json: bool, *, build: bool = False, variant: str = "", action: str = "install"
+) -> None:
+    told = install_engine(client, backend, build=build, variant=variant, action=action)
     output.done(told, as_json, backend=backend, message=told)
 
 

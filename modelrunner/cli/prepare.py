@@ -71,9 +71,11 @@ def pulled(client: HttpClient, name: str, as_json: bool) -> None:
             note(f"{backend}, which runs it, is not installed yet: `modelrunner install {backend}` does that")
 
 
-def install(client: HttpClient, backend: str, *, build: bool = False, action: str = "install") -> str:
+def install(
+    client: HttpClient, backend: str, *, build: bool = False, variant: str = "", action: str = "install"
+) -> str:
     """Installs, updates or uninstalls an engine with progress; returns the daemon's closing sentence."""
-    body = wire.InstallRequest(backend, build)
+    body = wire.InstallRequest(backend, build, variant)
     lines = client.progress(f"/engines/{action}-backend", body)
     return follow(lines, f"the {action} of {backend}", f"{action} {backend}").message
 

@@ -52,10 +52,12 @@ class ReloadResponse(msgspec.Struct, frozen=True):
 
 
 class InstallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /engines/install-backend`, `update-backend` and `uninstall-backend`."""
+    """The body of `POST /engines/install-backend`, `update-backend` and `uninstall-backend`. `variant` is
+    what the engine computes with, "" for the backend's own choice."""
 
     backend: str
     build: bool = False
+    variant: str = ""
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):

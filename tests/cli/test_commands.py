@@ -170,13 +170,13 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
     "install llama.cpp --build": (
         "POST /engines/install-backend",
         lines({"type": "success", "message": "llama.cpp: Running: b1"}),
-        {"backend": "llama.cpp", "build": True},
+        {"backend": "llama.cpp", "build": True, "variant": ""},
         "llama.cpp: Running: b1\n",
     ),
     "uninstall llama.cpp": (
         "POST /engines/uninstall-backend",
         lines({"type": "success", "message": "gone"}),
-        {"backend": "llama.cpp", "build": False},
+        {"backend": "llama.cpp", "build": False, "variant": ""},
         "gone\n",
     ),
 }
@@ -355,13 +355,13 @@ def test_an_engine_needs_no_name_where_there_is_no_doubt(daemon: FakeDaemon, cli
         daemon.answers[f"POST /engines/{action}-backend"] = lines({"type": "success", "message": "done"})
     daemon.answers["GET /engines/status"] = {"a": "Running: 1", "b": "Not Installed: binary not found"}
     assert cli("update").code == 0
-    assert daemon.asked("POST", "/engines/update-backend") == [{"backend": "a", "build": False}]
+    assert daemon.asked("POST", "/engines/update-backend") == [{"backend": "a", "build": False, "variant": ""}]
     result = cli("install")
     assert result.code == 2
     assert "a, b" in result.err
     daemon.answers["GET /engines/status"] = {"b": "Not Installed: binary not found"}
     assert cli("install").code == 0
-    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "b", "build": False}]
+    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "b", "build": False, "variant": ""}]
     daemon.answers["GET /engines/status"] = {"a": "Not Installed", "b": "Not Installed"}
     assert cli("update").code == 2
 

@@ -129,7 +129,7 @@ def test_what_is_missing_is_pulled_and_installed_and_said(daemon: FakeDaemon, cl
         "llama.cpp is not installed yet: installing it",
         "installed",
     ]
-    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "llama.cpp", "build": False}]
+    assert daemon.asked("POST", "/engines/install-backend") == [{"backend": "llama.cpp", "build": False, "variant": ""}]
     assert [body["model"] for body in daemon.asked(*CHAT)] == ["m"]
 
 

