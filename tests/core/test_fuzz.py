@@ -1,5 +1,7 @@
-"""Whatever comes in a file of a model: the parsers refuse it with `InvalidModel`, or take it, in a time that grows with
-its size alone. The seeds are whole files with some bytes changed; `nightly` tries many more."""
+"""Whatever a stranger's text holds (files of models, a Modelfile, another program's configuration, a form, a header),
+its parser refuses it in words or takes it, in a time that grows with its size alone. The seeds are whole texts with
+some bytes changed; `nightly` tries many more. JSON of clients: tests/gateway/test_any_request.py; answers of engines:
+tests/gateway/test_odd_events.py."""
 
 import contextlib
 import gzip
@@ -15,7 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from modelrunner import modelfile
+from modelrunner.cli.llamaswap import converted
 from modelrunner.errors import BadRequest, InvalidModel, InvalidReference
+from modelrunner.gateway.multipart import model_part
+from modelrunner.models.ollamastore import models_in
+from modelrunner.oci.challenge import challenges
 from modelrunner.store import gguf, manifests, safetensors, tar
 from modelrunner.store.digests import Digest
 from modelrunner.store.references import Reference
@@ -63,6 +70,49 @@ def read_reference(data: bytes, file: Path) -> object:
     return Reference.parse(data.decode("utf-8", "replace"))
 
 
+def read_modelfile(data: bytes, file: Path) -> object:
+    return modelfile.parse(modelfile.decoded(data))
+
+
+def read_llama_swap(data: bytes, file: Path) -> object:
+    return converted(data, {})
+
+
+def read_ollama_manifest(data: bytes, file: Path) -> object:
+    """As the only one of a store. A file that is no manifest is no model."""
+    manifest = file.parent / "ollama/manifests/registry.ollama.ai/library/m/latest"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_bytes(data)
+    return list(models_in(file.parent / "ollama"))
+
+
+def read_form(data: bytes, file: Path) -> object:
+    return model_part("multipart/form-data; boundary=b", [data[at : at + 50] for at in range(0, len(data), 50)])
+
+
+def read_form_type(data: bytes, file: Path) -> object:
+    return model_part(data.decode("latin-1"), [FORM])
+
+
+def read_challenges(data: bytes, file: Path) -> object:
+    return challenges(data.decode("latin-1"))
+
+
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\nRIFF\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmol\r\n--b--\r\n'
+)
+MODELFILE = (
+    b'FROM a\nSYSTEM """You are\na pirate."""\nPARAMETER stop "x"\nPARAMETER seed 1\nMESSAGE user hi\nLICENSE x\n'
+)
+LLAMA_SWAP = b"""
+macros: {"server": "llama-server --port ${PORT}"}
+models:
+  small: {cmd: "${server} -m a.gguf", aliases: [a], ttl: 60, env: ["A=1"], filters: {stripParams: "temperature"}}
+groups: {g: {members: [small]}}
+"""
+
+
 def packed() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -96,6 +146,14 @@ PARSERS: dict[Parser, Callable[[Path], bytes]] = {
     read_gzip: lambda folder: gzip.compress(packed()),
     read_manifest: lambda folder: manifest(),
     read_config: lambda folder: json.dumps({"config": {"format": "gguf"}, "descriptor": {}, "files": []}).encode(),
+    read_modelfile: lambda folder: MODELFILE,
+    read_llama_swap: lambda folder: LLAMA_SWAP,
+    read_ollama_manifest: lambda folder: manifest(),
+    read_form: lambda folder: FORM,
+    read_form_type: lambda folder: b'multipart/form-data; boundary="b"; charset=utf-8',
+    read_challenges: lambda folder: (
+        b'Bearer realm="https://a.example/token",service="s",scope="a:b:pull", Basic realm="x"'
+    ),
     read_reference: lambda folder: b"registry.example:5000/org/name-x:tag.1@sha256:" + b"0" * 64,
 }
 
@@ -169,6 +227,20 @@ WORST: dict[str, tuple[Parser, bytes]] = {
     "many dashes": (read_reference, b"a" + b"-" * 100_000 + b"!"),
     "many slashes": (read_reference, b"a/" * 100_000),
     "many colons": (read_reference, b"a:" * 100_000),
+    "many instructions": (read_modelfile, b"FROM a\n" + b"PARAMETER stop x\n" * 20_000),
+    "open quotes": (read_modelfile, b"FROM a\n" + b'SYSTEM """\n' * 20_000),
+    "macros in macros": (read_llama_swap, b"macros: {a: '" + b"${a}" * 2000 + b"'}\nmodels: {m: {cmd: '${a}'}}"),
+    "aliases of YAML": (
+        read_llama_swap,
+        b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40)),
+    ),
+    "deep YAML": (read_llama_swap, b"[" * 1_000_000),
+    "many parts": (read_form, b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n\r\n' * 10_000),
+    "an endless head": (read_form, b"--b\r\n" + b"a: b\r\n" * 50_000),
+    "boundaries that are none": (read_form, FORM[:120] + b"\n--a" * 50_000),
+    "many parameters": (read_form_type, b"multipart/form-data" + b'; a="\\a' * 20_000),
+    "many spaces": (read_challenges, b"Basic" + b" " * 100_000 + b"\0"),
+    "many backslashes": (read_challenges, b'Basic realm="' + b"\\" * 100_001),
     "deep JSON": (read_manifest, b'{"layers":' + b"[" * 200_000),
     "many layers": (read_manifest, manifest()[:-2] + b"," + b"{}," * 100_000 + b"{}]}"),
     "a large configuration": (read_config, b'{"config":{' + b'"a":[[],[]],' * 20_000 + b'"b":1}}'),
