@@ -60,6 +60,37 @@ def test_the_jdks_client_with_its_default_settings(base: str) -> None:
     assert run(["java", PROGRAMS / "JdkClient.java"], base) == {"statuses": [200, 200]}
 
 
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [
+        ("ai_sdk", {"ai": "ai", "@ai-sdk/openai": "@ai-sdk/openai"}),
+        ("genkit", {"genkit": "genkitx-ollama", "genkitx-ollama": "genkitx-ollama"}),
+    ],
+)
+def test_javascript_frameworks(base: str, tmp_path: Path, name: str, packages: dict[str, str]) -> None:
+    """The second turn of AI SDK's own provider, and genkit's streams. `packages`: what the program imports, and the
+    client with which it was installed."""
+    for package, client in packages.items():
+        link = tmp_path / "node_modules" / package
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(installed("npm", client) / "node_modules" / package)
+    program = shutil.copy(PROGRAMS / f"{name}_client.mjs", tmp_path)
+    shown = run(["node", program], base)
+    assert PARIS in shown["chat"]
+    assert len(shown["stream"]) > 5
+    assert shown.get("embeddings", [384]) == [384]
+
+
+def test_langchains_ollama(base: str) -> None:
+    """Its embedding of a text that is longer than the model's window."""
+    shown = run(
+        [installed("pypi", "langchain-ollama") / "bin" / "python", PROGRAMS / "langchain_ollama_client.py"], base
+    )
+    assert PARIS in shown["chat"]
+    assert PARIS in "".join(shown["stream"])
+    assert shown["embeddings"] == [384, 384]
+
+
 @pytest.mark.parametrize(("name", "error"), [("openai", "NotFoundError"), ("ollama", "ResponseError 404")])
 def test_javascript_clients(base: str, stops_the_engine: StopsTheEngine, tmp_path: Path, name: str, error: str) -> None:
     modules, program = installed("npm", name) / "node_modules", f"{name}_client.mjs"
