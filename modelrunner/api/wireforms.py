@@ -1,6 +1,6 @@
 """Translates runners, events and configurations to the structs of wire: times become RFC 3339 in UTC, enums text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from modelrunner.models.reload import SettingChange
 from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
+from modelrunner.scheduler.devices import Device
 from modelrunner.types import RequiredMemory
 
 _LONGEST_CHANGE = 200  # characters of one value
@@ -151,6 +152,24 @@ def memory(figures: RequiredMemory) -> wire.Memory:
 
 def main_memory(found: MemoryUse) -> dict[str, int]:
     return {"budget": found.budget.ram, "used": found.used.ram, "free": found.free.ram}
+
+
+def devices(seen: Sequence[Device], memory: MemoryUse) -> list[wire.DeviceStatus]:
+    budgets = memory.budget.vram
+    return [
+        wire.DeviceStatus(
+            name=device.name,
+            address=device.address or device.uuid,
+            total=device.total,
+            free=device.free,
+            budget=budgets[number] if number < len(budgets) else 0,
+            engines=dict(device.names or {}),
+            utilization=device.utilization,
+            temperature=device.temperature,
+            fault=device.fault,
+        )
+        for number, device in enumerate(seen)
+    ]
 
 
 def moment(seconds: float) -> str:

@@ -61,6 +61,7 @@ def status(client: HttpClient, as_json: bool) -> None:
             ("data", found.data_dir),
             *((f"engine {name}", text) for name, text in found.backends.items()),
             *((f"memory {name}", format_bytes(count)) for name, count in found.memory.items()),
+            *((f"device {number}", device_text(device)) for number, device in enumerate(found.devices)),
             ("sandbox", found.sandbox),
             *((f"sandbox of {runner}", text) for runner, text in found.sandboxes.items()),
         ]
@@ -201,3 +202,15 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def device_text(device: wire.DeviceStatus) -> str:
+    """Returns a line about a device: its name, what engines call it, its memory, and how busy and warm it is."""
+    names = ", ".join(f"{name} of {engine}" for engine, name in device.engines.items())
+    named = f"{device.name} ({names})" if names else device.name
+    if device.fault:
+        return f"{named}: not used, {device.fault}"
+    figures = [f"{format_bytes(device.free)} of {format_bytes(device.total)} free"]
+    figures += [] if device.utilization is None else [f"{device.utilization} % busy"]
+    figures += [] if device.temperature is None else [f"{device.temperature} °C"]
+    return f"{named}: {', '.join(figures)}"

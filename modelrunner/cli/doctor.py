@@ -15,6 +15,7 @@ from modelrunner import __version__, wire
 from modelrunner.cli import FAILED, output
 from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import connect, json_option
+from modelrunner.cli.daemon_commands import device_text
 from modelrunner.cli.prepare import is_missing
 from modelrunner.config.locations import ConfigurationError, Locations, first_private
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError
@@ -85,6 +86,7 @@ def examine(host: str | None) -> Iterator[Finding]:
         return
     yield _version(status)
     yield from _folders(status)
+    yield from _devices(status)
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "engines": lambda: _engines(client),
         "models": lambda: _models(client, status.model_dirs.values()),
@@ -203,6 +205,18 @@ def _folders(status: wire.Status) -> Iterator[Finding]:
             yield Finding("models folder", "error", fault)
         elif len(status.model_dirs) > 1:
             yield _disk("models folder", Path(path))
+
+
+def _devices(status: wire.Status) -> Iterator[Finding]:
+    for number, device in enumerate(status.devices):
+        name, text = f"device {number}", device_text(device)
+        if device.fault:
+            yield Finding(name, "error", text, "see the kernel's log (`dmesg`); the other devices are used meanwhile")
+        elif device.budget < device.total // 10:
+            remedy = "end the programs that hold its memory (NVIDIA: nvidia-smi lists them), or set a smaller reserve"
+            yield Finding(name, "warning", f"{text}: other programs fill it", remedy)
+        else:
+            yield Finding(name, "ok", text)
 
 
 def _engines(client: HttpClient) -> Iterator[Finding]:

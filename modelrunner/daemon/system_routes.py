@@ -88,6 +88,7 @@ class SystemRoutes:
                 data_dir=str(where.data),
                 backends={name: str(status) for name, status in (await self._statuses()).items()},
                 memory=wireforms.main_memory(self._scheduler.memory()),
+                devices=wireforms.devices(self._scheduler.devices(), self._scheduler.memory()),
                 sandbox=self._sandbox,
                 sandboxes={runner.id: str(runner.sandbox) for runner in self._scheduler.runners() if runner.sandbox},
                 model_dirs=dict.fromkeys(map(str, self._library.folders), "") | absent,

@@ -11,6 +11,7 @@ from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import failures, rollout, views
 from modelrunner.scheduler.allocation import allocations, subtract
+from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.host import Host
@@ -185,6 +186,10 @@ class Scheduler:
         """True while a client waits for an answer, or for its end; requests of batches do not count. Cheap."""
         waiting = (ticket.request for queue in self._queues.values() for ticket in queue.tickets.values())
         return not all(request.batch for request in waiting) or any(slot.interactive for slot in self._slots.values())
+
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of this machine with their last figures, in the order of its budget."""
+        return next(iter(self._hosts.values())).devices()
 
     def memory(self) -> views.MemoryUse:
         """The budget of this machine, and what its runners count for."""

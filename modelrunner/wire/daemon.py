@@ -71,10 +71,26 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
+class DeviceStatus(msgspec.Struct, frozen=True):
+    """A device of this machine. `total` and `free` are bytes, and `budget` are those that our runners together may
+    hold. `engines` says what each engine calls it. `utilization` (percent) and `temperature` (degrees Celsius) are null
+    where the driver does not say. A device with a `fault` is not used."""
+
+    name: str
+    address: str
+    total: int
+    free: int
+    budget: int
+    engines: dict[str, str]
+    utilization: int | None
+    temperature: int | None
+    fault: str
+
+
 class Status(msgspec.Struct, frozen=True):
     """The answer of `GET /version`: the values that `modelrunner status` shows. `sandbox` is the machine's means for
     it, "off" if the settings say so; `sandboxes` describe the sandbox of each runner, by its ID. `model_dirs` has a
-    text for each folder: "", or why it cannot be used."""
+    text for each folder: "", or why it cannot be used. A device's place in `devices` is its number."""
 
     pid: int
     version: str
@@ -86,6 +102,7 @@ class Status(msgspec.Struct, frozen=True):
     sandbox: str = ""
     sandboxes: dict[str, str] = {}
     model_dirs: dict[str, str] = {}
+    devices: list[DeviceStatus] = []
 
 
 class RequestStatus(msgspec.Struct, frozen=True):

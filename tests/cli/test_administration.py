@@ -121,3 +121,19 @@ def test_what_holds_for_an_engine_is_said(daemon: FakeDaemon, cli: Cli) -> None:
     told = cli("status").out
     assert "Landlock 4, seccomp" in told
     assert gap in told
+
+
+def test_each_device_is_shown_and_a_lost_or_filled_one_is_a_fault(daemon: FakeDaemon, cli: Cli) -> None:
+    gib = 1 << 30
+    device = {"name": "NVIDIA A30", "address": "0000:01:00.0", "total": 24 * gib, "engines": {"llama.cpp": "CUDA0"}}
+    sound = {**device, "free": 20 * gib, "budget": 18 * gib, "utilization": 7, "temperature": 61, "fault": ""}
+    filled = {**sound, "free": gib, "budget": 0, "utilization": None, "temperature": None}
+    lost = {**filled, "total": 0, "free": 0, "fault": "it does not answer"}
+    daemon.answers |= {"GET /version": {**STATUS, "devices": [sound, filled, lost]}, "GET /engines/status": {}}
+    daemon.answers |= {"GET /models": []}
+    shown = cli("status").out
+    assert "NVIDIA A30 (CUDA0 of llama.cpp): 20GiB of 24GiB free, 7 % busy, 61 °C" in shown
+    assert "NVIDIA A30 (CUDA0 of llama.cpp): not used, it does not answer" in shown
+    found = {each["check"]: each for each in json.loads(cli("doctor", "--json").out)}
+    assert [found[f"device {number}"]["state"] for number in range(3)] == ["ok", "warning", "error"]
+    assert "other programs fill it" in found["device 1"]["text"]
