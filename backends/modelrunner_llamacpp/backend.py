@@ -74,6 +74,7 @@ class LlamaCppBackend(Backend):
         self._saved = SlotFiles(context.state / "slots", self.settings.slot_cache) if context.state else None
         self._keepers: dict[Endpoint, SlotKeeper] = {}
         self._features = repack.features()
+        self._listed: tuple[Engine, Sequence[EngineDevice]] | None = None  # when it was asked last
         if self._saved:
             self._saved.heal()
 
@@ -152,10 +153,9 @@ class LlamaCppBackend(Backend):
             why = self._installing.failure or "no llama.cpp engine was found"
             return BackendStatus(BackendState.NOT_INSTALLED, why)
         card = cards.find() if engine.devices is False else None
-        try:
-            there = ", ".join(f"{device.name} {device.description}" for device in engines.devices(engine))
-        except OSError as error:
-            return BackendStatus(BackendState.RUNNING, str(engine), f"its devices do not answer: {error}")
+        there = ""
+        if self._listed is not None and self._listed[0] == engine:
+            there = ", ".join(f"{device.name} {device.description}" for device in self._listed[1])
         details = f"{engine} on {there}" if there else str(engine)
         return BackendStatus(BackendState.RUNNING, details, card.advice if card else "")
 
@@ -178,7 +178,11 @@ class LlamaCppBackend(Backend):
 
     def devices(self) -> Sequence[EngineDevice]:
         engine = self._found()
-        return () if engine is None else engines.devices(engine)
+        if engine is None:
+            return ()
+        found = engines.devices(engine)
+        self._listed = engine, found
+        return found
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Returns the variants in the order of split.py. They use the budget's devices if the engine can."""

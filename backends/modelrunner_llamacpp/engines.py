@@ -234,8 +234,11 @@ def devices(engine: Engine) -> tuple[EngineDevice, ...]:
 def _listed(program: str, _stamp: int, kind: EngineKind) -> tuple[EngineDevice, ...]:
     environment = dict(os.environ) | DEVICE_ORDER
     if kind is EngineKind.WHEEL:
-        said = output_of([program, "-I", "-c", _LIST], env=environment).splitlines()[-1]
-        return tuple([EngineDevice(*fields) for fields in json.loads(said)])
+        said = output_of([program, "-I", "-c", _LIST], env=environment)
+        try:
+            return tuple([EngineDevice(*fields) for fields in json.loads(said.splitlines()[-1])])
+        except (ValueError, TypeError, IndexError) as error:
+            raise OSError(f"{WHEEL} lists devices that nobody understands: {error}") from None
     return parse_devices(output_of([program, "--list-devices"], env=environment))
 
 

@@ -17,6 +17,7 @@ from modelrunner.sdk import (
     Bundle,
     Endpoint,
     EngineApi,
+    EngineDevice,
     Launch,
     Mode,
     ModelFormat,
@@ -111,6 +112,10 @@ class VllmBackend(Backend):
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await asyncio.to_thread(lambda: memory.required(spec, self._kind()))
+
+    def devices(self) -> Sequence[EngineDevice]:
+        engine = engines.find(self.context)
+        return () if engine is None else engines.devices(engine)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Returns a variant for each set of devices."""

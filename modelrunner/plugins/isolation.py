@@ -240,7 +240,7 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "default_context_size": _OptionalCall(checks.count),
     "default_parallel": _OptionalCall(checks.count),
     "growth": _OptionalCall(checks.memory),
-    "devices": _OptionalCall(checks.devices),
+    "devices": _OptionalCall(checks.devices, limit=WORK_LIMIT),
     "variants": _OptionalCall(checks.variants),
     "explain": _OptionalCall(checks.optional(checks.instance(str)), otherwise=None),
     "ran_out_of_memory": _OptionalCall(checks.instance(bool), otherwise=False),

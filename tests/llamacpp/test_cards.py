@@ -70,6 +70,7 @@ def test_an_idle_card_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytes
         backend.status()
     )
     (installed / "engine.json").write_text(json.dumps({**marker, "devices": True}))
+    assert backend.devices()
     assert str(backend.status()) == "Running: llama.cpp 1.0 (wheel) on CUDA0 NVIDIA A30"
 
 
@@ -176,6 +177,7 @@ async def test_the_prebuilt_engine_for_vulkan(
     assert backend.status().state is BackendState.NOT_INSTALLED
     if has_device:
         await backend.install(lambda step: None, variant="vulkan")
+        assert backend.devices()
         assert str(backend.status()) == "Running: llama.cpp 0.10434.0 (native, vulkan) on Vulkan0 NVIDIA A30"
         await backend.uninstall()
     else:

@@ -1,11 +1,15 @@
 """Which build suits a machine, and why none does."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from modelrunner.backend import BackendContext
 from modelrunner.errors import BackendUnavailable
+from modelrunner.types import EngineDevice
+from modelrunner_vllm import VllmBackend
 from modelrunner_vllm.engines import TORCH_CPU, VERSION, EngineKind
 from modelrunner_vllm.machine import CPU, CUDA, Build, Machine, has_cuda
 
@@ -63,3 +67,15 @@ def test_the_cpu_build_leaves_out_what_breaks_it() -> None:
     assert found
     assert all("sys_platform == 'none'" in line for line in found)
     assert CPU.torch == f"torch=={TORCH_CPU}"
+
+
+def test_the_devices_are_those_of_the_engines_torch(tmp_path: Path) -> None:
+    program = tmp_path / "engines/vllm/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho a warning >&2\necho \'[["cuda:0", "NVIDIA A30", 24, 24, "ab-cd"]]\'\n')
+    program.chmod(0o755)
+    backend = VllmBackend(BackendContext(tmp_path / "engines", tmp_path, tmp_path, {}))
+    assert backend.devices() == ()
+    for kind, expected in (("cpu", ()), ("cuda", (EngineDevice("cuda:0", "NVIDIA A30", 24, 24, "ab-cd"),))):
+        (tmp_path / "engines/vllm/engine.json").write_text(json.dumps({"kind": kind, "version": "1"}))
+        assert backend.devices() == expected
