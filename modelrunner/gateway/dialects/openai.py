@@ -96,7 +96,7 @@ class OpenAIFields(Fields, frozen=True, gc=False):
     @property
     def has_several(self) -> bool:
         """True if the answer may have several choices."""
-        return self.copies > 1 or bytes(memoryview(self.prompt)[:1]) == b"["
+        return self.copies > 1 or (bool(self.prompt) and memoryview(self.prompt)[0] == ord("["))
 
     @property
     def wants_usage(self) -> bool:

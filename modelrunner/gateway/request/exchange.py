@@ -193,7 +193,10 @@ class Exchange:
         if endpoint is None:
             check_endpoint(request.path, runner.api.endpoints, runner.key.backend)
             return
-        self._note_unread(lease, request, endpoint.shape)
+        self._ignored, read = (), self._dialect.reads(ask, request.path, runner)
+        if read is not None:
+            members = request.members if request.passes else MEMBERS.decode(ask.body)
+            self._ignored = unread(members, endpoint.shape if self._dialect.refuses_unread else None, read)
         if request.is_json and (defaults := runner.spec.bundle.defaults) is not None:
             apply_defaults(request, endpoint.shape, defaults)
         if lease.limits is not NO_LIMITS or ask.head.key is not None:
@@ -205,15 +208,6 @@ class Exchange:
             self._do(self._check(lease, request, endpoint.shape, fresh=fresh))
         else:
             self._send(lease, request, fresh=fresh)
-
-    def _note_unread(self, lease: Lease, request: EngineRequest, shape: ApiShape) -> None:
-        """Notes the fields of the client's body that nothing reads. Raises `BadRequest`."""
-        ask, dialect = self.ask, self._dialect
-        read = dialect.reads(ask, request.path, lease.runner)
-        self._ignored = ()
-        if read is not None:
-            members = request.members if request.passes else MEMBERS.decode(ask.body)
-            self._ignored = unread(members, shape if dialect.refuses_unread else None, read)
 
     def _limit(self, lease: Lease, request: EngineRequest, shape: ApiShape) -> None:
         """Puts the request within the limits of the model and of the API key, and begins their time limit. Raises
