@@ -11,9 +11,9 @@ Results are the structs of `modelrunner.wire`, as /openapi.json describes them. 
 and `code`."""
 
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 import httpx
 import msgspec
@@ -25,79 +25,77 @@ from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
 from modelrunner.errors import AnswerBroken, DaemonUnreachable, ModelRunnerError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Messages = str | Sequence[dict[str, Any]]
 """A question of the user, or messages as OpenAI's API has them."""
 _TIMES = httpx.Timeout(None, connect=5.0)  # a load may take minutes; a daemon that is there answers at once
 
 
-class _JsonRequest(NamedTuple, Generic[T]):
-    """One exchange: the answer is JSON of this kind."""
+class _RequestSpec(NamedTuple, Generic[T]):
+    """One exchange: `parse` makes the result of the whole answer or, in a stream, of a line; None for no result."""
 
-    kind: type[T]
     method: str
     path: str
+    parse: Callable[[Any], T | None]
     body: Any = None
+    accept: str = "*/*"
 
 
-def _models() -> _JsonRequest[list[wire.Model]]:
-    return _JsonRequest(list[wire.Model], "GET", "/models")
+def _bound(client: Any, run: Callable[[Any], Any], describe: Callable[..., _RequestSpec[Any]]) -> Callable[..., Any]:
+    def method(*arguments: Any, **named: Any) -> Any:
+        return run(describe(client, *arguments, **named))
+
+    method.__name__, method.__doc__ = describe.__name__, describe.__doc__
+    return method
 
 
-def _model(name: str) -> _JsonRequest[wire.Model]:
-    return _JsonRequest(wire.Model, "GET", path("models", name))
+class _WholeAnswer(Generic[P, T]):
+    """A method of both clients that returns the result of the request which the function describes: as it is of a
+    `Client`, awaited of an `AsyncClient`."""
+
+    def __init__(self, describe: Callable[Concatenate[Any, P], _RequestSpec[T]]) -> None:
+        self._describe = describe
+        self.__doc__ = describe.__doc__
+
+    @overload
+    def __get__(self, client: "Client", owner: object) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", owner: object) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, client: None, owner: object) -> Self: ...
+    def __get__(self, client: "Client | AsyncClient | None", owner: object) -> Any:
+        return self if client is None else _bound(client, client._whole, self._describe)
 
 
-def _remove(name: str) -> _JsonRequest[list[wire.Removal]]:
-    return _JsonRequest(list[wire.Removal], "DELETE", path("models", name))
+class _LineStream(Generic[P, T]):
+    """As `_WholeAnswer`, for results that come one by one."""
+
+    def __init__(self, describe: Callable[Concatenate[Any, P], _RequestSpec[T]]) -> None:
+        self._describe = describe
+        self.__doc__ = describe.__doc__
+
+    @overload
+    def __get__(self, client: "Client", owner: object) -> Callable[P, Iterator[T]]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", owner: object) -> Callable[P, AsyncIterator[T]]: ...
+    @overload
+    def __get__(self, client: None, owner: object) -> Self: ...
+    def __get__(self, client: "Client | AsyncClient | None", owner: object) -> Any:
+        return self if client is None else _bound(client, client._stream, self._describe)
 
 
-def _runners() -> _JsonRequest[list[wire.RunnerStatus]]:
-    return _JsonRequest(list[wire.RunnerStatus], "GET", "/engines/ps")
+def _json(kind: type[T], method: str, target: str, body: Any = None) -> _RequestSpec[T]:
+    return _RequestSpec(method, target, lambda content: decode(content, kind), body)
 
 
-def _unload(names: Sequence[str]) -> _JsonRequest[wire.UnloadResponse]:
-    return _JsonRequest(
-        wire.UnloadResponse, "POST", "/engines/unload", {"models": list(names)} if names else {"all": True}
-    )
-
-
-def _why(name: str) -> _JsonRequest[wire.WhyResponse]:
-    return _JsonRequest(wire.WhyResponse, "GET", path("engines", "why", model=name))
-
-
-def _fit(name: str) -> _JsonRequest[wire.Fit]:
-    return _JsonRequest(wire.Fit, "GET", path("models", name, "fit"))
-
-
-def _keys() -> _JsonRequest[list[wire.KeyStatus]]:
-    return _JsonRequest(list[wire.KeyStatus], "GET", "/keys")
-
-
-def _create_key(name: str, limits: dict[str, Any]) -> _JsonRequest[wire.KeyCreated]:
-    return _JsonRequest(wire.KeyCreated, "POST", "/keys", {"name": name, **limits})
-
-
-def _revoke_key(name: str, leave_open: bool) -> _JsonRequest[wire.KeyRevoked]:
-    return _JsonRequest(wire.KeyRevoked, "DELETE", path("keys", name, open="true" if leave_open else None))
-
-
-def _chat(model: str, messages: Messages, fields: dict[str, Any]) -> _JsonRequest[dict[str, Any]]:
+def _chat(model: str, messages: Messages, fields: dict[str, Any], parse: Callable[[Any], T | None]) -> _RequestSpec[T]:
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    body = {"model": model, "messages": said, **fields}
-    return _JsonRequest(dict[str, Any], "POST", "/v1/chat/completions", body)
+    return _RequestSpec("POST", "/v1/chat/completions", parse, {"model": model, "messages": said, **fields})
 
 
-def _embed(model: str, texts: str | Sequence[str]) -> _JsonRequest[dict[str, Any]]:
-    return _JsonRequest(dict[str, Any], "POST", "/v1/embeddings", {"model": model, "input": texts})
-
-
-def _pull(name: str) -> tuple[str, Any]:
-    return "/models/create", {"from": name}
-
-
-def _load(name: str) -> tuple[str, Any]:
-    return "/engines/preload", wire.ModelName(name)
+def _work(target: str, body: Any) -> _RequestSpec[wire.Progress]:
+    return _RequestSpec("POST", target, _progress, body, "application/json")
 
 
 class _Common:
@@ -116,9 +114,10 @@ class _Common:
             "timeout": _TIMES,
         }
 
-    def _built(self, http: httpx.Client | httpx.AsyncClient, method: str, target: str, body: Any, **head: str) -> Any:
-        content = None if body is None else msgspec.json.encode(body)
-        return http.build_request(method, target, content=content, headers={"Content-Type": "application/json", **head})
+    def _built(self, http: httpx.Client | httpx.AsyncClient, request: _RequestSpec[Any]) -> httpx.Request:
+        content = None if request.body is None else msgspec.json.encode(request.body)
+        head = {"Content-Type": "application/json", "Accept": request.accept}
+        return http.build_request(request.method, request.path, content=content, headers=head)
 
     def _unreachable(self, error: httpx.HTTPError) -> ModelRunnerError:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -155,15 +154,109 @@ def _event(line: str) -> wire.Event | None:
     return decode(line[6:], wire.Event) if line.startswith("data: ") else None
 
 
-def _text(answer: dict[str, Any]) -> str:
-    return answer["choices"][0]["message"]["content"] or ""
+def _text(content: bytes) -> str:
+    return decode(content, dict[str, Any])["choices"][0]["message"]["content"] or ""
 
 
-def _vectors(answer: dict[str, Any]) -> list[list[float]]:
-    return [one["embedding"] for one in answer["data"]]
+def _vectors(content: bytes) -> list[list[float]]:
+    return [one["embedding"] for one in decode(content, dict[str, Any])["data"]]
 
 
-class Client(_Common):
+def _last(content: bytes) -> wire.Progress:
+    return [_progress(line) for line in content.decode().splitlines()][-1]
+
+
+class _ClientMethods(_Common):
+    """The methods of both clients."""
+
+    @_WholeAnswer
+    def models(self) -> _RequestSpec[list[wire.Model]]:
+        return _json(list[wire.Model], "GET", "/models")
+
+    @_WholeAnswer
+    def model(self, name: str) -> _RequestSpec[wire.Model]:
+        return _json(wire.Model, "GET", path("models", name))
+
+    @_WholeAnswer
+    def pull(self, name: str) -> _RequestSpec[wire.Progress]:
+        """Downloads a model, unless it is here, and returns the last line of `pulling`."""
+        return _work("/models/create", {"from": name})._replace(parse=_last)
+
+    @_LineStream
+    def pulling(self, name: str) -> _RequestSpec[wire.Progress]:
+        """Downloads a model and yields its progress."""
+        return _work("/models/create", {"from": name})
+
+    @_WholeAnswer
+    def remove(self, name: str) -> _RequestSpec[list[wire.Removal]]:
+        return _json(list[wire.Removal], "DELETE", path("models", name))
+
+    @_WholeAnswer
+    def load(self, name: str) -> _RequestSpec[wire.Progress]:
+        """Returns once the model is loaded."""
+        return _work("/engines/preload", wire.ModelName(name))._replace(parse=_last)
+
+    @_WholeAnswer
+    def unload(self, *names: str) -> _RequestSpec[wire.UnloadResponse]:
+        """Ends the runners of these models, or all of them."""
+        body = {"models": list(names)} if names else {"all": True}
+        return _json(wire.UnloadResponse, "POST", "/engines/unload", body)
+
+    @_WholeAnswer
+    def runners(self) -> _RequestSpec[list[wire.RunnerStatus]]:
+        return _json(list[wire.RunnerStatus], "GET", "/engines/ps")
+
+    @_WholeAnswer
+    def why(self, name: str) -> _RequestSpec[wire.WhyResponse]:
+        """Says what a model waits for."""
+        return _json(wire.WhyResponse, "GET", path("engines", "why", model=name))
+
+    @_WholeAnswer
+    def fit(self, name: str) -> _RequestSpec[wire.Fit]:
+        """Says whether a model fits into memory."""
+        return _json(wire.Fit, "GET", path("models", name, "fit"))
+
+    @_LineStream
+    def events(self, since: int = 0) -> _RequestSpec[wire.Event]:
+        """Yields loads, evictions and crashes as they happen, those after the event `since` first."""
+        return _RequestSpec("GET", path("engines", "events", since=str(since)), _event)
+
+    @_WholeAnswer
+    def keys(self) -> _RequestSpec[list[wire.KeyStatus]]:
+        return _json(list[wire.KeyStatus], "GET", "/keys")
+
+    @_WholeAnswer
+    def create_key(self, /, name: str, **limits: Any) -> _RequestSpec[wire.KeyCreated]:
+        """Makes an API key; `limits` are the fields of `wire.KeyRequest`."""
+        return _json(wire.KeyCreated, "POST", "/keys", {"name": name, **limits})
+
+    @_WholeAnswer
+    def revoke_key(self, name: str, *, leave_open: bool = False) -> _RequestSpec[wire.KeyRevoked]:
+        """Revokes a key; the last one only with `leave_open`: without a key everybody on this machine may do all."""
+        return _json(wire.KeyRevoked, "DELETE", path("keys", name, open="true" if leave_open else None))
+
+    @_WholeAnswer
+    def chat(self, /, model: str, messages: Messages, **fields: Any) -> _RequestSpec[str]:
+        """Returns the text of an answer. `fields` are further ones of OpenAI's chat completions (`temperature`)."""
+        return _chat(model, messages, fields, _text)
+
+    @_WholeAnswer
+    def complete(self, /, model: str, messages: Messages, **fields: Any) -> _RequestSpec[dict[str, Any]]:
+        """Returns the whole answer, as OpenAI's API has it."""
+        return _chat(model, messages, fields, lambda content: decode(content, dict[str, Any]))
+
+    @_LineStream
+    def stream(self, /, model: str, messages: Messages, **fields: Any) -> _RequestSpec[str]:
+        """Yields the words of an answer as they come."""
+        return _chat(model, messages, fields | {"stream": True}, _words)
+
+    @_WholeAnswer
+    def embed(self, model: str, texts: str | Sequence[str]) -> _RequestSpec[list[list[float]]]:
+        """Returns a vector for each text."""
+        return _RequestSpec("POST", "/v1/embeddings", _vectors, {"model": model, "input": texts})
+
+
+class Client(_ClientMethods):
     """One daemon. Use it in a `with` block, or `close` it."""
 
     def __init__(self, address: str | None = None, *, key: str | None = None) -> None:
@@ -180,99 +273,33 @@ class Client(_Common):
     def close(self) -> None:
         self._http.close()
 
-    def models(self) -> list[wire.Model]:
-        return self._do(_models())
-
-    def model(self, name: str) -> wire.Model:
-        return self._do(_model(name))
-
-    def pull(self, name: str) -> wire.Progress:
-        """Downloads a model, unless it is here, and returns the last line of `pulling`."""
-        *_, last = self.pulling(name)
-        return last
-
-    def pulling(self, name: str) -> Iterator[wire.Progress]:
-        """Downloads a model and yields its progress."""
-        return map(_progress, self._lines("POST", *_pull(name), Accept="application/json"))
-
-    def remove(self, name: str) -> list[wire.Removal]:
-        return self._do(_remove(name))
-
-    def load(self, name: str) -> wire.Progress:
-        """Returns once the model is loaded."""
-        *_, last = map(_progress, self._lines("POST", *_load(name), Accept="application/json"))
-        return last
-
-    def unload(self, *names: str) -> wire.UnloadResponse:
-        """Ends the runners of these models, or all of them."""
-        return self._do(_unload(names))
-
-    def runners(self) -> list[wire.RunnerStatus]:
-        return self._do(_runners())
-
-    def why(self, name: str) -> wire.WhyResponse:
-        """Says what a model waits for."""
-        return self._do(_why(name))
-
-    def fit(self, name: str) -> wire.Fit:
-        """Says whether a model fits into memory."""
-        return self._do(_fit(name))
-
-    def events(self, since: int = 0) -> Iterator[wire.Event]:
-        """Yields loads, evictions and crashes as they happen, those after the event `since` first."""
-        return filter(None, map(_event, self._lines("GET", path("engines", "events", since=str(since)))))
-
-    def keys(self) -> list[wire.KeyStatus]:
-        return self._do(_keys())
-
-    def create_key(self, name: str, **limits: Any) -> wire.KeyCreated:
-        """Makes an API key; `limits` are the fields of `wire.KeyRequest`."""
-        return self._do(_create_key(name, limits))
-
-    def revoke_key(self, name: str, *, leave_open: bool = False) -> wire.KeyRevoked:
-        """Revokes a key; the last one only with `leave_open`: without a key everybody on this machine may do all."""
-        return self._do(_revoke_key(name, leave_open))
-
-    def chat(self, model: str, messages: Messages, **fields: Any) -> str:
-        """Returns the text of an answer. `fields` are further ones of OpenAI's chat completions (`temperature`)."""
-        return _text(self.complete(model, messages, **fields))
-
-    def complete(self, model: str, messages: Messages, **fields: Any) -> dict[str, Any]:
-        """Returns the whole answer, as OpenAI's API has it."""
-        return self._do(_chat(model, messages, fields))
-
-    def stream(self, model: str, messages: Messages, **fields: Any) -> Iterator[str]:
-        """Yields the words of an answer as they come."""
-        request = _chat(model, messages, fields | {"stream": True})
-        return filter(None, map(_words, self._lines("POST", request.path, request.body)))
-
-    def embed(self, model: str, texts: str | Sequence[str]) -> list[list[float]]:
-        """Returns a vector for each text."""
-        return _vectors(self._do(_embed(model, texts)))
-
-    def _do(self, request: _JsonRequest[T]) -> T:
+    def _whole(self, request: _RequestSpec[T]) -> T:
         try:
-            answer = self._http.send(self._built(self._http, request.method, request.path, request.body))
+            answer = self._http.send(self._built(self._http, request))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if answer.status_code >= 400:
             raise _refusal(answer.status_code, answer.content)
-        return decode(answer.content, request.kind)
+        result = request.parse(answer.content)
+        assert result is not None
+        return result
 
-    def _lines(self, method: str, target: str, body: Any = None, **head: str) -> Iterator[str]:
+    def _stream(self, request: _RequestSpec[T]) -> Iterator[T]:
         try:
-            answer = self._http.send(self._built(self._http, method, target, body, **head), stream=True)
+            answer = self._http.send(self._built(self._http, request), stream=True)
             try:
                 if answer.status_code >= 400:
                     raise _refusal(answer.status_code, answer.read())
-                yield from answer.iter_lines()
+                for line in answer.iter_lines():
+                    if result := request.parse(line):
+                        yield result
             finally:
                 answer.close()
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
 
-class AsyncClient(_Common):
+class AsyncClient(_ClientMethods):
     """As `Client`, for asyncio: methods are awaited, and what yields is iterated over with `async for`."""
 
     def __init__(self, address: str | None = None, *, key: str | None = None) -> None:
@@ -289,96 +316,26 @@ class AsyncClient(_Common):
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def models(self) -> list[wire.Model]:
-        return await self._do(_models())
-
-    async def model(self, name: str) -> wire.Model:
-        return await self._do(_model(name))
-
-    async def pull(self, name: str) -> wire.Progress:
-        """Downloads a model, unless it is here, and returns the last line of `pulling`."""
-        return [line async for line in self.pulling(name)][-1]
-
-    async def pulling(self, name: str) -> AsyncIterator[wire.Progress]:
-        """Downloads a model and yields its progress."""
-        async for line in self._lines("POST", *_pull(name), Accept="application/json"):
-            yield _progress(line)
-
-    async def remove(self, name: str) -> list[wire.Removal]:
-        return await self._do(_remove(name))
-
-    async def load(self, name: str) -> wire.Progress:
-        """Returns once the model is loaded."""
-        return [_progress(line) async for line in self._lines("POST", *_load(name), Accept="application/json")][-1]
-
-    async def unload(self, *names: str) -> wire.UnloadResponse:
-        """Ends the runners of these models, or all of them."""
-        return await self._do(_unload(names))
-
-    async def runners(self) -> list[wire.RunnerStatus]:
-        return await self._do(_runners())
-
-    async def why(self, name: str) -> wire.WhyResponse:
-        """Says what a model waits for."""
-        return await self._do(_why(name))
-
-    async def fit(self, name: str) -> wire.Fit:
-        """Says whether a model fits into memory."""
-        return await self._do(_fit(name))
-
-    async def events(self, since: int = 0) -> AsyncIterator[wire.Event]:
-        """Yields loads, evictions and crashes as they happen, those after the event `since` first."""
-        async for line in self._lines("GET", path("engines", "events", since=str(since))):
-            if (event := _event(line)) is not None:
-                yield event
-
-    async def keys(self) -> list[wire.KeyStatus]:
-        return await self._do(_keys())
-
-    async def create_key(self, name: str, **limits: Any) -> wire.KeyCreated:
-        """Makes an API key; `limits` are the fields of `wire.KeyRequest`."""
-        return await self._do(_create_key(name, limits))
-
-    async def revoke_key(self, name: str, *, leave_open: bool = False) -> wire.KeyRevoked:
-        """Revokes a key; the last one only with `leave_open`: without a key everybody on this machine may do all."""
-        return await self._do(_revoke_key(name, leave_open))
-
-    async def chat(self, model: str, messages: Messages, **fields: Any) -> str:
-        """Returns the text of an answer. `fields` are further ones of OpenAI's chat completions (`temperature`)."""
-        return _text(await self.complete(model, messages, **fields))
-
-    async def complete(self, model: str, messages: Messages, **fields: Any) -> dict[str, Any]:
-        """Returns the whole answer, as OpenAI's API has it."""
-        return await self._do(_chat(model, messages, fields))
-
-    async def stream(self, model: str, messages: Messages, **fields: Any) -> AsyncIterator[str]:
-        """Yields the words of an answer as they come."""
-        request = _chat(model, messages, fields | {"stream": True})
-        async for line in self._lines("POST", request.path, request.body):
-            if words := _words(line):
-                yield words
-
-    async def embed(self, model: str, texts: str | Sequence[str]) -> list[list[float]]:
-        """Returns a vector for each text."""
-        return _vectors(await self._do(_embed(model, texts)))
-
-    async def _do(self, request: _JsonRequest[T]) -> T:
+    async def _whole(self, request: _RequestSpec[T]) -> T:
         try:
-            answer = await self._http.send(self._built(self._http, request.method, request.path, request.body))
+            answer = await self._http.send(self._built(self._http, request))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if answer.status_code >= 400:
             raise _refusal(answer.status_code, answer.content)
-        return decode(answer.content, request.kind)
+        result = request.parse(answer.content)
+        assert result is not None
+        return result
 
-    async def _lines(self, method: str, target: str, body: Any = None, **head: str) -> AsyncIterator[str]:
+    async def _stream(self, request: _RequestSpec[T]) -> AsyncIterator[T]:
         try:
-            answer = await self._http.send(self._built(self._http, method, target, body, **head), stream=True)
+            answer = await self._http.send(self._built(self._http, request), stream=True)
             try:
                 if answer.status_code >= 400:
                     raise _refusal(answer.status_code, await answer.aread())
                 async for line in answer.aiter_lines():
-                    yield line
+                    if result := request.parse(line):
+                        yield result
             finally:
                 await answer.aclose()
         except httpx.HTTPError as error:
