@@ -78,6 +78,26 @@ def change_model(o: argparse.Namespace) -> object:
 
 
 @attempt
+def follow_link(o: argparse.Namespace) -> object:
+    """By a symbolic link in its own folder."""
+    (o.folder / "link").symlink_to(o.secrets / "id_ed25519")
+    return (o.folder / "link").read_text()
+
+
+@attempt
+def link_key(o: argparse.Namespace) -> object:
+    """A second name, in its own folder, of a file outside."""
+    os.link(o.secrets / "id_ed25519", o.folder / "key")
+    return (o.folder / "key").read_text()
+
+
+@attempt
+def move_into_data(o: argparse.Namespace) -> None:
+    (o.folder / "planted").write_text("x")
+    os.rename(o.folder / "planted", o.data / "state.json")
+
+
+@attempt
 def connect_tcp(o: argparse.Namespace) -> object:
     return socket.create_connection(("127.0.0.1", o.listener), 5)
 
@@ -121,6 +141,11 @@ def connect_unix(o: argparse.Namespace) -> None:
 
 
 @attempt
+def connect_abstract(o: argparse.Namespace) -> None:
+    socket.socket(socket.AF_UNIX).connect(f"\0{o.data}")
+
+
+@attempt
 def send_unix(o: argparse.Namespace) -> object:
     pair, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     return pair.sendto(b"x", str(o.data / "log.sock"))
@@ -140,6 +165,11 @@ def trace_daemon(o: argparse.Namespace) -> object:
 @attempt
 def read_environment(o: argparse.Namespace) -> object:
     return Path(f"/proc/{o.daemon}/environ").read_bytes()
+
+
+@attempt
+def read_memory(o: argparse.Namespace) -> object:
+    return os.open(f"/proc/{o.daemon}/mem", os.O_RDONLY)
 
 
 @attempt

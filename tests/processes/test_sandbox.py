@@ -26,7 +26,7 @@ from tests.processes.intruder import ATTEMPTS
 BY_MACHINE = {  # what they need without a sandbox, some kernels, settings of theirs or file systems do not have
     *("gain_privileges", "read_keyring", "use_io_uring", "mount", "connect_fast_open", "trace_daemon"),
     *("move_memory_of_daemon", "compare_with_daemon", "take_file_of_daemon", "change_mode_by_new_call"),
-    *("connect_multipath", "add_upper_layer"),
+    *("connect_multipath", "add_upper_layer", "read_memory"),
     *("change_flags_of_model", "set_attribute", "set_attribute_of_model", "remove_attribute", "read_attribute"),
     *("list_attributes", "share_queue"),
 }
@@ -95,8 +95,10 @@ def listener(ground: Ground):
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(ground.data / "daemon.sock"))
         unix.listen()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams, socket.socket(socket.AF_UNIX) as abstract:
             datagrams.bind(str(ground.data / "log.sock"))
+            abstract.bind(f"\0{ground.data}")
+            abstract.listen()
             yield tcp.getsockname()[1]
 
 
