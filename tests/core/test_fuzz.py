@@ -159,10 +159,16 @@ PARSERS: dict[Parser, Callable[[Path], bytes]] = {
 
 
 def within_time(parse: Parser, data: bytes, file: Path) -> None:
+    """The least of three times: a collection of garbage, or what else the machine does, adds to one of them."""
+    allowed = START + PER_KILOBYTE * len(data) / 1024
+    assert any(seconds(parse, data, file) < allowed for _ in range(3))
+
+
+def seconds(parse: Parser, data: bytes, file: Path) -> float:
     began = time.thread_time()
     with contextlib.suppress(*REFUSED):
         parse(data, file)
-    assert time.thread_time() - began < START + PER_KILOBYTE * len(data) / 1024
+    return time.thread_time() - began
 
 
 changes = st.lists(
