@@ -27,6 +27,7 @@ from opentelemetry.trace import (
 )
 from prometheus_client.core import CounterMetricFamily
 
+from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.trace_context import Trace
 from modelrunner.gateway.routes import all_routes
@@ -35,7 +36,9 @@ from modelrunner.types import Mode
 _PATIENCE = 2000  # milliseconds to send the last spans when the daemon ends
 # From https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/; other operations have the names of routes.
 _OF_MODE = {Mode.EMBEDDING: "embeddings", Mode.RERANKING: "rerank"}
-_OF_PATH = {"/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/completions": "text_completion"}
+_OF_SHAPE = {ApiShape.CHAT: "chat", ApiShape.MESSAGES: "chat", ApiShape.COMPLETION: "text_completion"}
+_ENDPOINTS = {**OPENAI_ENDPOINTS, **MESSAGES_ENDPOINTS}
+_OF_PATH = {path: _OF_SHAPE[known.shape] for path, known in _ENDPOINTS.items() if known.shape in _OF_SHAPE}
 
 
 @cache
