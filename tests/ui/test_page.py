@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from modelrunner.config.locations import Locations
 from tests.api.conftest import Daemon, StartDaemon
@@ -155,9 +155,22 @@ async def test_login_with_a_key_and_logout(start_daemon: StartDaemon, open_page:
 
 
 async def test_a_key_is_made_and_revoked(start_daemon: StartDaemon, open_page: OpenPage, watch: Watch) -> None:
-    watch.allowed = ["ERR_CONNECTION_RESET", "ERR_INCOMPLETE_CHUNKED_ENCODING"]  # its feed ends with each change
+    # Its feed ends with each change, and comes back before it knows the key.
+    watch.allowed = ["ERR_CONNECTION_RESET", "ERR_INCOMPLETE_CHUNKED_ENCODING", "401 (Unauthorized)"]
     daemon = await start_daemon()
     page = await open_page(daemon, "#/usage")
+    refused = asyncio.Event()
+    page.on("response", lambda response: refused.set() if response.status == 401 else None)
+
+    async def answer_late(route: Route) -> None:
+        if route.request.method != "POST":
+            await route.continue_()
+            return
+        response = await route.fetch()
+        await refused.wait()
+        await route.fulfill(response=response)
+
+    await page.route("**/keys", answer_late)
     await page.get_by_role("button", name="New key").click()
     await page.get_by_label("Name").fill("kim")
     await page.get_by_role("button", name="Create").click()

@@ -18,8 +18,11 @@ export const key = {
   },
 };
 
+let making = null; // settles once the key that this tab makes is known
+
 async function send(method, path, { body, signal, headers = {} } = {}) {
-  const own = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
+  const sent = key.get();
+  const own = sent ? { Authorization: `Bearer ${sent}` } : {};
   const init = { method, signal, headers: { ...own, ...headers }, credentials: "omit", cache: "no-store" };
   if (body !== undefined) {
     init.body = JSON.stringify(body);
@@ -33,6 +36,10 @@ async function send(method, path, { body, signal, headers = {} } = {}) {
     throw new ApiError(0, "The daemon does not answer. Is it running? `modelrunner status` says.");
   }
   if (response.ok) return response;
+  if (response.status === 401 && making && !(method === "POST" && path === "keys")) {
+    await making;
+    if (key.get() !== sent) return send(method, path, { body, signal, headers });
+  }
   const text = await response.text();
   let found = {};
   try {
@@ -50,6 +57,22 @@ export async function call(method, path, body, signal) {
 
 export const get = (path, signal) => call("GET", path, undefined, signal);
 export const post = (path, body = {}, signal) => call("POST", path, body, signal);
+
+// Makes an API key. With the first one this tab logs in, if the key may do everything: other requests of the page can be
+// refused before the text of the key arrives, and are sent again with it.
+export async function makeKey(body, first) {
+  let settle;
+  making = new Promise((resolve) => (settle = resolve));
+  try {
+    const made = await post("keys", body);
+    if (first && made.key.scopes.includes("admin")) key.set(made.text);
+    return made;
+  } finally {
+    making = null;
+    settle();
+  }
+}
+
 export const ref = (name) => encodeURIComponent(name);
 
 async function* pieces(response) {

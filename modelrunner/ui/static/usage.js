@@ -1,6 +1,6 @@
 // Usage by model, key or day, and the API keys.
 import { html, useState } from "./preact-htm.js";
-import { call, get, key, post, ref } from "./api.js";
+import { call, get, makeKey, post, ref } from "./api.js";
 import { Action, Badge, Dialog, Empty, Fault, Field, Loaded, NONE, act, number, seconds, useLoaded } from "./parts.js";
 
 const SCOPES = [["inference", "ask models"], ["models", "pull, tag and remove models"], ["admin", "everything else"]];
@@ -37,7 +37,7 @@ function Create({ first, onMade, onClose }) {
     for (const [name] of LIMITS) if (values[name]) body[name] = Number(values[name]);
     if (values.expires.trim()) body.expires = values.expires.trim();
     try {
-      onMade(await post("keys", body));
+      onMade(await makeKey(body, first));
     } catch (error) {
       setFault(error);
     }
@@ -62,10 +62,6 @@ function Keys() {
   const [opened, open] = useState({});
   const close = () => (open({}), keys.reload());
   const isLast = keys.value?.length === 1;
-  const made = (found) => {
-    if (!keys.value.length && found.key.scopes.includes("admin")) key.set(found.text);
-    open({ secret: found });
-  };
   const revoke = (name) => act(async () => {
     await call("DELETE", `keys/${ref(name)}${isLast ? "?open=true" : ""}`);
     close();
@@ -80,7 +76,7 @@ function Keys() {
         <td data-label="Expires">${each.expired ? html`<${Badge} kind="bad">expired<//>` : each.expires ? new Date(each.expires).toLocaleDateString() : "never"}</td>
         <td><div class="row end"><${Action} kind="small" label=${`Rotate the key ${each.name}`} run=${async () => open({ secret: await post(`keys/${ref(each.name)}/rotate`) })}>Rotate<//><button type="button" class="small" aria-label=${`Revoke the key ${each.name}`} onClick=${() => open({ revoke: each.name })}>Revoke</button></div></td>
       </tr>`)}</tbody></table></div>`}<//>
-    ${opened.create && html`<${Create} first=${!keys.value.length} onMade=${made} onClose=${() => open({})} />`}
+    ${opened.create && html`<${Create} first=${!keys.value.length} onMade=${(made) => open({ secret: made })} onClose=${() => open({})} />`}
     ${opened.secret && html`<${Secret} made=${opened.secret} onClose=${close} />`}
     ${opened.revoke && html`<${Dialog} title=${`Revoke the key ${opened.revoke}?`} onClose=${() => open({})}><p>Its clients are refused at once, and what it stored stays out of reach of other keys.</p>
       ${isLast && html`<p class="notice warn">It is the last key: without it, whoever reaches this port may do everything, whatever key they send.</p>`}
