@@ -193,6 +193,7 @@ class LlamaCppBackend(Backend):
             return memory.placements(smaller, self._options(smaller), rooms)
 
         layers = Header(spec.bundle.header).layers
+        spec = memory.placed_by_hand(spec, self._options(spec), rooms)
         return await asyncio.to_thread(split.variants, spec, place, self._required, layers)
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:

@@ -197,11 +197,12 @@ def _experts_on_host(options: Mapping[str, str]) -> int:
 
 def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> list[list[split.Placement]]:
     """Returns the ways to place the run's layers on devices with these `rooms` (bytes), as `split.placements`. There is
-    none if there is no device, or if flags decide. Raises `BadRequest` for a device that is not there."""
+    none if there is no device, or if flags decide (`placed_by_hand`). Raises `BadRequest` for a device that is not
+    there."""
     if not rooms:
         return []
-    check_devices(LlamaCppOptions.of(spec.options), len(rooms))
-    if options.keys() & {"--tensor-split", "--split-mode", "--main-gpu", "--override-tensor"}:
+    check_devices(LlamaCppOptions.of(spec.options), options, len(rooms))
+    if _is_split_by_hand(options) or "--override-tensor" in options:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
     chosen, model = LlamaCppOptions.of(spec.options), tensor_sizes(spec.bundle, shape, _experts_on_host(options))
@@ -212,17 +213,37 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
     taken = adapters_size(spec.bundle) + (draft_size(spec.draft, shape) if spec.draft else 0)
     free = [room - taken if not chosen.devices or i in chosen.devices else 0 for i, room in enumerate(rooms)]
     free[0] -= model.projector
-    main = chosen.main_device if chosen.main_device is not None else next(iter(chosen.devices), None)
+    named = int(options["--main-gpu"]) if "--main-gpu" in options else next(iter(chosen.devices), None)
+    main = chosen.main_device if chosen.main_device is not None else named
     layers = options["--n-gpu-layers"]
     exactly = None if layers == "auto" else len(blocks) if layers == "all" else int(layers)
     return split.placements(blocks, each, free, main=main, exactly=exactly)
 
 
-def check_devices(chosen: LlamaCppOptions, count: int) -> None:
-    """Raises `BadRequest` if the options name a device beyond the `count` that are there."""
+def placed_by_hand(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) -> RunSpec:
+    """Returns the run with what its flags leave open about devices with these `rooms` (bytes), so that `required`
+    counts them: llama.cpp puts every layer on devices that flags split, in shares of their free memory."""
+    if not rooms or not _is_split_by_hand(options):
+        return spec
+    flags = spec.flags
+    if options.get("--n-gpu-layers", "auto") == "auto":
+        flags += ("--n-gpu-layers", "all")
+    if "--tensor-split" not in options and options["--split-mode"] != "none":
+        flags += ("--tensor-split", ",".join(str(room // MIB) for room in rooms))
+    return replace(spec, flags=flags)
+
+
+def _is_split_by_hand(options: Mapping[str, str]) -> bool:
+    return "--tensor-split" in options or options.get("--split-mode", "layer") != "layer"
+
+
+def check_devices(chosen: LlamaCppOptions, options: Mapping[str, str], count: int) -> None:
+    """Raises `BadRequest` if the options or flags name a device beyond the `count` that are there."""
     named = {*chosen.devices, *([] if chosen.main_device is None else [chosen.main_device])}
+    there = f"devices 0 to {count - 1}" if count > 1 else "device 0 alone"
+    if int(options.get("--main-gpu", "0")) >= count or options.get("--tensor-split", "").count(",") >= count:
+        raise BadRequest(f"llama.cpp has {there} here: change `--main-gpu` or `--tensor-split`", param="runtime-flags")
     if missing := sorted(number for number in named if number >= count):
-        there = f"devices 0 to {count - 1}" if count > 1 else "device 0 alone"
         raise BadRequest(
             f"there is no device {', '.join(map(str, missing))} for llama.cpp here, but {there}: change `devices` or "
             "`main-device`",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.backend import BackendContext
+from modelrunner.errors import BadRequest
 from modelrunner.types import ModelHeader, RequiredMemory, RunSpec, Tensor, Variant
 from modelrunner_llamacpp import LlamaCppBackend, args, memory, split
 from modelrunner_llamacpp.engines import EngineKind
@@ -37,6 +38,7 @@ def variants(run: RunSpec, *rooms: int) -> list[Variant]:
     def place(smaller: RunSpec) -> list[list[split.Placement]]:
         return memory.placements(smaller, args.effective(smaller), rooms)
 
+    run = memory.placed_by_hand(run, args.effective(run), rooms)
     return split.variants(run, place, required, Header(run.bundle.header).layers)
 
 
@@ -94,6 +96,33 @@ def test_a_split_that_somebody_chose_stays() -> None:
     assert only.spec == run
     assert placed(only) == (15, 5)
     assert min(only.memory.vram) > 500 * MIB
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--tensor-split", "1,1"), (16, 15)),
+        (("--split-mode", "none", "--main-gpu", "1"), (0, 31)),
+        (("--split-mode", "row"), (21, 10)),
+    ],
+)
+def test_devices_that_flags_choose_are_counted(flags: tuple[str, ...], expected: tuple[int, ...]) -> None:
+    """Nobody has said how many layers: all of them, in shares of the free memory."""
+    (only,) = variants(replace(model(), flags=flags), 4 * GIB, 2 * GIB)
+    assert placed(only) == expected
+    assert sum(only.memory.vram) > 3 * GIB
+    assert [size > 0 for size in only.memory.vram] == [count > 0 for count in expected]
+
+
+def test_a_main_device_by_its_flag_is_tried_first() -> None:
+    found = variants(replace(model(), flags=("--main-gpu", "1")), 16 * GIB, 8 * GIB)
+    assert [placed(v) for v in found][:2] == [(0, 31), (31,)]
+
+
+@pytest.mark.parametrize("flags", [("--tensor-split", "1,1,1"), ("--main-gpu", "2")])
+def test_a_device_that_flags_name_and_is_not_there(flags: tuple[str, ...]) -> None:
+    with pytest.raises(BadRequest, match=r"llama\.cpp has devices 0 to 1 here"):
+        variants(replace(model(), flags=flags), 16 * GIB, 16 * GIB)
 
 
 def test_less_context_comes_after_what_was_asked_for() -> None:
