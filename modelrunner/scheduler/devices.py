@@ -33,7 +33,7 @@ class Device:
 
     #: Bytes.
     total: int
-    #: Bytes that nobody holds.
+    #: Bytes that nobody holds, or held when the engine listed the device (`is_listed`).
     free: int
     #: Bytes by process ID, None if the driver does not say.
     held: Mapping[int, int] | None = None
@@ -49,6 +49,8 @@ class Device:
     temperature: int | None = None
     #: What each engine calls it, by backend: CUDA0, Vulkan1.
     names: Mapping[str, str] | None = None
+    #: Its figures are those of an engine's list, and stay as they were when the engine was asked.
+    is_listed: bool = False
     #: Why it is not used, "" for one that works.
     fault: str = ""
 
@@ -88,12 +90,12 @@ def joined(
                 continue
             if number is None:
                 number = len(found)
-                found.append(Device(device.total, device.free, name=device.description, address=device.address))
+                found.append(Device(0, 0, name=device.description, address=device.address))
             taken.append(number)
             known = found[number]
             found[number] = replace(known, names={**(known.names or {}), backend: device.name})
             if not known.total and not known.fault:  # its driver does not say
-                found[number] = replace(found[number], total=device.total, free=device.free)
+                found[number] = replace(found[number], total=device.total, free=device.free, is_listed=True)
         numbers[backend] = tuple(taken) if any(number >= 0 for number in taken) else ()
     return tuple(found), numbers
 

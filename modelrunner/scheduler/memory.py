@@ -178,7 +178,10 @@ def _process_ids(runners: Iterable[int]) -> set[int]:
 
 
 def _held(number: int, device: Device, runners: Mapping[int, RequiredMemory], pids: set[int]) -> int:
-    """Bytes that our runners hold of a device, or that they count for if the driver does not say."""
+    """Bytes, among those that are not free, that our runners hold of a device, or that they count for if the driver
+    does not say."""
+    if device.is_listed:  # before they took anything
+        return 0
     if device.held is not None:
         return sum(device.held.get(pid, 0) for pid in pids)
     counted = sum(memory.vram[number] for memory in runners.values() if number < len(memory.vram))

@@ -357,6 +357,14 @@ def test_a_device_that_only_an_engine_knows_has_a_budget_too(tmp_path: Path) -> 
         probe.refresh({})
 
 
+def test_a_figure_of_an_engines_list_does_not_grow_by_what_runners_take(tmp_path: Path) -> None:
+    """Another program held 1 GiB when the engine was asked, and the list is not made again."""
+    listed = [EngineDevice("Vulkan0", "llvmpipe", 3 * GIB, 2 * GIB)]
+    probe = MemoryProbe(7, 0, root=tmp_path, look=lambda: (), list_devices=lambda: {"llama.cpp": listed})
+    probe.refresh({os.getpid(): RequiredMemory(0, (2 * GIB,))})
+    assert probe().vram == (2 * GIB,)
+
+
 def test_a_program_that_cannot_be_ended_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "driver"
     program.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/asked\nexec sleep {HUNG}\n")
