@@ -13,6 +13,8 @@ and `code`."""
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from types import MethodType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 import httpx
@@ -43,11 +45,11 @@ class _RequestSpec(NamedTuple, Generic[T]):
 
 
 def _bound(client: Any, run: Callable[[Any], Any], describe: Callable[..., _RequestSpec[Any]]) -> Callable[..., Any]:
-    def method(*arguments: Any, **named: Any) -> Any:
+    @wraps(describe)
+    def method(client: Any, *arguments: Any, **named: Any) -> Any:
         return run(describe(client, *arguments, **named))
 
-    method.__name__, method.__doc__ = describe.__name__, describe.__doc__
-    return method
+    return MethodType(method, client)
 
 
 class _WholeAnswer(Generic[P, T]):
@@ -163,7 +165,10 @@ def _vectors(content: bytes) -> list[list[float]]:
 
 
 def _last(content: bytes) -> wire.Progress:
-    return [_progress(line) for line in content.decode().splitlines()][-1]
+    found = [_progress(line) for line in content.decode().splitlines()]
+    if not found:
+        raise AnswerBroken("the daemon's answer is empty: try again")
+    return found[-1]
 
 
 class _ClientMethods(_Common):
