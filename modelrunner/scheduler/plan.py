@@ -12,8 +12,9 @@ of docs/scheduling.md in this order:
    the runner that sleeps. Otherwise evict (`eviction`) and reserve the memory, which no request later in line may take.
    `placement` decides where, and how small. A pinned runner is never evicted. A pinned model that is waited for counts
    as pinned already, so it is the first in line.
-5. A model that may have several runners (replicas) gets another one where an option is free then: up to its `least`
-   at once, up to its `most` once a request has waited `grow` seconds for a place. Nothing is evicted for it.
+5. A model that may have several runners (replicas) gets another one where an option is free then, one that sleeps
+   before a new one: up to its `least` at once, up to its `most` once a request has waited `grow` seconds for a place.
+   Nothing is evicted for it.
 """
 
 import math
@@ -206,21 +207,27 @@ class Plan:
         return bool(group.options) and not paused and all(s.phase is Phase.SLEEPING for s in self._of(group.key))
 
     def _add_replica(self, group: Group) -> None:
-        """Starts another runner of a model that has a ready one, where there is room for it now."""
+        """Wakes or starts another runner of a model that has a ready one, where there is room for it now."""
         slots = self._of(group.key)
         if self.state.closing or not group.options or group.key.model_id in self.state.paused:
             return
-        if not any(s.phase is Phase.READY for s in slots) or not all(s.phase is Phase.READY for s in slots):
+        ready = [slot for slot in slots if slot.phase is Phase.READY]
+        sleepers = [slot for slot in slots if slot.phase is Phase.SLEEPING]
+        if not ready or len(ready) + len(sleepers) < len(slots):
             return  # one at a time, and none while another one leaves
-        if len(slots) >= group.least:
+        if len(ready) >= group.least:
             due = group.waiting[0].since + self.policy.grow if group.waiting else math.inf
-            if len(slots) >= group.most or self.now < due:
+            if len(ready) >= group.most or self.now < due:
                 self._due.append(due)
                 return
-        group = replace(group, number=self._next_number(slots))
-        options, pause = placement.candidates(
-            group.runner, group.options, self._failures, self.memory, self._budgets(), self.now
-        )
+        if sleepers:
+            group, pause = replace(group, number=sleepers[0].number), None
+            options: Sequence[RunOption] = [self._woken(sleepers[0])]
+        else:
+            group = replace(group, number=self._next_number(slots))
+            options, pause = placement.candidates(
+                group.runner, group.options, self._failures, self.memory, self._budgets(), self.now
+            )
         option = placement.free_now(group.runner, options, self.memory)
         if pause is not None:
             self._due.append(pause.until)
@@ -288,7 +295,7 @@ class Plan:
         failure for whose end its requests may not wait."""
         sleeper = self.live.get(group.runner)
         if sleeper is not None:
-            woken = sleeper.option._replace(memory=self.state.asleep.get(sleeper.id, sleeper.memory))
+            woken = self._woken(sleeper)
             most = evictable.get(sleeper.host)
             if most is not None and self._is_pinned(sleeper):
                 most = add(most, self._awake(sleeper))
@@ -306,6 +313,10 @@ class Plan:
         elif not options:
             self._refuse(group, failures.never_fits(group, self.memory))
         return options
+
+    def _woken(self, sleeper: Slot) -> RunOption:
+        """The place and the memory of a runner that is awake again."""
+        return sleeper.option._replace(memory=self.state.asleep.get(sleeper.id, sleeper.memory))
 
     def _budgets(self) -> dict[str, Vector]:
         return {host: self.memory[host].budget for host in self.state.hosts}

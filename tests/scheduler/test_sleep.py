@@ -7,7 +7,7 @@ import pytest
 
 from modelrunner.errors import EngineFailed, Unavailable
 from modelrunner.scheduler import Scheduler
-from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slot, Stop, WakeAt
+from modelrunner.scheduler.state import Action, Group, Phase, Reason, Sleep, Slot, Start, Stop, WakeAt
 from modelrunner.types import RequiredMemory
 from tests.scheduler import states
 from tests.scheduler.fakes import Engine, World, gathered, settle, target, virtual
@@ -48,6 +48,17 @@ def test_one_that_can_sleep_does_so_after_its_keep_alive_and_is_looked_at_after_
 def test_after_two_keep_alives_it_is_stopped() -> None:
     assert decide(sleeper(130.0), vram=(8,)) == [Stop(runner("a"), Reason.IDLE)]
     assert decide(sleeper(110.0), vram=(8,)) == []
+
+
+def test_another_one_that_sleeps_is_woken_for_a_crowd_before_a_new_one_starts() -> None:
+    crowd = replace(group("a", 1, NOW - 2.0, vram=(5,)), least=1, most=3)
+    full, asleep = tired(0.0, leases=2, parallel=2), sleeper(70.0)._replace(number=1)
+    woken = Start(runner("a", 1), asleep.option._replace(memory=RequiredMemory(1, (5,))))
+    assert decide(crowd, full, asleep, vram=(20,)) == [woken]
+    assert decide(crowd, full, asleep, vram=(8,)) == []
+    early = replace(crowd, waiting=group("a", 1, NOW - 1.0).waiting)
+    assert decide(early, full, asleep, vram=(20,)) == []
+    assert decide(replace(early, least=2), full, asleep, vram=(20,)) == [woken]
 
 
 def test_a_keep_alive_of_nothing_leaves_no_time_to_sleep() -> None:
