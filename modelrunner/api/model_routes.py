@@ -22,7 +22,7 @@ from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, RouteNotFound
 from modelrunner.keys.ring import Scope
 from modelrunner.models.library import Library
-from modelrunner.models.orders import PullOrder, Recipe
+from modelrunner.models.orders import PullOrder, Recipe, parse_extras
 from modelrunner.models.pruning import Pruner, PruneRule
 from modelrunner.models.publishing import Publisher
 from modelrunner.models.quantizing import Quantizer
@@ -102,9 +102,7 @@ class ModelRoutes:
             wanted.bearer_token,
             trust=wanted.trust_remote_code,
             verify=wanted.verify,
-            mmproj=wanted.mmproj,
-            chat_template=wanted.chat_template,
-            lora=wanted.lora,
+            extras=parse_extras(wanted.mmproj, wanted.chat_template, wanted.lora),
             verify_key=wanted.verify_key,
             folder=Path(wanted.folder) if wanted.folder else None,
             recipe=Recipe(

@@ -43,14 +43,13 @@ class Reach:
     def check_order(self, request: web.Request, order: PullOrder, field: str = "") -> None:
         """Checks the source of a pull as `check`, and the name that it gives as `check_names`. A source that is a file
         of this machine needs the Unix socket: `field` of the request has the source, and is declared `local`."""
-        is_file = self._library.is_local(order)
-        if is_file and not order.is_sent:
+        if order.is_local:
             check_local(request, field)
         if _limited(request) is None:
             return
-        if not is_file:
-            self.check(request, order.source)
-        self.check_names(request, order.name or self._library.pull_name(order.source))
+        if order.model is not None:
+            self.check(request, order.model)
+        self.check_names(request, order.name or self._library.pull_name(order.model or ""))
 
     async def has_file(self, request: web.Request, digest: str) -> bool:
         """Whether the client may make a model of the file with this digest without sending it: a digest alone gives no

@@ -162,7 +162,7 @@ def build(
     credentials = Credentials(logins_beside(settings.config))
     uploads = Uploads(store)
     tool = QuantizeTool(registry, data / "logs", stop_grace=settings.stop_grace, permissions=permissions)
-    sources = sources_of(store, registries, credentials, uploads, tool)
+    sources = sources_of(registries, credentials)
     transfers = Transfers(rate=settings.download_rate, busy=scheduler.awaited)
     puller = Puller(store, sources, transfers=transfers, uploads=uploads, check=renderings.require_usable)
     abilities = KnownAbilities(store, resolver, configurations, renderings, state / "abilities.json")
@@ -196,7 +196,7 @@ def build(
         configurator=configurator,
         residency=Residency(store, scheduler, registry, configurator),
         remote=RemoteModels(puller),
-        quantizer=Quantizer(store, puller, scheduler),
+        quantizer=Quantizer(store, puller, scheduler, tool),
         explainer=Explainer(store, configurations, resolver, scheduler, puller),
         disk=DiskMeter(store, registry, state, last_used),
         statuses=Statuses(registry),

@@ -9,13 +9,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote
 
 from modelrunner import durable
 from modelrunner.errors import InvalidModel, InvalidReference, ModelNotFound
 from modelrunner.models import ollamastore
 from modelrunner.models.orders import Recipe
-from modelrunner.pull.file import with_parts
+from modelrunner.pull.file import Extras, LocalFiles
 from modelrunner.pull.huggingface import hub_home
 from modelrunner.pull.linking import LinkKind, link_kind
 from modelrunner.pull.selection import folder_files, with_shards
@@ -29,22 +28,22 @@ _ODD = (OSError, ValueError, RuntimeError, LookupError, TypeError, InvalidModel,
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """`program` keeps it, `name` is the reference that it would get, `file` is its file or folder; `parts` are further
-    files, as `with_parts` takes them. `size` is in bytes; `cost` is the way of an import: reflink, hard link or copy;
+    """`program` keeps it, `name` is the reference that it would get, `file` is its file or folder, `extras` are
+    further files. `size` is in bytes; `cost` is the way of an import: reflink, hard link or copy;
     `recipe` reads the model's defaults for requests, and may raise `InvalidModel`."""
 
     program: str
     name: str
     file: Path
     size: int
-    parts: tuple[tuple[str, str], ...] = ()
+    extras: Extras = Extras()  # noqa: RUF009  # it is immutable
     recipe: Callable[[], Recipe] = Recipe
     cost: LinkKind = LinkKind.COPY
 
     @property
-    def source(self) -> str:
-        """Returns the source text for `Puller.pull`."""
-        return with_parts(f"import://{quote(str(self.file))}", self.parts)
+    def source(self) -> LocalFiles:
+        """Returns what `Puller.pull` takes."""
+        return LocalFiles(self.file, self.extras, linked=True)
 
 
 class ForeignStores:
@@ -105,7 +104,7 @@ class ForeignStores:
     def _in_ollama(self) -> Iterator[ForeignModel]:
         for model in (model for root in self._ollama for model in ollamastore.models_in(root)):
             with contextlib.suppress(*_ODD):
-                yield from _named("Ollama", model.name, model.file, model.size, model.parts, model.recipe)
+                yield from _named("Ollama", model.name, model.file, model.size, model.extras, model.recipe)
 
 
 def _in_repository(repository: Path) -> Iterator[ForeignModel]:
@@ -125,7 +124,7 @@ def _in_repository(repository: Path) -> Iterator[ForeignModel]:
 def _ggufs(program: str, name: str, folder: Path) -> Iterator[ForeignModel]:
     files = sorted(file for file in _names(folder) if file.endswith(".gguf") and "/" not in file)
     projectors = [file for file in files if "mmproj" in file.lower()]
-    parts = [("mmproj", (folder / projectors[0]).absolute().as_uri())] if projectors else []
+    extras = Extras((folder / projectors[0]).absolute() if projectors else None)
     for file in files:
         if file in projectors or "imatrix" in file.lower():
             continue
@@ -134,7 +133,7 @@ def _ggufs(program: str, name: str, folder: Path) -> Iterator[ForeignModel]:
             if next(iter(shards.values())) == file:
                 size = sum(os.stat(folder / shard).st_size for shard in (*shards.values(), *projectors[:1]))
                 stem = file.removesuffix(".gguf").partition("-00001-of-")[0]
-                yield from _named(program, f"{name}:{stem}", folder / file, size, parts)
+                yield from _named(program, f"{name}:{stem}", folder / file, size, extras)
 
 
 def _named(
@@ -142,13 +141,13 @@ def _named(
     name: str,
     file: Path,
     size: int,
-    parts: list[tuple[str, str]] | None = None,
+    extras: Extras = Extras(),  # noqa: B008  # it is immutable
     recipe: Callable[[], Recipe] = Recipe,
 ) -> Iterator[ForeignModel]:
     """Yields the model, or nothing if its name is not a reference, or its path is not text."""
     with contextlib.suppress(InvalidReference, UnicodeEncodeError):
         str(file).encode()
-        yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, tuple(parts or ()), recipe)
+        yield ForeignModel(program, Reference.parse_name(name).short, file.absolute(), size, extras, recipe)
 
 
 def _folders(root: Path, pattern: str) -> list[Path]:

@@ -31,8 +31,10 @@ from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull import Puller, PullResult
+from modelrunner.pull.file import LocalFiles, StoredFiles, path_of
 from modelrunner.pull.loading import LoadOptions
-from modelrunner.pull.uploads import is_uploaded
+from modelrunner.pull.source import LocalOrigin
+from modelrunner.pull.uploads import UploadedFiles
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Reference, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
@@ -181,27 +183,19 @@ class Library:
         Raises as `Store.bundle`."""
         return await asyncio.to_thread(lambda: self._renderings.problem(self._store.bundle(reference)))
 
-    def is_local(self, order: PullOrder) -> bool:
-        """Returns whether the order reads files of this machine."""
-        return order.has_parts or self._puller.is_local(order.source)
-
-    def derives(self, order: PullOrder) -> bool:
-        """Returns whether the order makes a model from another one."""
-        changed = order.has_parts or order.recipe or order.adapters
-        return bool(changed) and not self._puller.is_local(order.source)
-
     async def pull(self, order: PullOrder, report: ProgressReport) -> PullResult:
         """Downloads or packages a model; `report` is called from the event loop's thread. A model that loses its last
         name to it is removed, unless it is in use. Raises what `Puller.pull` raises."""
-        former = self._named(order.name or order.source)
-        text = order.text()
+        name = order.name or order.model or ""
+        if not name.strip() or (order.model is not None and not order.model.strip() and not order.files):
+            raise BadRequest("from names no model", param="from")
+        former = self._named(name)
         events = self._scheduler.events
         making = order.recipe.making(None) if order.recipe else None
-        derives = self.derives(order)
-        if derives:
-            base = await self._base(order, report)
-            text = order.text(base)
+        base = await self._base(order, report) if order.derives else ""
+        if base:
             making = order.recipe.making(await asyncio.to_thread(details_of, self._store, base))
+        origin = self._origin(order, base)
         received: list[int] = []
 
         def reported(step: WorkProgress) -> None:
@@ -211,29 +205,44 @@ class Library:
 
         try:
             pulled = await self._puller.pull(
-                text,
+                origin,
                 reported,
                 token=order.token,
                 name=order.name,
-                trust=order.trust or derives,
+                trust=order.trust or order.derives,
                 verify=order.verify,
-                verify_key=None if derives else order.verify_key,
+                verify_key=None if order.derives else order.verify_key,
                 making=making,
                 folder=order.folder,
             )
         except ModelRunnerError as error:
-            events.emit("pull", model=order.name or order.source, reason=f"failed: {error}", downloaded=_span(received))
+            events.emit("pull", model=name, reason=f"failed: {error}", downloaded=_span(received))
             raise
-        origin = "files that were sent" if order.is_sent else order.source
-        events.emit("pull", model=pulled.name, reason=f"pulled from {origin}", downloaded=_span(received))
+        events.emit("pull", model=pulled.name, reason=f"pulled from {order}", downloaded=_span(received))
         with contextlib.suppress(ModelRunnerError):  # the model may be gone by now
             if problem := await self.template_problem(pulled.id):
                 report(WorkProgress(f"{pulled.name} is here, but {problem}", warning=True))
-        if is_uploaded(text):
-            await asyncio.to_thread(self._puller.uploads.drop, text)
+        if isinstance(origin, UploadedFiles):
+            await asyncio.to_thread(self._puller.uploads.drop, origin.sent)
         if former is not None and former.id != pulled.id:
             await self._remove_former(former.id)
         return pulled
+
+    def _origin(self, order: PullOrder, base: str) -> str | LocalOrigin:
+        """Returns what the puller pulls; `base` is the ID of the model that the new one is made of. Raises
+        `BadRequest`, `InvalidReference`."""
+        uploads = self._puller.uploads
+        if order.files:
+            return UploadedFiles.parse(uploads, order.files)
+        if base and order.adapters:
+            return UploadedFiles.parse(uploads, order.adapters, base)
+        if base:
+            return StoredFiles(self._store, base, order.extras)
+        if isinstance(order.source, LocalFiles):
+            return order.source
+        if order.model is None:
+            return LocalFiles(path_of(order.source, "from"), order.extras)
+        return order.model
 
     def _named(self, text: str) -> StoredModel | None:
         try:
@@ -269,7 +278,7 @@ class Library:
     async def make(self, order: PullOrder, report: ProgressReport) -> str:
         """Makes a model of another one, and returns its name. A model that carries nothing of its own becomes another
         name of the first one. Raises as `pull` and `tag`."""
-        if self.derives(order) or self.is_local(order):
+        if order.derives or order.model is None:
             return (await self.pull(order, report)).name
         base = await self._base(order, report)
         await self.tag(base, order.name or "")
@@ -278,12 +287,13 @@ class Library:
     async def _base(self, order: PullOrder, report: ProgressReport) -> str:
         """Returns the ID of the model that a new one is made of. A model that carries code was trusted when it came
         here."""
+        model = order.model or ""
         if order.name is None:
-            raise BadRequest(f"give the model that is made of {order.source} a name", param="name")
+            raise BadRequest(f"give the model that is made of {model} a name", param="name")
         if order.verify_key is None:
             with contextlib.suppress(ModelNotFound):
-                return self._store.get(order.source).id
-        plain = PullOrder(order.source, token=order.token, trust=order.trust, verify_key=order.verify_key)
+                return self._store.get(model).id
+        plain = PullOrder(model, token=order.token, trust=order.trust, verify_key=order.verify_key)
         return (await self.pull(plain, report)).id
 
     def pulls(self) -> list[RunningPull]:

@@ -45,11 +45,11 @@ class Maker:
         if wanted.files and wanted.base:
             raise BadRequest("a model is made of files or of another model: leave `from` or `files` out", param="files")
         if wanted.files:
-            return PullOrder.of_files(wanted.files, wanted.name, wanted.recipe)
+            return PullOrder("", wanted.name, recipe=wanted.recipe, files=wanted.files)
         if not wanted.base:
             raise BadRequest("from names no model", param="from")
         order = PullOrder(wanted.base, wanted.name, recipe=wanted.recipe, adapters=wanted.adapters)
-        if self._library.is_local(order):
+        if order.is_local:
             raise Forbidden("a file of this machine is packaged with `modelrunner package`", param="from")
         return order
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from modelrunner import durable
 from modelrunner.errors import InvalidModel, InvalidReference
+from modelrunner.lora import LoraPath
 from modelrunner.models.orders import Recipe
+from modelrunner.pull.file import Extras
 from modelrunner.pull.ollamalayers import CARRIED, ODD, carried
 from modelrunner.store import Digest
 from modelrunner.store.mediatypes import OLLAMA_TYPE
@@ -33,10 +35,10 @@ class KeptModel:
         return self.layers["model"][0]
 
     @property
-    def parts(self) -> list[tuple[str, str]]:
-        """The further files of the model, as `with_parts` takes them."""
-        kinds = {"projector": "mmproj", "adapter": "lora"}
-        return [(kinds[kind], path.absolute().as_uri()) for kind in kinds for path in self._of(kind)]
+    def extras(self) -> Extras:
+        projector = next(iter(self._of("projector")), None)
+        adapters = tuple([LoraPath(path.absolute()) for path in self._of("adapter")])
+        return Extras(projector and projector.absolute(), lora=adapters)
 
     @property
     def size(self) -> int:

@@ -1,20 +1,19 @@
 """The order of a pull, as the daemon's operations take it, and the recipe of a model that is made here: the defaults
 that a user gives it, and their merge with the model's own defaults."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from modelrunner import chattemplates
+from modelrunner import chattemplates, lora
 from modelrunner.defaults import ModelDefaults, split_parameters
 from modelrunner.errors import BadRequest
 from modelrunner.modelfile import check_template
-from modelrunner.pull.file import stored_source, with_parts
+from modelrunner.pull.file import Extras, LocalFiles, is_file, path_of
 from modelrunner.pull.source import Making
-from modelrunner.pull.uploads import uploaded_source
 from modelrunner.schema import wrong_field
 from modelrunner.store.details import ModelDetails
 
@@ -65,51 +64,50 @@ _EMPTY = Recipe()
 
 @dataclass(frozen=True, slots=True)
 class PullOrder:
-    """The order of a pull: `source` is a reference, or `file:///path` of a file or folder to package. `name` is the
-    model's new name, by default its reference. `token` goes to the source and nowhere else. `trust` accepts a model
-    with code of its own, which its engine will run. `verify` reads every byte of a model that is here. `mmproj`,
-    `chat_template` and the LoRA adapters `lora` are files, written as the source is, that become parts of a model of
-    this machine; a colon and a scale may follow an adapter. The public key `verify_key`, in PEM, must have
-    signed the model, which goes to `folder`, one of the store's. `adapters` are LoRA adapters that were sent before:
-    the names and digests of their files. With a `recipe`, `adapters` or further files, a source that is no file is a
-    model that the new one is made of: it is pulled if it is not here. `is_sent` marks the
-    source of `of_files`."""
+    """The order of a pull: `source` is a reference, `file:///path` of a file or folder to package, or files of this
+    machine. `name` is the model's new name, by default its reference. `token` goes to the source and nowhere else.
+    `trust` accepts a model with code of its own, which its engine will run. `verify` reads every byte of a model that
+    is here. `extras` become parts of the model. The public key `verify_key`, in PEM, must have signed the model, which
+    goes to `folder`, one of the store's. `files` that were sent before, by their names the digests, take the place of
+    the source; `adapters` are LoRA adapters that were sent before. With a `recipe`, `adapters` or `extras`, a source
+    that is no file is a model that the new one is made of: it is pulled if it is not here."""
 
-    source: str
+    source: str | LocalFiles
     name: str | None = None
     token: str | None = None
     trust: bool = False
     verify: bool = False
-    mmproj: str | None = None
-    chat_template: str | None = None
-    lora: Sequence[str] = ()
+    extras: Extras = Extras()  # noqa: RUF009  # it is immutable
     verify_key: str | None = None
     folder: Path | None = None
     recipe: Recipe = field(default_factory=Recipe)
+    files: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
-    is_sent: bool = False
-
-    @classmethod
-    def of_files(cls, files: Mapping[str, str], name: str, recipe: Recipe) -> Self:
-        """Makes the order of files that were sent before; `files` maps their names to their digests."""
-        return cls(uploaded_source(files), name, recipe=recipe, is_sent=True)
 
     @property
-    def has_parts(self) -> bool:
-        """Returns whether files of this machine become parts of the model."""
-        return bool(self._parts)
-
-    def text(self, base: str | None = None) -> str:
-        """Returns the source, or the model `base` that is here, and the further files, as `Puller.pull` takes them.
-        Raises `BadRequest`."""
-        if not self.source.strip():
-            raise BadRequest("from names no model", param="from")
-        if base is not None and self.adapters:
-            return uploaded_source(self.adapters, base)
-        return with_parts(self.source if base is None else stored_source(base), self._parts)
+    def model(self) -> str | None:
+        """Returns the name of the model that is pulled, or that the new one is made of; None if it is made of files."""
+        return None if self.files or isinstance(self.source, LocalFiles) or is_file(self.source) else self.source
 
     @property
-    def _parts(self) -> list[tuple[str, str]]:
-        given = {"mmproj": self.mmproj, "chat-template": self.chat_template}
-        single = [(name, source) for name, source in given.items() if source is not None]
-        return [*single, *(("lora", adapter) for adapter in self.lora)]
+    def is_local(self) -> bool:
+        """Returns whether the order reads files of this machine that were not sent."""
+        return self.extras != Extras() or (self.model is None and not self.files)
+
+    @property
+    def derives(self) -> bool:
+        """Returns whether the order makes a model from another one."""
+        return self.model is not None and bool(self.extras != Extras() or self.recipe or self.adapters)
+
+    def __str__(self) -> str:
+        return "files that were sent" if self.files else str(self.source)
+
+
+def parse_extras(mmproj: str | None = None, chat_template: str | None = None, loras: Iterable[str] = ()) -> Extras:
+    """Takes texts `file:///absolute/path`; a colon and a scale may follow an adapter. Raises `BadRequest`."""
+    split = [lora.split(text) for text in loras]
+    return Extras(
+        None if mmproj is None else path_of(mmproj, "mmproj"),
+        None if chat_template is None else path_of(chat_template, "chat-template"),
+        tuple([lora.LoraPath(path_of(place, "lora"), scale) for place, scale in split]),
+    )

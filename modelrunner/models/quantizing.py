@@ -10,7 +10,7 @@ from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull import Puller
-from modelrunner.pull.quantized import quantized_source
+from modelrunner.pull.quantized import Quantized
 from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Store
@@ -51,8 +51,8 @@ class QuantizeTool:
 
 
 class Quantizer:
-    def __init__(self, store: Store, puller: Puller, scheduler: Scheduler) -> None:
-        self._store, self._puller, self._scheduler = store, puller, scheduler
+    def __init__(self, store: Store, puller: Puller, scheduler: Scheduler, tool: QuantizeTool) -> None:
+        self._store, self._puller, self._scheduler, self._tool = store, puller, scheduler, tool
 
     async def quantize(
         self,
@@ -71,7 +71,7 @@ class Quantizer:
         `InsufficientDisk`."""
         base = self._store.get(reference)
         making = recipe.making(await asyncio.to_thread(details_of, self._store, base.id))
-        text = quantized_source(base.name, type, requantize=requantize)
-        made = await self._puller.pull(text, report, name=name, making=making)
+        origin = Quantized(self._store, self._tool, base.name, type.upper(), requantize)
+        made = await self._puller.pull(origin, report, name=name, making=making)
         self._scheduler.events.emit("pull", model=made.name, reason=f"quantized from {base.name} to {type.upper()}")
         return made.name

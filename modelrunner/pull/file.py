@@ -1,18 +1,17 @@
-"""`file:///abs/path.gguf` or `file:///abs/folder`: on this machine, a GGUF file (or one of several shards), or a folder
-with a model in safetensors. Further files of the model follow a question mark (`with_parts`). A path may be a symbolic
-link, as the files in the cache of Hugging Face are: its target is copied. Files are copied, never moved; a copy shares
-its blocks with the original if the file system supports that."""
+"""Models of files on this machine. A path may be a symbolic link, as the files in the cache of Hugging Face are: its
+target is copied. Files are copied, never moved; a copy shares its blocks with the original if the file system supports
+that."""
 
 import asyncio
 import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from modelrunner import lora
 from modelrunner.concurrency.threads import HASHING, in_thread
@@ -21,7 +20,7 @@ from modelrunner.lora import LoraPath
 from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull import linking
 from modelrunner.pull.selection import folder_files, with_shards
-from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way
+from modelrunner.pull.source import Context, FetchResult, LocalOrigin, PullSpec, make_way
 from modelrunner.store import Store, adapters, foreignformats
 from modelrunner.store.files import require_space
 from modelrunner.store.names import PROJECTOR, TEMPLATE, WEIGHTS, is_code
@@ -29,140 +28,125 @@ from modelrunner.types import ModelFormat
 
 _MAGIC = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # its docs/spec.md
-_PARTS = {"mmproj": PROJECTOR, "chat-template": TEMPLATE}
-_LORA = "lora"
-_STORED = "stored://"
 _STEP = 16 << 20
 # The kernel, the file system or the pair of file systems lacks copy_file_range.
 _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY}
 
 
-class FileSource(Source):
-    """Files of this machine. The server serves it only to callers who could open the files themselves."""
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Files that become parts of a model beside its own: a projector in GGUF, a chat template (Jinja), and LoRA
+    adapters."""
 
-    is_local = True
+    mmproj: Path | None = None
+    chat_template: Path | None = None
+    lora: tuple[LoraPath, ...] = ()
 
-    def claims(self, text: str) -> bool:
-        return text.startswith("file:")
+    def __str__(self) -> str:
+        named = {PROJECTOR: self.mmproj, TEMPLATE: self.chat_template}
+        files = [f"{name} {path}" for name, path in named.items() if path]
+        return "".join(f" with {text}" for text in (*files, *(f"{each.path}:{each.scale:g}" for each in self.lora)))
+
+    def files(self, *, folder: bool) -> dict[str, Path]:
+        """Returns the files by their names in the bundle; `folder` is True for a model of safetensors. Raises
+        `BadRequest`, `InvalidModel`."""
+        lora.check(self.lora)
+        found = {PROJECTOR: self.mmproj, TEMPLATE: self.chat_template}
+        paths = {name: path for name, path in found.items() if path is not None}
+        for adapter in self.lora:
+            adapters.require(adapter.path, folder=folder)
+            paths |= adapter.files(folder=folder)
+        return paths
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles(LocalOrigin):
+    """A model of files on this machine: a GGUF file (or one of several shards), or a folder with a model in
+    safetensors. The server takes it only from callers who could open the files themselves. With `linked`, they are of
+    another program: they are cloned or hard-linked if the file systems allow it, since the program's files do not
+    change, and nothing is written into a file that both have."""
+
+    path: Path
+    extras: Extras = Extras()  # it is immutable
+    linked: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path.as_uri()}{self.extras}"
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Copies the files. Raises `ModelNotFound`, `BadRequest` for a file that is not regular or may not be read,
         `InvalidModel` for a file that is not GGUF, `UnsupportedModel` for a folder with code in it, all before the
         first copy."""
-        (source, parts, loras), folder, trust = _places(wanted.text), context.folder, wanted.trust
-        loop = asyncio.get_running_loop()
 
-        def copied(name: str, size: int, done: int, total: int) -> None:
-            progress = WorkProgress(f"Copying {name}", "copying", total, done, FileProgress(name, size, size))
-            loop.call_soon_threadsafe(context.report, progress)
+        def find() -> dict[str, Path]:
+            whole = self.path.is_dir()
+            files = _in_folder(self.path, wanted.trust) if whole else _shards(self.path)
+            return files | self.extras.files(folder=whole)
 
-        def work(stop: threading.Event) -> dict[str, Path]:
-            with ExitStack() as stack:
-                base, whole = self._base(source, trust)
-                paths = base | parts
-                for adapter in loras:
-                    adapters.require(adapter.path, folder=whole)
-                    paths |= adapter.files(folder=whole)
-                magic = {name: _MAGIC for name in paths if name.endswith(".gguf")}
-                opened = {name: _open(path, magic.get(name, b""), stack) for name, path in paths.items()}
-                sizes = {name: os.fstat(descriptor).st_size for name, descriptor in opened.items()}
-                self._require_space(folder, sizes.values())
-                done = 0
-                for name, descriptor in opened.items():
-                    if self._is_copied(descriptor, make_way(folder, name)):
-                        _copy(descriptor, folder / name, sizes[name], stop)
-                    done += sizes[name]
-                    copied(paths[name].name, sizes[name], done, sum(sizes.values()))
-                return {name: folder / name for name in paths}
-
-        return FetchResult(await in_thread(work, HASHING))
-
-    def _base(self, source: str, trust: bool) -> tuple[dict[str, Path], bool]:
-        """Returns the files of the model itself, and whether they come from a folder."""
-        original = _path(source, "from")
-        whole = original.is_dir()
-        return (_in_folder(original, trust) if whole else _shards(original)), whole
-
-    def _require_space(self, folder: Path, sizes: Iterable[int]) -> None:
-        require_space(folder, sum(sizes))
-
-    def _is_copied(self, descriptor: int, target: Path) -> bool:
-        """Returns False if `target` was made of the open file in another way."""
-        return True
+        return FetchResult(await _copied(find, context, linked=self.linked))
 
 
-class ImportSource(FileSource):
-    """`import:///abs/path`: a file of another program. The files are cloned or hard-linked if the file systems allow
-    it: the program's files do not change, and nothing is written into a file that both have."""
+@dataclass(frozen=True, slots=True)
+class StoredFiles(LocalOrigin):
+    """The files of a model in the store, for a new model that is made of them and of others."""
 
-    def claims(self, text: str) -> bool:
-        return text.startswith("import:")
+    store: Store
+    model: str
+    extras: Extras = Extras()  # it is immutable
+
+    def __str__(self) -> str:
+        return f"{self.model}{self.extras}"
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
-        return await super().fetch(replace(wanted, text=f"file:{wanted.text.removeprefix('import:')}"), context)
+        def find() -> dict[str, Path]:
+            return self.extras.files(folder=self.store.get(self.model).format == ModelFormat.SAFETENSORS)
 
-    def _require_space(self, folder: Path, sizes: Iterable[int]) -> None:
-        """Requires nothing: links need no space, and a copy that does not fit fails while it is written."""
-
-    def _is_copied(self, descriptor: int, target: Path) -> bool:
-        return linking.take(descriptor, target) is linking.LinkKind.COPY
-
-
-class StoredSource(FileSource):
-    """`stored://REF`: a model in the store, for a new model that is made of its files."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def claims(self, text: str) -> bool:
-        return text.startswith(_STORED)
-
-    async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
-        fetched = await super().fetch(wanted, context)
-        stored = {name: blob.digest.hex for name, blob in self._store.files(_stored(wanted.text)).items()}
-        return replace(fetched, stored={name: hex for name, hex in stored.items() if name not in fetched.files})
-
-    def _base(self, source: str, trust: bool) -> tuple[dict[str, Path], bool]:
-        return {}, self._store.get(_stored(source)).format == ModelFormat.SAFETENSORS
+        copied = await _copied(find, context)
+        stored = {name: blob.digest.hex for name, blob in self.store.files(self.model).items()}
+        return FetchResult(copied, stored={name: hex for name, hex in stored.items() if name not in copied})
 
 
-def stored_source(reference: str) -> str:
-    """Returns the text of a `StoredSource`."""
-    return f"{_STORED}{quote(reference, safe='')}"
+def is_file(text: str) -> bool:
+    """Returns whether the text has the form `file:...`, even if it is wrong in other ways."""
+    return text.startswith("file:")
 
 
-def _stored(text: str) -> str:
-    return unquote(text.removeprefix(_STORED).partition("?")[0])
+async def _copied(find: Callable[[], dict[str, Path]], context: Context, *, linked: bool = False) -> dict[str, Path]:
+    """Copies the found files into the folder of the pull, and returns the copies by the same names. `linked` files are
+    linked or cloned where that is possible."""
+    loop, folder = asyncio.get_running_loop(), context.folder
+
+    def copied(name: str, size: int, done: int, total: int) -> None:
+        progress = WorkProgress(f"Copying {name}", "copying", total, done, FileProgress(name, size, size))
+        loop.call_soon_threadsafe(context.report, progress)
+
+    def work(stop: threading.Event) -> dict[str, Path]:
+        with ExitStack() as stack:
+            paths = find()
+            magic = {name: _MAGIC for name in paths if name.endswith(".gguf")}
+            opened = {name: _open(path, magic.get(name, b""), stack) for name, path in paths.items()}
+            sizes = {name: os.fstat(descriptor).st_size for name, descriptor in opened.items()}
+            if not linked:  # links need no space, and a copy that does not fit fails while it is written
+                require_space(folder, sum(sizes.values()))
+            done = 0
+            for name, descriptor in opened.items():
+                target = make_way(folder, name)
+                if not linked or linking.take(descriptor, target) is linking.LinkKind.COPY:
+                    _copy(descriptor, target, sizes[name], stop)
+                done += sizes[name]
+                copied(paths[name].name, sizes[name], done, sum(sizes.values()))
+            return {name: folder / name for name in paths}
+
+    return await in_thread(work, HASHING)
 
 
-def with_parts(text: str, parts: Iterable[tuple[str, str]]) -> str:
-    """Returns the source `text` with further files of the model, written as in `file://` addresses. Each of the `parts`
-    is a name and a file: `mmproj` (a projector in GGUF), `chat-template` (Jinja), or `lora`, a LoRA adapter (`lora.py`)
-    that may end with a colon and its scale."""
-    return f"{text}?{query}" if (query := urlencode(list(parts))) else text
-
-
-def _places(text: str) -> tuple[str, dict[str, Path], list[LoraPath]]:
-    """Returns the source without its further files, these files by their names in the bundle, and the adapters. Raises
-    `BadRequest`."""
-    source, mark, query = text.partition("?")
-    try:
-        given = parse_qsl(query, strict_parsing=True, errors="strict") if mark else []
-        parts = {_PARTS[name]: _path(part, name) for name, part in given if name != _LORA}
-    except (KeyError, ValueError):
-        raise BadRequest(f"{text!r} names no file: write a question mark as %3F", param="from") from None
-    places = [lora.split(part) for name, part in given if name == _LORA]
-    loras = [LoraPath(_path(place, _LORA), scale) for place, scale in places]
-    lora.check(loras)
-    return source, parts, loras
-
-
-def _path(text: str, param: str) -> Path:
+def path_of(text: str, param: str) -> Path:
+    """Returns the path in `file:///absolute/path`. Raises `BadRequest`, which names the parameter."""
     parts = urlsplit(text)
     local = parts.scheme == "file" and parts.netloc in ("", "localhost")
     path = unquote(parts.path, errors="strict") if local else ""
     if not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
-        raise BadRequest(f"{text!r} names no file: write file:///absolute/path", param=param)
+        raise BadRequest(f"{text!r} names no file: write file:///absolute/path, a question mark as %3F", param=param)
     return Path(path)
 
 

@@ -25,7 +25,7 @@ from modelrunner.pull.claims import Claim
 from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.places import PullTarget
 from modelrunner.pull.shared import SharedDownloads
-from modelrunner.pull.source import Context, FetchResult, Making, PullResult, PullSpec, Source, make_way
+from modelrunner.pull.source import Context, Fetcher, FetchResult, LocalOrigin, Making, PullResult, PullSpec, make_way
 from modelrunner.store import Blob, Digest, Store, formats
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
@@ -57,7 +57,7 @@ class PullJob:
         journal: Journal,
         shared: SharedDownloads,
         transfers: Transfers,
-        source: Source,
+        source: Fetcher,
         wanted: PullSpec,
         target: PullTarget,
         claim: Claim,
@@ -65,7 +65,7 @@ class PullJob:
     ) -> None:
         self._store, self._journal, self._shared = store, journal, shared
         self._claim = claim
-        self._check = check if source.is_local else None
+        self._check = check if isinstance(source, LocalOrigin) else None
         self.transfers = transfers
         self._source, self._wanted, self._target = source, wanted, target
         self.folder = target.folder
@@ -245,7 +245,8 @@ class PullJob:
             folder=self._target.place.data if self._target.fixed else None,
         )
         if fetched.revision is not None:
-            entry = JournalEntry(wanted.origin, model.id, fetched.revision, wanted.text, fetched.version)
+            base = self._source.made_of if isinstance(self._source, LocalOrigin) else ""
+            entry = JournalEntry(wanted.origin, model.id, fetched.revision, wanted.text, fetched.version, base)
             self._journal.record(wanted.reference, entry)
         return model.id
 

@@ -12,13 +12,14 @@ from modelrunner.store import Reference
 
 class JournalEntry(msgspec.Struct, frozen=True):
     """The source of a name: `text` as it was written, `origin` its normal form; `model` is the ID. `version` is the
-    source's own word for `revision`."""
+    source's own word for `revision`; `base` is `LocalOrigin.made_of`."""
 
     origin: str
     model: str
     revision: str
     text: str = ""
     version: str = ""
+    base: str = ""
 
 
 class Journal:

@@ -28,7 +28,6 @@ from modelrunner.errors import (
     StorageFailed,
 )
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
-from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.job import HeaderCheck, PullJob
 from modelrunner.pull.journal import Journal, JournalEntry
@@ -37,7 +36,7 @@ from modelrunner.pull.places import PullTarget, is_usable, remove_all, roomy, ta
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.rates import RateMeter
 from modelrunner.pull.shared import SharedDownloads
-from modelrunner.pull.source import Making, Preview, PullResult, PullSpec, Source
+from modelrunner.pull.source import Fetcher, LocalOrigin, Making, Preview, PullResult, PullSpec, Source
 from modelrunner.pull.uploads import Uploads
 from modelrunner.store import Leftover, Reference, Store
 from modelrunner.store.references import unpasted
@@ -67,7 +66,7 @@ class Puller:
         self.transfers = transfers or Transfers()
         self.uploads = uploads or Uploads(store)
         self._pruning = asyncio.Lock()
-        self._sources = (PypiSource(), HuggingFaceSource(), FileSource()) if sources is None else tuple(sources)
+        self._sources = (PypiSource(), HuggingFaceSource()) if sources is None else tuple(sources)
         self._journal = Journal(store.data / "state" / "pulled.json")
         self._clock = clock
         self._check = check
@@ -76,7 +75,7 @@ class Puller:
 
     async def pull(
         self,
-        text: str,
+        origin: str | LocalOrigin,
         progress: ProgressReport,
         *,
         token: str | None = None,
@@ -87,9 +86,9 @@ class Puller:
         making: Making | None = None,
         folder: Path | None = None,
     ) -> PullResult:
-        """Brings the model `text` into the store under `name`, or under `text` itself. A model in the store that is
-        undamaged and has not changed at its source is not fetched again; nor is a model whose source cannot be asked.
-        `verify` reads every byte of such a model; without it, only the sizes of its files are compared.
+        """Brings a model into the store under `name`, or under `origin` itself if that is a text. A model in the store
+        that is undamaged and has not changed at its source is not fetched again; nor is one whose source cannot be
+        asked. `verify` reads every byte of such a model; without it, only the sizes of its files are compared.
 
         `progress` is called from the event loop's thread. A caller who asks for a model that is being pulled joins in;
         when the last caller is cancelled the download stops, and the received bytes stay for the next attempt. `token`
@@ -98,14 +97,19 @@ class Puller:
         carries. The model is stored in `folder`, or in the first folder of the store that has room. Raises the errors
         of `Store.places`, and `InvalidReference`, `ModelNotFound`, `SourceFailed`, `UnsupportedModel`, `InvalidModel`,
         `UntrustedModel`, `InsufficientDisk`, `StorageFailed`."""
-        text = unpasted(text)
-        source = self._source(text)
-        if source.is_local and name is None:
-            raise BadRequest(f"give the model from {text} a name", param="name")
-        if verify_key is not None and not source.signs:
+        text = unpasted(origin) if isinstance(origin, str) else str(origin)
+        source = self._source(text) if isinstance(origin, str) else origin
+        named = source if isinstance(source, Source) else None
+        if verify_key is not None and not (named and named.signs):
             raise BadRequest("verify-key is for models in registries, which alone have signatures", param="verify-key")
-        reference = source.name(text) if name is None else Reference.parse_name(name)
-        wanted = PullSpec(text, source.normal(text), reference, token, trust, verify, verify_key, making, folder)
+        if name is not None:
+            reference = Reference.parse_name(name)
+        elif named is not None:
+            reference = named.name(text)
+        else:
+            raise BadRequest(f"give the model from {text} a name", param="name")
+        normal = named.normal(text) if named else text
+        wanted = PullSpec(text, normal, reference, token, trust, verify, verify_key, making, folder)
         while (running := self._running.get(wanted.key)) is not None:
             asked, work = running
             if not work.abandoned and (asked.verify or not verify):
@@ -147,13 +151,9 @@ class Puller:
         text = unpasted(text)
         return self._source(text).name(text)
 
-    def is_local(self, text: str) -> bool:
-        """Returns whether a pull of `text` reads files of this machine."""
-        return any(source.is_local and source.claims(text) for source in self._sources)
-
     async def preview(self, text: str, *, token: str | None = None) -> Preview:
         """Returns a description of the model that a pull of `text` would bring, without the pull. Raises the errors of
-        `pull`, and `BadRequest` for a source without previews."""
+        `pull`."""
         text = unpasted(text)
         source = self._source(text)
         with tempfile.TemporaryDirectory(prefix="modelrunner-") as folder:
@@ -169,8 +169,11 @@ class Puller:
         async def ask(name: str, entry: JournalEntry) -> wire.Update:
             text = entry.text or entry.origin
             try:
-                wanted = PullSpec(text, entry.origin, Reference.parse(name))
-                revision = await self._source(text).revision(wanted)
+                if entry.base:
+                    revision: str | None = self._store.get(entry.base).id
+                else:
+                    wanted = PullSpec(text, entry.origin, Reference.parse(name))
+                    revision = await self._source(text).revision(wanted)
             except ModelRunnerError as error:
                 return wire.Update(name, text, None, error.message)
             newer = None if revision is None else revision != entry.revision
@@ -236,13 +239,14 @@ class Puller:
         """Returns whether a pull uses the path. Any thread may call it."""
         return path in self._busy or self._shared.is_busy(path) or self.uploads.is_busy(path)
 
-    def _start(self, source: Source, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
+    def _start(self, source: Fetcher, wanted: PullSpec) -> JointWork[WorkProgress, PullResult]:
         meter = RateMeter(self._clock)
         name = hashlib.sha256(wanted.key.encode()).hexdigest()[:32]
         folders: set[Path] = set()
 
         async def attempt(target: PullTarget, others: Sequence[PullTarget], report: ProgressReport) -> PullResult:
-            with self.uploads.using(wanted.text), self.uploads.claims.claim() as claim:
+            sent = source.sent if isinstance(source, LocalOrigin) else ()
+            with self.uploads.using(sent), self.uploads.claims.claim() as claim:
                 job = PullJob(
                     self._store, self._journal, self._shared, self.transfers, source, wanted, target, claim, self._check
                 )

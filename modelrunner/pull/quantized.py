@@ -1,22 +1,21 @@
-"""`quantized:MODEL?type=TYPE`: a model of the store in another quantization, which a tool of its engine makes."""
+"""A model of the store in another quantization, which a tool of its engine makes."""
 
 import math
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.durable import discard
 from modelrunner.errors import BadRequest
 from modelrunner.progress import ProgressReport
-from modelrunner.pull.source import Context, FetchResult, PullSpec, Source, make_way
+from modelrunner.pull.source import Context, FetchResult, LocalOrigin, PullSpec, make_way
 from modelrunner.store import Store
 from modelrunner.store.describe import main_type
 from modelrunner.store.files import require_space
 from modelrunner.types import Bundle, ModelFormat
 
-_SCHEME = "quantized:"
 _TYPE = re.compile(r"[A-Z]{1,5}(?P<bits>[0-9]{1,2})[A-Z0-9_]{0,12}")
 _FULL = frozenset({"F32", "F16", "BF16"})
 _TARGET = "model.gguf"
@@ -26,29 +25,36 @@ Tool = Callable[[Bundle, Path, str, ProgressReport], Awaitable[None]]
 """Writes the model's weights in a type into a new file. Raises errors of this package."""
 
 
-class QuantizedSource(Source):
-    """Quantized models of the store; `tool` does the work. The revision of such a model is its base's ID."""
+@dataclass(frozen=True, slots=True)
+class Quantized(LocalOrigin):
+    """The model `base` of the store with weights of the `type` (Q4_K_M), which the `tool` makes. The revision of such a
+    model is its base's ID. `requantize` accepts a base that is quantized already."""
 
-    is_local = True
+    store: Store
+    tool: Tool
+    base: str
+    type: str
+    requantize: bool = False
 
-    def __init__(self, store: Store, tool: Tool) -> None:
-        self._store, self._tool = store, tool
+    def __str__(self) -> str:
+        return f"{self.base} quantized to {self.type}"
 
-    def claims(self, text: str) -> bool:
-        return text.startswith(_SCHEME)
+    @property
+    def made_of(self) -> str:
+        return self.base
 
     async def revision(self, wanted: PullSpec) -> str | None:
-        return self._store.get(_parts(wanted.text)[0]).id
+        return self.store.get(self.base).id
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Quantizes the model. Raises `BadRequest` for a model that is not GGUF, or that is quantized already without
         `requantize`."""
-        base, type, requantize = _parts(wanted.text)
-        bundle = await in_thread(lambda _: self._store.bundle(base))
+        base, type, store = self.base, self.type, self.store
+        bundle = await in_thread(lambda _: store.bundle(base))
         if bundle.format is not ModelFormat.GGUF:
             raise BadRequest(f"{base} is in {bundle.format}: only a model in GGUF can be quantized", param="model")
         held = main_type(bundle.header.tensors)
-        if held not in _FULL and not requantize:
+        if held not in _FULL and not self.requantize:
             raise BadRequest(
                 f"{base} is quantized already ({held}), and another quantization loses more: take one in F16, or give"
                 " `--requantize`",
@@ -59,21 +65,15 @@ class QuantizedSource(Source):
         await in_thread(lambda _: require_space(context.folder, needed))
         target = await in_thread(lambda _: make_way(context.folder, _TARGET))
         try:
-            await self._tool(bundle, target, type, context.report)
+            await self.tool(bundle, target, type, context.report)
         except BaseException:
             await in_thread(lambda _: discard(target))  # no later attempt could continue with a part of it
             raise
-        files = await in_thread(lambda _: self._store.files(bundle.model_id))
+        files = await in_thread(lambda _: store.files(bundle.model_id))
         others = {name: blob.digest.hex for name, blob in files.items() if not _is_weights(name)}
         return FetchResult(
             {_TARGET: target}, stored=others, revision=bundle.model_id, version=f"{type} of {bundle.model_id}"
         )
-
-
-def quantized_source(base: str, type: str, *, requantize: bool = False) -> str:
-    """Returns the text of a `QuantizedSource`."""
-    given = {"type": type.upper()} | ({"requantize": "1"} if requantize else {})
-    return f"{_SCHEME}{quote(base, safe='/:@=')}?{urlencode(given)}"
 
 
 def expected_size(bundle: Bundle, type: str) -> int:
@@ -82,13 +82,6 @@ def expected_size(bundle: Bundle, type: str) -> int:
         raise BadRequest(f"{type[:40]!r} is not a type of quantization: write one such as Q4_K_M", param="type")
     weights = sum(math.prod(tensor.shape) for tensor in bundle.header.tensors)
     return int(weights * (int(match["bits"]) + _EXTRA_BITS) / 8)
-
-
-def _parts(text: str) -> tuple[str, str, bool]:
-    """Returns the base, the type, and whether a quantized base is accepted."""
-    base, _, query = text.removeprefix(_SCHEME).partition("?")
-    given = parse_qs(query)
-    return unquote(base), given.get("type", [""])[0], "requantize" in given
 
 
 def _is_weights(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""The interface of a source of models, and the values that it takes and returns."""
+"""The interfaces of what models are pulled from, and the values that they take and return."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +11,7 @@ from modelrunner.defaults import ModelDefaults
 from modelrunner.durable import discard
 from modelrunner.errors import BadRequest
 from modelrunner.progress import ProgressReport
+from modelrunner.store.digests import Digest
 from modelrunner.store.references import Reference
 from modelrunner.types import Bundle, ModelFormat
 from modelrunner.web.download import Downloader
@@ -30,10 +31,10 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class PullSpec:
-    """The wanted result of a pull. `text` is as the caller wrote it, `origin` its normal form; `reference` is the name
-    that the model gets. `token` goes to the source and nowhere else. `trust` accepts a model that carries code.
-    `verify` reads every byte of a model that is here already. `verify_key`, in PEM, must have signed it. `making` is
-    for a model that gets a manifest of ours. `folder` is the store's folder for the model."""
+    """The wanted result of a pull. `text` is its origin as the caller wrote it, `origin` the normal form; `reference`
+    is the name that the model gets. `token` goes to the source and nowhere else. `trust` accepts a model that carries
+    code. `verify` reads every byte of a model that is here already. `verify_key`, in PEM, must have signed it. `making`
+    is for a model that gets a manifest of ours. `folder` is the store's folder for the model."""
 
     text: str
     origin: str
@@ -136,25 +137,8 @@ class Context:
         return self.partial(file)
 
 
-class Source(ABC):
-    """One kind of source of models. A source holds no state of a pull. The models of one that
-    `is_local` are made of files on this machine: its texts are not references, so the caller must give a name. With
-    `signs`, its models may have signatures."""
-
-    is_local: ClassVar[bool] = False
-    signs: ClassVar[bool] = False
-
-    @abstractmethod
-    def claims(self, text: str) -> bool:
-        """Returns whether `text` has this source's form (`pypi:...`), even if it is invalid in other ways."""
-
-    def name(self, text: str) -> Reference:
-        """Returns the model's default name. Raises `InvalidReference`."""
-        return Reference.parse(text)
-
-    def normal(self, text: str) -> str:
-        """Returns the normal form of `text`. Raises `InvalidReference`."""
-        return text if self.is_local else str(Reference.parse(text))
+class Fetcher(ABC):
+    """That which brings the files of a model. It holds no state of a pull."""
 
     @abstractmethod
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
@@ -173,6 +157,39 @@ class Source(ABC):
         signature is required."""
         return wanted.verify_key is not None
 
+
+class LocalOrigin(Fetcher):
+    """One model that is made of files on this machine: a value. Its text (`str`) is for people, and equal for equal
+    ones."""
+
+    @property
+    def sent(self) -> Collection[Digest]:
+        """The digests of the files that a client sent for it."""
+        return ()
+
+    @property
+    def made_of(self) -> str:
+        """The reference of the stored model whose ID is its revision, "" for none."""
+        return ""
+
+
+class Source(Fetcher):
+    """One kind of source of models, which are named by texts. With `signs`, its models may have signatures."""
+
+    signs: ClassVar[bool] = False
+
+    @abstractmethod
+    def claims(self, text: str) -> bool:
+        """Returns whether `text` has this source's form (`pypi:...`), even if it is invalid in other ways."""
+
+    def name(self, text: str) -> Reference:
+        """Returns the model's default name. Raises `InvalidReference`."""
+        return Reference.parse(text)
+
+    def normal(self, text: str) -> str:
+        """Returns the normal form of `text`. Raises `InvalidReference`."""
+        return str(Reference.parse(text))
+
     async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[wire.Offer]:
         """Returns at most `limit` models that the source offers; none if it cannot be searched. Raises
         `SourceFailed`."""
@@ -180,12 +197,8 @@ class Source(ABC):
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         """Returns a description of the model that `fetch` would bring, without the fetch; `folder` is empty and
-        temporary. Raises the errors of `fetch`, and `BadRequest` for a file of this machine, which the caller may not
-        be allowed to read."""
-        raise BadRequest(
-            f"{text} is a file, not a model: run `modelrunner package` first, then use the model's name",
-            param="model",
-        )
+        temporary. Raises the errors of `fetch`, and `BadRequest` for a source that cannot tell."""
+        raise BadRequest(f"the source of {text} describes no model before it is pulled: pull it first", param="model")
 
 
 def make_way(folder: Path, name: str) -> Path:

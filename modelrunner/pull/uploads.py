@@ -1,4 +1,4 @@
-"""Files that a client uploads over HTTP before it makes a model of them, and the source that takes them."""
+"""Files that a client uploads over HTTP before it makes a model of them."""
 
 import asyncio
 import hashlib
@@ -7,11 +7,11 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from typing import Self
 
 from modelrunner import durable, lora
 from modelrunner.concurrency.threads import LOADING, LoopStream, in_thread
@@ -19,13 +19,13 @@ from modelrunner.errors import BadRequest, InsufficientDisk, ModelNotFound, Payl
 from modelrunner.pull.claims import Claim, Claims
 from modelrunner.pull.places import remove_all, roomy
 from modelrunner.pull.selection import choose, folder_files
-from modelrunner.pull.source import Context, FetchResult, PullSpec, Source
+from modelrunner.pull.source import Context, FetchResult, LocalOrigin, PullSpec
 from modelrunner.store import Digest, Store
 from modelrunner.store.files import require_space, size_of
 from modelrunner.store.names import CONFIG, is_code
 
 LARGEST = 1 << 40  # bytes of one file
-_UPLOAD, _STORED = "upload-", "uploaded:"
+_UPLOAD = "upload-"
 _KEPT = 86_400.0  # seconds that a file waits for its model
 _PIECE, _STEP = 1 << 20, 64 << 20  # bytes that are written at once; bytes after which more room is claimed
 
@@ -35,7 +35,7 @@ class Uploads:
     day, or by `prune`. `claims` are those of uploads and pulls together. Belongs to one event loop."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self.claims = Claims(store)
         self._writing: set[Path] = set()
         self._users: Counter[Digest] = Counter()
@@ -45,10 +45,8 @@ class Uploads:
         return path in self._writing or Digest.named(path.name.removeprefix(_UPLOAD)) in self._users
 
     @contextmanager
-    def using(self, text: str) -> Iterator[None]:
-        """Keeps the files of the source `text` within the block, if it is an `UploadSource`. Raises the errors of
-        `_files`."""
-        digests = set(_files(text).values()) if is_uploaded(text) else set()
+    def using(self, digests: Collection[Digest]) -> Iterator[None]:
+        """Keeps the files within the block."""
         self._users.update(digests)
         try:
             yield
@@ -57,7 +55,7 @@ class Uploads:
 
     def _places(self, digest: Digest) -> Iterator[Path]:
         """Yields the paths at which the file may wait."""
-        return (place.data / "partial" / f"{_UPLOAD}{digest.hex}" for place in self._store.places())
+        return (place.data / "partial" / f"{_UPLOAD}{digest.hex}" for place in self.store.places())
 
     def find(self, digest: Digest) -> Path | None:
         """Returns the path of the waiting file, None if it does not wait. Blocks."""
@@ -66,7 +64,7 @@ class Uploads:
     async def has(self, digest: str) -> bool:
         """Returns whether the file is here, in a model or waiting. Raises `InvalidReference`."""
         wanted = Digest.parse(digest)
-        return await in_thread(lambda _: self._store.have(digest) is not None or self.find(wanted) is not None)
+        return await in_thread(lambda _: self.store.have(digest) is not None or self.find(wanted) is not None)
 
     async def waits(self, digest: str) -> bool:
         """Returns whether the file waits for its model. Raises `InvalidReference`."""
@@ -80,7 +78,7 @@ class Uploads:
         wanted, loop = Digest.parse(digest), asyncio.get_running_loop()
         if size > LARGEST:
             raise PayloadTooLarge(f"a file has at most {LARGEST} bytes")
-        path = await in_thread(lambda _: roomy(self._store, size)) / f"{_UPLOAD}{wanted.hex}"
+        path = await in_thread(lambda _: roomy(self.store, size)) / f"{_UPLOAD}{wanted.hex}"
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
 
         def work(stop: threading.Event) -> None:
@@ -135,7 +133,7 @@ class Uploads:
 
     def _all(self) -> Iterator[Path]:
         """Yields every uploaded file, complete or not, in the folders whose disk answers."""
-        for place in self._store.places():
+        for place in self.store.places():
             with suppress(OSError):
                 yield from (place.data / "partial").glob(f"{_UPLOAD}*")
 
@@ -147,69 +145,52 @@ class Uploads:
                     old.append(path)
         remove_all(old)
 
-    def drop(self, text: str) -> None:
-        """Removes the files of the source `text`, which a model has by now, if no pull takes them. Blocks."""
-        remove_all(
-            path for digest in _files(text).values() if digest not in self._users for path in self._places(digest)
-        )
+    def drop(self, digests: Collection[Digest]) -> None:
+        """Removes the files, which a model has by now, if no pull takes them. Blocks."""
+        remove_all(path for digest in digests if digest not in self._users for path in self._places(digest))
 
 
-class UploadSource(Source):
-    """`uploaded:?NAME=DIGEST&...`: a model of uploaded files, or of files in the store. `uploaded:BASE?...`: the model
-    BASE in the store, with uploaded LoRA adapters."""
+@dataclass(frozen=True, slots=True)
+class UploadedFiles(LocalOrigin):
+    """A model of files that were sent before, or that the store has: `files` maps their names to their digests. With a
+    `model` of the store, they are LoRA adapters for that."""
 
-    is_local = True
+    uploads: Uploads
+    files: Mapping[str, Digest]
+    model: str = ""
 
-    def __init__(self, store: Store, uploads: Uploads) -> None:
-        self._store, self._uploads = store, uploads
+    @classmethod
+    def parse(cls, uploads: Uploads, files: Mapping[str, str], model: str = "") -> Self:
+        """Takes the digests as texts. Raises `InvalidReference`."""
+        return cls(uploads, {name: Digest.parse(digest) for name, digest in files.items()}, model)
 
-    def claims(self, text: str) -> bool:
-        return is_uploaded(text)
+    def __str__(self) -> str:
+        files = ", ".join(f"{name} ({digest})" for name, digest in self.files.items())
+        return f"{self.model} with {files}" if self.model else files
+
+    @property
+    def sent(self) -> Collection[Digest]:
+        return frozenset(self.files.values())
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         """Takes the files. Raises `ModelNotFound` for a file that is not here."""
-        return await in_thread(lambda _: self._fetch(wanted.text))
+        return await in_thread(lambda _: self._fetch())
 
-    def _fetch(self, text: str) -> FetchResult:
-        given, base = _files(text), _base(text)
-        stored = {name: blob.digest.hex for name, blob in self._store.files(base).items()} if base else {}
-        found = FetchResult({}, stored=stored)
-        for name, source in (_adapters(given) if base else _chosen(given)).items():
-            digest = given[source]
-            waiting = self._uploads.find(digest)
-            if self._store.have(str(digest)) is not None:
-                found = replace(found, stored={**found.stored, name: digest.hex})
-            elif waiting is not None:  # the file stays there until the model is made
-                digests = {**found.digests, name: digest.hex}
-                stored = {other: hex for other, hex in found.stored.items() if other != name}
-                found = replace(found, files={**found.files, name: waiting}, digests=digests, stored=stored)
+    def _fetch(self) -> FetchResult:
+        store = self.uploads.store
+        stored = {name: blob.digest.hex for name, blob in store.files(self.model).items()} if self.model else {}
+        files: dict[str, Path] = {}
+        digests: dict[str, str] = {}
+        for name, source in (_adapters if self.model else _chosen)(self.files).items():
+            digest = self.files[source]
+            if store.have(str(digest)) is not None:
+                stored[name] = digest.hex
+            elif (waiting := self.uploads.find(digest)) is not None:  # the file stays there until the model is made
+                files[name], digests[name] = waiting, digest.hex
+                stored.pop(name, None)
             else:
                 raise ModelNotFound(f"the file {source!r} ({digest}) is not here: send it first", param="files")
-        return found
-
-
-def uploaded_source(files: Mapping[str, str], base: str = "") -> str:
-    """Returns the text of an `UploadSource`: `files` maps names to digests, `sha256:HEX`; with a `base`, they are
-    adapters."""
-    return f"{_STORED}{quote(base)}?{urlencode(list(files.items()))}"
-
-
-def is_uploaded(text: str) -> bool:
-    """Returns whether `text` is that of an `UploadSource`."""
-    return text.startswith(_STORED)
-
-
-def _files(text: str) -> dict[str, Digest]:
-    """Returns the digests by the names of the files. Raises `BadRequest`, `InvalidReference`."""
-    try:
-        given = parse_qsl(text.partition("?")[2], strict_parsing=True, errors="strict")
-    except ValueError:
-        raise BadRequest("files must map names to digests", param="files") from None
-    return {name: Digest.parse(digest) for name, digest in given}
-
-
-def _base(text: str) -> str:
-    return unquote(text.removeprefix(_STORED).partition("?")[0])
+        return FetchResult(files, digests, stored)
 
 
 def _adapters(names: Mapping[str, Digest]) -> dict[str, str]:

@@ -283,7 +283,7 @@ async def test_nobody_sees_them_over_tcp(start_daemon: StartDaemon, theirs: dict
         assert answer.status == 403
     async with daemon.tcp.post("/models/import", json={"model": "tiny"}) as answer:
         assert answer.status == 403
-    source = f"import://{theirs['registry.ollama.ai/library/tiny:7b']}"
+    source = theirs["registry.ollama.ai/library/tiny:7b"].as_uri()
     async with daemon.tcp.post("/models/create", json={"from": source, "name": "x"}) as answer:
         assert answer.status == 403
 

@@ -42,7 +42,7 @@ async def test_the_new_model_has_what_its_base_has_and_says_where_it_is_from(dae
     async with daemon.tcp.get("/models/small") as answer:
         made = await answer.json()
     assert made["id"] != base["id"]
-    source = {"name": "small", "from": "quantized:mario?type=Q4_0", "version": f"Q4_0 of {base['id']}"}
+    source = {"name": "small", "from": "mario quantized to Q4_0", "version": f"Q4_0 of {base['id']}"}
     assert made["origins"] == [source]
     async with daemon.tcp.get("/models/small/show") as answer:
         shown = await answer.json()
@@ -103,5 +103,5 @@ async def test_by_ollamas_client(daemon: Daemon) -> None:
     async with daemon.tcp.get("/models/small/show") as answer:
         assert (await answer.json())["system"] == "You are Luigi."
     async with daemon.tcp.get("/models/small") as answer:
-        assert (await answer.json())["origins"][0]["from"] == "quantized:mario?type=Q4_0"
+        assert (await answer.json())["origins"][0]["from"] == "mario quantized to Q4_0"
     assert left(daemon) == []

@@ -211,7 +211,7 @@ async def test_what_names_no_model_is_not_for_a_key_of_some(start_daemon: StartD
         async with daemon.tcp.post(f"/models/load{query}", data=io.BytesIO(archive), headers=headers) as answer:
             assert answer.status == expected, await answer.text()
     assert (await call(daemon, "POST", "/models/prune?unused=1d", key))[0] == 403
-    made = {"model": "team/made", "from": f"uploaded:{id}?a.gguf=sha256:{0:064}"}
+    made = {"model": "team/made", "from": id, "adapters": {"a.gguf": f"sha256:{0:064}"}}
     assert (await call(daemon, "POST", "/api/create", key, made))[0] == 403
 
 

@@ -168,7 +168,6 @@ USES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST /models/import", "", {"model": "x"}),
     ("POST /models/create", "from", {"from": FILE, "name": "x"}),
     ("POST /models/create", "from", {"from": "smol", "name": "x", "mmproj": FILE}),
-    ("POST /models/create", "from", {"from": "uploaded:?a.gguf=x", "name": "x"}),
     ("POST /models/create", "trust-remote-code", {"from": "smol", "trust-remote-code": True}),
     ("POST /models/load", "trust", {}),
     ("POST /models/{ref}/push", "sign", {"sign": "/x.pem"}),

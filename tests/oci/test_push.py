@@ -15,7 +15,7 @@ from modelrunner.oci.push import Pusher
 from modelrunner.oci.repository import Manner
 from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
-from modelrunner.pull.file import FileSource
+from modelrunner.pull.file import LocalFiles
 from tests.oci.artifacts import published
 from tests.oci.conftest import MANNER, Machine
 from tests.oci.fake import FakeRegistry
@@ -40,7 +40,7 @@ async def package(machine: Machine, name: str, files: dict[str, bytes]) -> str:
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(data)
     source = folder if "config.json" in files else folder / next(iter(files))
-    return (await Puller(machine.store, [FileSource()]).pull(source.as_uri(), ignore, name=name)).id
+    return (await Puller(machine.store, []).pull(LocalFiles(source), ignore, name=name)).id
 
 
 FORMS = {

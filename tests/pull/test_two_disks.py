@@ -11,10 +11,10 @@ import pytest
 from modelrunner.errors import InsufficientDisk, SourceFailed, StorageFailed
 from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull import FetchResult, Puller
-from modelrunner.pull.file import FileSource, ImportSource
+from modelrunner.pull.file import LocalFiles
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.loading import LoadOptions
-from modelrunner.pull.uploads import Uploads, UploadSource, uploaded_source
+from modelrunner.pull.uploads import UploadedFiles, Uploads
 from modelrunner.store import Store
 from modelrunner.store.layout import archive_of
 from tests.pull.disks import asked_on_this_thread, die, fill
@@ -47,7 +47,7 @@ def puller(store: Store, hub: Hub) -> Puller:
 def puller_of(store: Store, hub: Hub) -> Puller:
     uploads = Uploads(store)
     hugging = HuggingFaceSource(hub.endpoint, pause=at_once)
-    return Puller(store, [hugging, FileSource(), ImportSource(), UploadSource(store, uploads)], uploads=uploads)
+    return Puller(store, [hugging], uploads=uploads)
 
 
 def waiting(folder: Path) -> list[str]:
@@ -62,11 +62,10 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def upload(puller: Puller, data: bytes = MODEL) -> str:
-    """Returns the text of the source."""
+async def upload(puller: Puller, data: bytes = MODEL) -> UploadedFiles:
     digest = f"sha256:{sha256(data)}"
     await puller.uploads.take(digest, pieces(data), len(data))
-    return uploaded_source({"m.gguf": digest})
+    return UploadedFiles.parse(puller.uploads, {"m.gguf": digest})
 
 
 async def test_a_pull_into_each_file_system(puller: Puller, store: Store, hub: Hub, other_disk: Path) -> None:
@@ -81,15 +80,15 @@ async def test_a_pull_into_each_file_system(puller: Puller, store: Store, hub: H
     assert waiting(other_disk) == waiting(store.data) == []
 
 
-@pytest.mark.parametrize("scheme", ["file", "import"])
+@pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("outwards", [True, False])
 async def test_a_file_of_the_other_file_system(
-    puller: Puller, store: Store, tmp_path: Path, other_disk: Path, scheme: str, outwards: bool
+    puller: Puller, store: Store, tmp_path: Path, other_disk: Path, linked: bool, outwards: bool
 ) -> None:
     source, target = (tmp_path, other_disk) if outwards else (other_disk, store.data)
     file = source / "m.gguf"
     file.write_bytes(MODEL)
-    await puller.pull(f"{scheme}://{file}", ignore, name="mine", folder=target)
+    await puller.pull(LocalFiles(file, linked=linked), ignore, name="mine", folder=target)
     stored = store.bundle("mine").model_file
     assert stored.read_bytes() == file.read_bytes() == MODEL
     assert stored.stat().st_dev == target.stat().st_dev != file.stat().st_dev
@@ -99,9 +98,9 @@ async def test_a_file_of_the_other_file_system(
 async def test_what_was_sent_waits_on_another_file_system_than_its_model(
     puller: Puller, store: Store, other_disk: Path
 ) -> None:
-    text = await upload(puller)
+    origin = await upload(puller)
     assert waiting(other_disk) == [f"upload-{sha256(MODEL)}"]
-    await puller.pull(text, ignore, name="sent", folder=store.data)
+    await puller.pull(origin, ignore, name="sent", folder=store.data)
     assert folder_of(store, "sent") == store.data
     assert store.bundle("sent").model_file.read_bytes() == MODEL
     assert waiting(other_disk) == waiting(store.data) == []
@@ -112,11 +111,11 @@ async def test_what_was_sent_is_found_in_any_folder(
 ) -> None:
     full = {other_disk}
     fill(monkeypatch, full)
-    text = await upload(puller)
+    origin = await upload(puller)
     full.clear()
     assert (waiting(other_disk), waiting(store.data)) == ([], [f"upload-{sha256(MODEL)}"])
     assert await puller.uploads.has(f"sha256:{sha256(MODEL)}")
-    await puller.pull(text, ignore, name="sent")
+    await puller.pull(origin, ignore, name="sent")
     assert folder_of(store, "sent") == store.data  # where it is already
     assert waiting(store.data) == []
 
@@ -124,36 +123,36 @@ async def test_what_was_sent_is_found_in_any_folder(
 async def test_no_room_for_a_copy_is_told_before_it_is_made(
     puller: Puller, store: Store, other_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = await upload(puller)
+    origin = await upload(puller)
     fill(monkeypatch, {store.data})
     with pytest.raises(InsufficientDisk, match=f"not enough room on the disk: needed {len(MODEL) * 105 // 100} bytes"):
-        await puller.pull(text, ignore, name="sent", folder=store.data)
+        await puller.pull(origin, ignore, name="sent", folder=store.data)
     assert waiting(other_disk) == [f"upload-{sha256(MODEL)}"]
     assert waiting(store.data) == []
 
 
-def huge(folder: Path) -> str:
-    """Something that was sent, which would take hours to read or to copy. Returns the text of the source."""
+def huge(puller: Puller, folder: Path) -> UploadedFiles:
+    """Something that was sent, which would take hours to read or to copy."""
     path = folder / "partial" / f"upload-{'a' * 64}"
     path.write_bytes(b"GGUF")
     os.truncate(path, 1 << 40)
-    return uploaded_source({"m.gguf": f"sha256:{'a' * 64}"})
+    return UploadedFiles.parse(puller.uploads, {"m.gguf": f"sha256:{'a' * 64}"})
 
 
 async def test_what_was_sent_is_kept_while_a_pull_takes_it_and_a_cancelled_one_stops(
     puller: Puller, store: Store, other_disk: Path
 ) -> None:
-    text, storing = huge(other_disk), asyncio.Event()
+    origin, storing = huge(puller, other_disk), asyncio.Event()
 
     def watch(line: WorkProgress) -> None:
         if line.phase == "storing":
             storing.set()
 
-    pulling = asyncio.create_task(puller.pull(text, watch, name="sent", folder=store.data))
+    pulling = asyncio.create_task(puller.pull(origin, watch, name="sent", folder=store.data))
     async with asyncio.timeout(HUNG):
         await storing.wait()
         assert await puller.prune() == ()
-        puller.uploads.drop(text)
+        puller.uploads.drop(origin.sent)
         assert waiting(other_disk) == [f"upload-{'a' * 64}"]
         pulling.cancel()
         await asyncio.wait([pulling])
@@ -165,7 +164,7 @@ async def test_what_was_sent_is_kept_while_a_pull_takes_it_and_a_cancelled_one_s
 async def test_who_waits_for_another_to_store_its_files_can_be_cancelled(
     puller: Puller, store: Store, other_disk: Path
 ) -> None:
-    text, pulls = huge(other_disk), []
+    origin, pulls = huge(puller, other_disk), []
     async with asyncio.timeout(HUNG):
         for name in ("first", "second"):
             storing = asyncio.Event()
@@ -174,7 +173,7 @@ async def test_who_waits_for_another_to_store_its_files_can_be_cancelled(
                 if line.phase == "storing":
                     storing.set()
 
-            pulls.append(asyncio.create_task(puller.pull(text, watch, name=name)))
+            pulls.append(asyncio.create_task(puller.pull(origin, watch, name=name)))
             await storing.wait()
         for pull in reversed(pulls):
             assert not pull.done()
@@ -293,8 +292,8 @@ async def test_a_disk_that_fails_takes_nothing_that_is_sent(
     store.remove(NAME)
     with monkeypatch.context() as patch:
         die(patch, other_disk)
-        text = await upload(puller)
-        assert (await puller.pull(text, ignore, name="sent")).name == "sent"
+        origin = await upload(puller)
+        assert (await puller.pull(origin, ignore, name="sent")).name == "sent"
         store.remove("sent")
         loaded = await puller.load(pieces(archive), ignore, LoadOptions())
         assert [model.name for model in loaded] == ["hf.co/org/tiny-gguf"]
@@ -319,7 +318,7 @@ async def test_the_event_loop_never_waits_for_a_disk(
         asked.clear()
         await puller.pull(NAME, ignore)
         await puller.pull(OTHER, ignore, folder=store.data)
-        await puller.pull(f"file://{tmp_path}/m.gguf", ignore, name="file")
+        await puller.pull(LocalFiles(tmp_path / "m.gguf"), ignore, name="file")
         sent = gguf(seed=2)
         assert not await puller.uploads.has(f"sha256:{sha256(sent)}")
         await puller.pull(await upload(puller, sent), ignore, name="sent", folder=store.data)

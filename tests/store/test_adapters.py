@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound
+from modelrunner.models.orders import parse_extras
 from modelrunner.pull import Puller
-from modelrunner.pull.file import with_parts
+from modelrunner.pull.file import LocalFiles
 from modelrunner.store import Store, adapters
 from modelrunner.store.mediatypes import GGUF_TYPE, LORA_TYPE
 from tests.models import lora, safetensors
@@ -32,8 +33,7 @@ def model(tmp_path: Path) -> Path:
 
 
 async def package(store: Store, source: Path, *loras: str) -> None:
-    parts = [("lora", adapter) for adapter in loras]
-    await Puller(store).pull(with_parts(source.as_uri(), parts), lambda _: None, name="mine")
+    await Puller(store).pull(LocalFiles(source, parse_extras(loras=loras)), lambda _: None, name="mine")
 
 
 def shown(store: Store) -> list[tuple[str, float, bytes]]:
