@@ -14,10 +14,10 @@ import pytest
 
 from modelrunner.backend import BackendContext, BackendState, InstallProgress
 from modelrunner.errors import BackendUnavailable, BadRequest, InsufficientDisk
-from modelrunner_vllm import VllmBackend, engines, install, machine
+from modelrunner.sdk import packages
+from modelrunner_vllm import VllmBackend, engines, machine
 from modelrunner_vllm.engines import VERSION, EngineKind
 from modelrunner_vllm.machine import Build
-from modelrunner_vllm.settings import VllmSettings
 
 MakeBackend = Callable[..., VllmBackend]
 SERVER = "vllm/entrypoints/launchers/api_server/entry.py"
@@ -197,6 +197,6 @@ async def test_unknown_installation_options_are_refused(make_backend: MakeBacken
 
 
 def test_the_python_behind_ours_makes_the_environment() -> None:
-    found = install.find_python(VllmSettings())
+    found = packages.find_python(None, "vLLM")
     assert found.version >= (3, 11)
     assert found.program.exists()

@@ -1,0 +1,200 @@
+"""An engine that is a set of Python packages in an environment of its own, for backends.
+
+The packages are those of a lock with hashes, and pip fetches them as it is configured. Fetched wheels are kept beside
+the engine's place in the cache until the installation is finished, so an interrupted installation continues where it
+was.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from modelrunner.backend import (
+    Backend,
+    BackendContext,
+    BackendState,
+    BackendStatus,
+    InstallProgress,
+    ProgressCallback,
+)
+from modelrunner.errors import BackendUnavailable, BadRequest
+from modelrunner.sdk import enginecache, programs
+
+_REQUIREMENT = re.compile(r"^[a-z0-9][a-z0-9._-]*==", re.IGNORECASE | re.MULTILINE)
+_PARTS = ".wheels"
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """An interpreter that makes environments. `identity` tells its builds apart."""
+
+    program: Path
+    version: tuple[int, int]
+    identity: tuple[str, ...]
+
+
+def find_python(configured: Path | None, engine: str) -> Python:
+    """Returns the configured interpreter, or the one behind ours. Blocks. Raises `BackendUnavailable`, which names the
+    `engine`."""
+    program = configured.expanduser() if configured else programs.base_python()
+    code = "import json, sys; print(json.dumps([sys.version_info[:2], sys.base_prefix, sys.version]))"
+    try:
+        done = subprocess.run([program, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True)
+        version, prefix, full = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise BackendUnavailable(f"the Python at {program} cannot be used for {engine}: {error}") from None
+    return Python(program, (version[0], version[1]), (prefix, full))
+
+
+def interpreter(folder: Path) -> Path:
+    """Returns the interpreter of the environment in `folder`."""
+    return folder / "bin/python"
+
+
+class Environment:
+    """The making of one environment. `engine` is its name in messages, `lock` the file with its packages, `module` what
+    must be importable in the end. The output of all steps goes to `log`."""
+
+    def __init__(
+        self, engine: str, python: Python, lock: Path, module: str, entry: Path, log: Path, progress: ProgressCallback
+    ) -> None:
+        self._engine, self._python, self._lock, self._module = engine, python, lock, module
+        self._parts = entry.with_name(entry.name + _PARTS)
+        self._log, self._progress = log, progress
+
+    async def make(self, folder: Path) -> None:
+        """Makes the environment in an empty folder. Raises `BackendUnavailable` with pip's reason."""
+        program = interpreter(folder)
+        self._progress(InstallProgress(f"making an environment for {self._engine}"))
+        await programs.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
+        self._parts.mkdir(exist_ok=True)
+        await self.fetch_first(program)
+        total = len(_REQUIREMENT.findall(self._lock.read_text("utf-8")))
+        await self.fetch(program, f"fetching {self._engine}", total, "--require-hashes", "-r", self._lock)
+        wheels = sorted(self._parts.glob("*.whl"))
+        self._progress(InstallProgress(f"installing {len(wheels)} packages; this takes a minute or two"))
+        command = programs.pip("--python", program, "install", "--no-deps", "--no-index", "--progress-bar", "off")
+        await programs.execute([*command, *wheels], log=self._log)
+        self._progress(InstallProgress("trying the engine"))
+        await programs.execute([program, "-I", "-c", f"import {self._module}"], log=self._log)
+        await asyncio.to_thread(shutil.rmtree, self._parts)
+
+    async def fetch_first(self, program: Path) -> None:
+        """Fetches packages that the lock cannot have; `program` is the environment's interpreter."""
+
+    async def fetch(self, program: Path, message: str, total: int, *words: str | Path) -> None:
+        """Fetches wheels by `pip download` with these further words. `total` is their number, 0 if it is not shown.
+        Raises `StepFailed`."""
+        command = programs.pip(
+            "--python", program, "download", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off"
+        )
+        command += ["-d", self._parts, "--find-links", self._parts, *words]
+        self._progress(InstallProgress(message))
+        await programs.execute(command, log=self._log, on_line=self._teller(message, total))
+
+    def _teller(self, message: str, total: int) -> Callable[[str], None]:
+        """Returns an observer of pip's lines. pip prints one line for each requirement."""
+        done = 0
+
+        def tell(line: str) -> None:
+            nonlocal done
+            if line.startswith(("Collecting ", "Ignoring ", "Processing ")):
+                done += 1
+                if total:
+                    self._progress(InstallProgress(message, min(done, total), total))
+
+        return tell
+
+
+class PackagesSettings(BaseModel):
+    """The settings of a backend of packages: `python` makes the engine's environment. By default it is the interpreter
+    behind the one that runs modelrunner."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: Path | None = None
+
+
+class PackagesBackend(Backend):
+    """A backend whose engine is the packages of one lock, for every machine."""
+
+    title: ClassVar[str]
+    """The engine's name for people."""
+    packages_version: ClassVar[str]
+    """The version of the packages, of which a new one is installed anew and measured again."""
+    lock: ClassVar[Path]
+    module: ClassVar[str]
+    """What must be importable in the environment."""
+    disk_needed: ClassVar[int]
+    """Bytes during the installation: the environment, and the wheels that it is made of."""
+    settings_model = PackagesSettings
+    settings: PackagesSettings
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self._installing = enginecache.InstallState()
+
+    @property
+    def _link(self) -> Path:
+        return self.context.engines / self.name
+
+    async def install(self, progress: ProgressCallback, **options: Any) -> None:
+        if options:
+            raise BadRequest(f"{self.name} has no option {min(options)!r} for its installation")
+        with self._installing.reported(self.title, progress) as tell:
+            python = await asyncio.to_thread(find_python, self.settings.python, self.title)
+            key = enginecache.key(self.name, self.packages_version, *python.identity, self.lock.read_text("utf-8"))
+            entry, log = self.context.cache / key, self.context.logs / f"install-{self.name}.log"
+            work = Environment(self.title, python, self.lock, self.module, entry, log, tell)
+
+            async def make(folder: Path) -> dict[str, Any]:
+                await work.make(folder)
+                return {"version": self.packages_version}
+
+            await enginecache.provide(self._link, entry, make, _is_usable, tell, needed=self.disk_needed)
+
+    async def uninstall(self) -> None:
+        """Removes the environment, unless another data directory uses it, and the leftovers of interrupted
+        installations."""
+        await enginecache.withdraw(self._link)
+        await enginecache.discard_leftovers(self.context.cache, self.name)
+
+    def status(self) -> BackendStatus:
+        if self._installing.step:
+            return BackendStatus(BackendState.INSTALLING, self._installing.step)
+        if version := self.version():
+            return BackendStatus(BackendState.RUNNING, f"{self.title} {version}")
+        return BackendStatus(
+            BackendState.NOT_INSTALLED, self._installing.failure or f"{self.title} was not installed yet"
+        )
+
+    def version(self) -> str:
+        folder = self._link.resolve()
+        return str((enginecache.read_marker(folder) or {}).get("version", "")) if _is_usable(folder) else ""
+
+    async def disk_usage(self) -> int:
+        folder = self._link.resolve()
+        return await asyncio.to_thread(enginecache.disk_usage, [folder]) if folder.exists() else 0
+
+    def environment(self) -> Path:
+        """Returns the folder of the installed environment, without links: an update may change the link before a
+        program starts. Raises `BackendUnavailable` if there is none."""
+        folder = self._link.resolve()
+        if not _is_usable(folder):
+            raise BackendUnavailable(
+                f"{self.title} is not installed here: install it with `modelrunner install {self.name}`"
+            )
+        return folder
+
+
+def _is_usable(folder: Path) -> bool:
+    return enginecache.read_marker(folder) is not None and os.access(interpreter(folder), os.X_OK)
