@@ -1,10 +1,11 @@
-"""The command launch, which starts a program with this daemon as its API."""
+"""The command launch, which starts a program with this daemon as its API, and a model that can do what it asks for."""
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import join, quote
 from typing import Any
@@ -13,173 +14,36 @@ import click
 
 from modelrunner import wire
 from modelrunner.cli import output
+from modelrunner.cli.agents import AGENTS, Agent, AgentLaunch, AgentTarget
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import with_client
-from modelrunner.config.locations import Locations
 from modelrunner.errors import ModelRunnerError
 
-_PROVIDER = "modelrunner"
-
-
-@dataclass(frozen=True, slots=True)
-class AgentTarget:
-    """The values that an agent needs. `url` is the daemon's, without a path; `context` is in tokens."""
-
-    url: str
-    model: str
-    key: str
-    context: int
-
-
-@dataclass(frozen=True, slots=True)
-class AgentLaunch:
-    """The start of a program. `file` is written with `content`; if it has other settings, `content` is merged into
-    them. `unset` are variables that would win over `variables`."""
-
-    command: list[str]
-    variables: dict[str, str] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()
-    file: Path | None = None
-    content: dict[str, Any] = field(default_factory=dict)
-
-
-def claude(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Claude Code (https://code.claude.com/docs/en/env-vars); its base URL has no `/v1`."""
-    tiers = {f"ANTHROPIC_DEFAULT_{tier}_MODEL": target.model for tier in ("OPUS", "SONNET", "HAIKU")}
-    address = {"ANTHROPIC_BASE_URL": f"{target.url}/anthropic", "ANTHROPIC_AUTH_TOKEN": target.key}
-    return AgentLaunch(["claude"], {**address, "ANTHROPIC_MODEL": target.model, **tiers}, unset=("ANTHROPIC_API_KEY",))
-
-
-def codex(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Codex (https://developers.openai.com/codex/config-advanced): `-c` overrides config.toml, and
-    it asks for responses. Its web search runs at a service, so it is switched off."""
-    provider = f"model_providers.{_PROVIDER}"
-    settings = {
-        "model": target.model,
-        "model_context_window": target.context,
-        "model_provider": _PROVIDER,
-        "web_search": "disabled",
-        f"{provider}.name": _PROVIDER,
-        f"{provider}.base_url": f"{target.url}/v1",
-        f"{provider}.env_key": "MODELRUNNER_API_KEY",
-        f"{provider}.wire_api": "responses",
-    }
-    options = [part for name, value in settings.items() for part in ("-c", f"{name}={json.dumps(value)}")]
-    return AgentLaunch(["codex", *options], {"MODELRUNNER_API_KEY": target.key})
-
-
-def opencode(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of OpenCode (https://opencode.ai/docs/config and /docs/providers): OPENCODE_CONFIG_CONTENT is
-    merged over the files."""
-    limit = {
-        "context": target.context,
-        "output": target.context // 4,
-    }  # OpenCode shortens a conversation that exceeds the difference
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": _PROVIDER,
-        "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key},
-        "models": {target.model: {"name": target.model, "limit": limit}},
-    }
-    content = {"provider": {_PROVIDER: provider}, "model": f"{_PROVIDER}/{target.model}"}
-    return AgentLaunch(["opencode"], {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
-
-
-def aider(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Aider (https://aider.chat/docs/llms/openai-compat.html)."""
-    variables = {"OPENAI_API_BASE": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
-    return AgentLaunch(["aider", "--model", f"openai/{target.model}"], variables)
-
-
-def goose(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Goose (https://goose-docs.ai/docs/guides/environment-variables): the host has no path, which
-    is a variable of its own. For its side tasks it would ask for a small model of OpenAI's."""
-    variables = {
-        "GOOSE_PROVIDER": "openai",
-        "GOOSE_MODEL": target.model,
-        "GOOSE_FAST_MODEL": target.model,
-        "GOOSE_CONTEXT_LIMIT": str(target.context),
-        "OPENAI_HOST": target.url,
-        "OPENAI_BASE_PATH": "v1/chat/completions",
-        "OPENAI_API_KEY": target.key,
-    }
-    return AgentLaunch(["goose", "session"], variables)
-
-
-def continue_(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Continue (https://docs.continue.dev/reference): config.yaml, here as JSON, which is YAML
-    too, in a file of our own."""
-    model = {
-        "name": target.model,
-        "provider": "openai",
-        "model": target.model,
-        "apiBase": f"{target.url}/v1",
-        "apiKey": target.key,
-        "roles": ["chat", "edit", "apply"],
-    }
-    file = Locations.find().data / "launch" / "continue.yaml"
-    content = {"name": _PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
-    return AgentLaunch(["cn", "--config", str(file)], file=file, content=content)
-
-
-def zed(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Zed (https://zed.dev/docs/ai/use-api-access): the provider's name gives the variable of the
-    key."""
-    model = {"name": target.model, "display_name": target.model, "max_tokens": target.context}
-    provider = {"api_url": f"{target.url}/v1", "available_models": [model]}
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    content = {"language_models": {"openai_compatible": {_PROVIDER: provider}}}
-    return AgentLaunch(
-        ["zed", "."], {"MODELRUNNER_API_KEY": target.key}, file=folder / "zed" / "settings.json", content=content
-    )
-
-
-def open_webui(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Open WebUI (https://docs.openwebui.com/reference/env-configuration)."""
-    variables = {"OPENAI_API_BASE_URL": f"{target.url}/v1", "OPENAI_API_KEY": target.key}
-    return AgentLaunch(["open-webui", "serve"], variables)
-
-
-def shell(target: AgentTarget) -> AgentLaunch:
-    """Returns the variables that the clients of OpenAI, Anthropic and Ollama read."""
-    variables = {
-        "OPENAI_BASE_URL": f"{target.url}/v1",
-        "OPENAI_API_KEY": target.key,
-        "ANTHROPIC_BASE_URL": f"{target.url}/anthropic",
-        "ANTHROPIC_AUTH_TOKEN": target.key,
-        "OLLAMA_HOST": target.url,
-        "OLLAMA_API_KEY": target.key,
-    }
-    return AgentLaunch([], variables)
-
-
-AGENTS: dict[str, Callable[[AgentTarget], AgentLaunch]] = {
-    "claude": claude,
-    "codex": codex,
-    "opencode": opencode,
-    "aider": aider,
-    "goose": goose,
-    "continue": continue_,
-    "zed": zed,
-    "open-webui": open_webui,
-    "env": shell,
-}
+_SHOWN = 5  # models that a message names
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("agent", type=click.Choice(list(AGENTS)), metavar="AGENT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
-@click.option("--model", metavar="MODEL", help="The model; by default the only one that can chat.")
+@click.option("--model", metavar="MODEL", help="The model; by default the one that suits the program.")
+@click.option("--yes", is_flag=True, help="Take the offered model and window without a question.")
 @click.option("--dry-run", is_flag=True, help="Only show the file and the command.")
 @with_client()
-def launch(client: HttpClient, agent: str, arguments: tuple[str, ...], model: str | None, dry_run: bool) -> None:
+def launch(
+    client: HttpClient, agent: str, arguments: tuple[str, ...], model: str | None, yes: bool, dry_run: bool
+) -> None:
     """Start a coding agent, or another program, with a model of this machine.
 
     AGENT is claude, codex, opencode, aider, goose, continue, zed, open-webui, or env, which prints the variables for a
     shell: eval "$(modelrunner launch env)". Further ARGUMENTS go to the program. Before the command changes a file of
-    the program, it keeps a copy.
+    the program, it keeps a copy. A model whose window is too small for the program's first question gets a preset with
+    a larger one, which nobody else uses.
     """
-    found = AGENTS[agent](_target(client, model, named=agent not in ("env", "open-webui")))
+    wanted = AGENTS[agent]
+    target = _target(client, model or "")
+    if wanted.window:
+        target = _suited(client, agent, wanted, target, yes=yes, dry_run=dry_run)
+    found = wanted.start(target)
     if not found.command:
         for name, value in found.variables.items():
             output.say(f"export {name}={quote(value)}")
@@ -204,23 +68,90 @@ def launch(client: HttpClient, agent: str, arguments: tuple[str, ...], model: st
     os.execve(program, command, {**kept, **found.variables})
 
 
-def _target(client: HttpClient, model: str | None, *, named: bool) -> AgentTarget:
+def _target(client: HttpClient, model: str) -> AgentTarget:
     status = client.call("GET", "/version", wire.Status)
     url = client.host if client.host.startswith("http") else status.listen
     if not url:
         raise ModelRunnerError(
             "programs need a TCP port, and the daemon has none: set `listen` (`modelrunner help configuration`)"
         )
-    key = os.environ.get("MODELRUNNER_API_KEY") or "none"
-    if not named:
-        return AgentTarget(url, model or "", key, 0)
-    if model is None:
-        chatting = [m.name for m in client.call("GET", "/models", list[wire.Model]) if "chat" in m.capabilities]
-        if len(chatting) != 1:
-            raise click.UsageError(f"name the model: --model {' or '.join(chatting[:5]) or 'MODEL'}")
-        model = chatting[0]
-    found = client.call("GET", path("models", model), wire.Model)
-    return AgentTarget(url, model, key, found.context_window or 4096)
+    return AgentTarget(url, model, os.environ.get("MODELRUNNER_API_KEY") or "none", 0)
+
+
+def _suited(
+    client: HttpClient, name: str, agent: Agent, target: AgentTarget, *, yes: bool, dry_run: bool
+) -> AgentTarget:
+    """Returns the target with a model that can do what the agent asks for, or with a preset of it. Raises
+    `ModelRunnerError` that says what is missing, and `click.UsageError` where the user has to choose."""
+    models = client.call("GET", "/models", list[wire.Model])
+    suited = [model for model in models if not _lack(agent, model)]
+    if target.model:
+        model = client.call("GET", path("models", target.model), wire.Model)
+        chosen = target.model
+    else:
+        chatting = [model for model in models if "chat" in model.capabilities]
+        if len(suited or chatting) != 1:
+            raise click.UsageError(f"name the model: --model {_listed(suited or chatting, ' or ') or 'MODEL'}")
+        [model] = suited or chatting
+        chosen = model.name
+    if lack := _lack(agent, model):
+        others = f"; of the models here {_listed(suited, ', ')} can do it" if suited else ""
+        raise ModelRunnerError(f"{name} cannot work with {chosen}, {lack}{others}")
+    window = model.context_window or _trained(model) or 4096
+    if window >= agent.window:
+        return AgentTarget(target.url, chosen, target.key, window)
+    preset = f"launch/{name}-{re.sub('[^a-z0-9]+', '-', chosen.lower()).strip('-')}"
+    if not dry_run:
+        told = f"{name}'s first question needs a window of {agent.window:,} tokens, and {chosen} has {window:,}"
+        _agreed(told, f"Start it with the preset {preset}, which has them, and leave {chosen} as it is?", yes=yes)
+        _make(client, chosen, preset, agent.window)
+    return AgentTarget(target.url, preset, target.key, agent.window)
+
+
+def _trained(model: wire.Model) -> int:
+    """Returns the size of the context for which the model was trained, in tokens, 0 if it is not known."""
+    size = model.config.get("context_size") if isinstance(model.config, dict) else None
+    return size if isinstance(size, int) else 0
+
+
+def _lack(agent: Agent, model: wire.Model) -> str:
+    """Returns why the model cannot do what the agent asks for, "" if it can."""
+    if "chat" not in model.capabilities:
+        return "which does not chat"
+    if agent.tools and "tools" not in model.capabilities:
+        return "whose chat template has no tools, by which it does its work"
+    if 0 < (trained := _trained(model)) < agent.window:
+        return f"which was trained for {trained:,} tokens, and the first question needs {agent.window:,}"
+    return ""
+
+
+def _listed(models: list[wire.Model], between: str) -> str:
+    return between.join(model.name for model in models[:_SHOWN])
+
+
+def _agreed(told: str, question: str, *, yes: bool) -> None:
+    """Asks the user. Raises `ModelRunnerError` without a terminal, and `click.Abort` for a no."""
+    if yes:
+        return
+    if not (sys.stdin and sys.stdin.isatty() and output.is_terminal(sys.stderr)):
+        raise ModelRunnerError(f"{told}: with --yes it starts with a preset of the model that has them")
+    if not click.confirm(f"{told}. {question}", default=True, err=True):
+        raise click.Abort
+
+
+def _make(client: HttpClient, model: str, preset: str, window: int) -> None:
+    """Makes the preset. Raises `ModelRunnerError` if it does not fit into memory, or the configuration gives it a
+    smaller window; then it is gone again."""
+    client.fetch("POST", f"{path('models', model)}/repackage", {"target": preset, "context_size": window})
+    fit = client.call("GET", f"{path('models', preset)}/fit", wire.Fit)
+    given = client.call("GET", path("models", preset), wire.Model).context_window or window
+    problem = fit.reason if fit.fits == "never" else ""
+    if given < window:
+        problem = f"the configuration gives it {given:,}: `modelrunner config` shows where"
+    if problem:
+        client.fetch("DELETE", path("models", preset))
+        raise ModelRunnerError(f"{model} cannot have a window of {window:,} tokens here: {problem}")
+    output.note(f"{preset} is {model} with a window of {window:,} tokens; `modelrunner rm {preset}` removes it")
 
 
 def _merged(found: AgentLaunch) -> tuple[str, bytes | None]:

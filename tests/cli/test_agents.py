@@ -1,5 +1,6 @@
-"""The real programs that `launch` starts (scripts/install-clients), asked one question each: they run the tool that
-the model calls, and show its answer. The engine behind it is the tests' own."""
+"""The real programs that `launch` starts (scripts/install-clients), asked one question each with the model and the
+window that it chooses: they run the tool that the model calls, and show its answer. The engine behind it is the tests'
+own."""
 
 import asyncio
 import json
@@ -12,7 +13,6 @@ import pytest
 from modelrunner.engineapi import OPENAI_ENDPOINTS
 from tests.api.conftest import StartDaemon, start_daemon
 from tests.clients.test_programs import installed
-from tests.ui.conftest import TALKS
 from tests.waiting import HUNG
 
 __all__ = ["start_daemon"]
@@ -34,6 +34,10 @@ TOOLS = {
     "continue": ("Bash", {"command": SUM}),
 }
 """What the model calls first; aider has no tools."""
+TALKS_WITH_TOOLS = {
+    "tokenizer.chat_template": "{{ tools }}{{ tool_calls }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "llama.context_length": 131072,
+}
 NOWHERE = "http://127.0.0.1:9"
 ALONE = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE),
@@ -51,7 +55,7 @@ async def test_an_agent_runs_a_tool_and_shows_the_answer(
 ) -> None:
     registry, name, question = AGENTS[agent]
     folder, record, home = installed(registry, name), tmp_path / "record", tmp_path / "home"
-    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS_WITH_TOOLS)
     monkeypatch.setattr(daemon.backend, "endpoints", OPENAI_ENDPOINTS)  # what Anthropic's clients say is translated
     rounds = ["--round", json.dumps([TOOLS[agent]])] if agent in TOOLS else []
     daemon.backend.knobs = ("--most-tokens", "8", "--record", str(record), *rounds)
@@ -59,7 +63,7 @@ async def test_an_agent_runs_a_tool_and_shows_the_answer(
     programs = [str(folder / place) for place in ("node_modules/.bin", "bin")]
     variables = ALONE | {"HOME": str(home), "PATH": os.pathsep.join([*programs, os.environ["PATH"]])}
     variables |= {"MODELRUNNER_HOST": f"unix://{daemon.settings.runtime_dir}/modelrunner.sock"}
-    command = [sys.executable, "-m", "modelrunner", "launch", agent, "--model", "smol", "--", *question]
+    command = [sys.executable, "-m", "modelrunner", "launch", agent, "--yes", "--", *question]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=home, env=variables, stdin=asyncio.subprocess.DEVNULL, stdout=-1, stderr=-1
     )

@@ -198,13 +198,17 @@ AGENTS = {
     "codex": ['model_providers.modelrunner.base_url="http://127.0.0.1:7/v1"', 'wire_api="responses"'],
     "opencode": [
         '"baseURL": "http://127.0.0.1:7/v1"',
-        '"limit": {"context": 4096, "output": 1024}',
+        '"limit": {"context": 65536, "output": 16384}',
         '"model": "modelrunner/my/model"',
     ],
     "aider": ["OPENAI_API_BASE=http://127.0.0.1:7/v1", "--model openai/my/model"],
-    "goose": ["OPENAI_HOST=http://127.0.0.1:7 ", "GOOSE_FAST_MODEL=my/model GOOSE_CONTEXT_LIMIT=4096", "goose session"],
+    "goose": [
+        "OPENAI_HOST=http://127.0.0.1:7 ",
+        "GOOSE_FAST_MODEL=my/model GOOSE_CONTEXT_LIMIT=65536",
+        "goose session",
+    ],
     "continue": ['"apiBase": "http://127.0.0.1:7/v1"', "cn --config"],
-    "zed": ['"api_url": "http://127.0.0.1:7/v1"', '"max_tokens": 4096'],
+    "zed": ['"api_url": "http://127.0.0.1:7/v1"', '"max_tokens": 65536'],
     "open-webui": ["OPENAI_API_BASE_URL=http://127.0.0.1:7/v1", "open-webui serve"],
     "env": ["export OPENAI_BASE_URL=http://127.0.0.1:7/v1", "export OLLAMA_HOST=http://127.0.0.1:7", "OLLAMA_API_KEY="],
 }
@@ -213,7 +217,8 @@ AGENTS = {
 @pytest.fixture
 def agents(daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home, and programs that print what they are given."""
-    daemon.answers |= {"GET /version": STATUS, "GET /models": [MODEL], "GET /models/my%2Fmodel": MODEL}
+    model = MODEL | {"capabilities": ["chat", "tools"], "context_window": 65536}
+    daemon.answers |= {"GET /version": STATUS, "GET /models": [model], "GET /models/my%2Fmodel": model}
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -238,6 +243,48 @@ def test_launch_starts_the_agent_on_the_terminal(agents: Path, monkeypatch: pyte
     with screen(agents, "launch", "claude", "--model", "my/model", "--", "--continue", columns=160) as terminal:
         terminal.wait_for(r"claude --continue at http://127.0.0.1:7/anthropic key \.")
         assert terminal.ended() == 0
+
+
+def test_launch_takes_a_preset_for_a_window_that_is_too_small(agents: Path, daemon: FakeDaemon, cli: Cli) -> None:
+    small = MODEL | {"capabilities": ["chat", "tools"], "context_window": 8192}
+    large = small | {"context_window": 32768}
+    preset, fit = "launch%2Fclaude-my-model", {"free": {"ram": 1}, "budget": {"ram": 1}, "would_evict": []}
+    daemon.answers |= {
+        "GET /models/my%2Fmodel": small,
+        "POST /models/my%2Fmodel/repackage": {"message": "", "source": "", "target": ""},
+        f"GET /models/{preset}": large,
+        f"GET /models/{preset}/fit": fit | {"fits": "now", "needed": {"ram": 1}, "reason": ""},
+        f"DELETE /models/{preset}": [],
+    }
+    result = cli("launch", "claude", "--model", "my/model")
+    assert result.code == 1
+    assert "needs a window of 32,768 tokens, and my/model has 8,192: with --yes" in result.err
+    assert "ANTHROPIC_MODEL=launch/claude-my-model" in cli("launch", "claude", "--model", "my/model", "--dry-run").out
+    assert daemon.asked("POST", "/models/my%2Fmodel/repackage") == []
+    with screen(agents, "launch", "claude", "--model", "my/model", columns=160) as terminal:
+        terminal.wait_for("Start it with the preset launch/claude-my-model")
+        terminal.type("y")
+        terminal.wait_for("claude  at http://127.0.0.1:7/anthropic")
+        assert terminal.ended() == 0
+    asked = daemon.asked("POST", "/models/my%2Fmodel/repackage")
+    assert asked == [{"target": "launch/claude-my-model", "context_size": 32768}]
+    daemon.answers[f"GET /models/{preset}/fit"] = fit | {"fits": "never", "needed": None, "reason": "it needs 9 GiB"}
+    result = cli("launch", "claude", "--model", "my/model", "--yes")
+    assert (result.code, len(daemon.asked("DELETE", f"/models/{preset}"))) == (1, 1)
+    assert "it needs 9 GiB" in result.err
+
+
+def test_launch_refuses_a_model_that_cannot_do_it(agents: Path, daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["GET /models/my%2Fmodel"] = MODEL
+    result = cli("launch", "claude", "--model", "my/model")
+    assert result.code == 1
+    assert "chat template has no tools" in result.err
+    assert "of the models here my/model can do it" in result.err
+    short = MODEL | {"capabilities": ["chat", "tools"], "config": {"context_size": 8192}}
+    daemon.answers |= {"GET /models/my%2Fmodel": short, "GET /models": [short]}
+    result = cli("launch", "claude")
+    assert result.code == 1
+    assert "was trained for 8,192 tokens, and the first question needs 32,768" in result.err
 
 
 def test_launch_keeps_a_copy_and_the_other_settings(agents: Path) -> None:
