@@ -143,6 +143,14 @@ class Screen:
         sys.stdout.flush()
 
 
+class Quiet(Screen):
+    """Shows no answer."""
+
+    def text(self, text: str) -> None: ...
+    def thought(self, text: str) -> None: ...
+    def stage(self, text: str) -> None: ...
+
+
 def stream(client: HttpClient, body: dict[str, Any], screen: Screen, answer: Answer) -> None:
     """Sends the request and shows the answer to a person: an answer that repeats itself without end is stopped, and
     typed keys do not stand in it. `answer` and the errors are those of `receive`."""

@@ -12,7 +12,7 @@ import msgspec
 
 from modelrunner import __version__
 from modelrunner.cli import output
-from modelrunner.cli.answer import Answer, Screen, receive
+from modelrunner.cli.answer import Answer, Quiet, receive
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.prepare import prepare
@@ -59,14 +59,6 @@ class _Load:
         options = {"max_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
         ending = {"stream": True, "stream_options": {"include_usage": True}}
         return {"model": self.model, "messages": [message], **options, **ending}
-
-
-class _Quiet(Screen):
-    """Shows no answer."""
-
-    def text(self, text: str) -> None: ...
-    def thought(self, text: str) -> None: ...
-    def stage(self, text: str) -> None: ...
 
 
 @click.command()
@@ -118,7 +110,7 @@ def bench(
 
 def _measure(client: HttpClient, load: _Load) -> Answer:
     answer = Answer()
-    for _ in receive(client, load.body(), _Quiet(), answer):
+    for _ in receive(client, load.body(), Quiet(), answer):
         pass
     return answer
 

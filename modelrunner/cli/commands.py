@@ -54,6 +54,7 @@ SECTIONS = {
         "usage": ("telemetry_commands:usage", "Show requests, tokens and engine time"),
         "events": ("diagnostic_commands:events", "Show loads, evictions and other events as they happen"),
         "bench": ("bench:bench", "Measure a model's speed, alone and with several requests at once"),
+        "check": ("check:check", "Try what programs ask of a model: tools, schemas, thinking, a full window"),
         "configure": ("configure_commands:configure", "Show or change the configuration of a model"),
     },
     "Engines": {
