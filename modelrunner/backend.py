@@ -226,6 +226,16 @@ class DeclaresModels(Protocol):
 
 
 @runtime_checkable
+class RunsElsewhere(Protocol):
+    """Of a backend whose engine is a server that runs already, on another machine or here. Nothing is started for it
+    (`Backend.run` is never called), and its models need no memory. It also `DeclaresModels`, each with its own name and
+    a slash before the name; other names that begin so are asked of the server too."""
+
+    def endpoint(self) -> Endpoint:
+        """Returns the address of the server, and how it is asked there. Raises `BackendUnavailable`."""
+
+
+@runtime_checkable
 class Versioned(Protocol):
     """An engine with versions: the daemon measures a model again when the version changes."""
 
@@ -395,6 +405,7 @@ OPTIONAL: tuple[type, ...] = (
     *(
         Ranks,
         DeclaresModels,
+        RunsElsewhere,
         Versioned,
         Updates,
         TakesFlags,

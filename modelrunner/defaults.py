@@ -117,6 +117,15 @@ class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 NO_DEFAULTS = ModelDefaults()
+_Field = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
+class RequestParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Fields of each request of a model, in the names of its engine: those that are removed, and those that it always
+    has, whatever the client sends."""
+
+    strip: Annotated[tuple[_Field, ...], msgspec.Meta(max_length=64)] = ()
+    set: Annotated[dict[_Field, Any], msgspec.Meta(max_length=64)] = {}
 
 
 def split_parameters(parameters: Mapping[str, Any], param: str = "parameters") -> tuple[dict[str, Any], int | None]:

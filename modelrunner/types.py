@@ -3,12 +3,13 @@
 import math
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from urllib.parse import urlsplit
 
 from modelrunner.defaults import ModelDefaults
 from modelrunner.errors import BadRequest
@@ -74,9 +75,13 @@ class Endpoint:
     tls: "ssl.SSLContext | None" = None
     """Checks the certificate of a runner that is asked over TLS; None for plain HTTP."""
     name: str = "localhost"
-    """The Host header of each request, and the name in the certificate."""
+    """The Host header of each request; without a port, it is the name in the certificate."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Further headers of each request, such as `Authorization` with the key of the runner."""
+    base: str = "/v1"
+    """What stands for `/v1` at the beginning of each path."""
+    refuses: "Callable[[str], str] | None" = field(default=None, repr=False)
+    """Returns why the address to which a connection has led may not be asked, "" if it may. None: any may."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.host is None) or (self.host is None) != (self.port is None):
@@ -87,6 +92,11 @@ class Endpoint:
     def __str__(self) -> str:
         scheme = "http" if self.tls is None else "https"
         return f"unix://{self.path}" if self.path else f"{scheme}://{self.host}:{self.port}"
+
+    @property
+    def tls_name(self) -> str | None:
+        """The name in the certificate; None without TLS."""
+        return urlsplit(f"//{self.name}").hostname if self.tls is not None else None
 
     @property
     def preamble(self) -> str:

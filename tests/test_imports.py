@@ -88,7 +88,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduler": {"backend", "engine", "plugins", "processes"},
     "sandbox": set(),
     "schema": set(),
-    "sdk": {"backend", "engine", "processes"},
+    "sdk": {"backend", "engine", "processes", "web"},
     "store": {"config"},
     "telemetry": {"engine", "gateway", "http", "scheduler", "wire"},
     "testing": {"backend", "engine", "plugins", "processes", "store"},

@@ -59,13 +59,14 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
 @click.option("--preload", metavar="on|off", help=MEANINGS["preload"])
 @click.option("--replicas", metavar="N|MIN-MAX", help=MEANINGS["replicas"])
+@click.option("--fallback", metavar="MODEL", help=MEANINGS["fallback"])
 @click.option("--recording", metavar="on|off", help=MEANINGS["recording"])
 @click.option(
     "--set",
     "tables",
     multiple=True,
     metavar="TABLE.KEY=VALUE",
-    help="An engine's own setting: llamacpp.save-slots=false.",
+    help="An engine's own setting: llamacpp.save-slots=false; or parameters.set.temperature=0.2.",
 )
 @click.option(
     "--mode",

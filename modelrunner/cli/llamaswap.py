@@ -65,7 +65,9 @@ class _Conversion:
             self._aliases[str(id)] = {"models": [str(one) for one in _list(table.get("targets"))], "policy": policy}
         if source.get("apiKeys"):
             self.notes.append("apiKeys: make each client a key of its own with `modelrunner keys create NAME`")
-        for key in ("peers", "profiles", "tailcat", "upstream"):
+        for name, peer in _table(source.get("peers"), "peers").items():
+            self._peer(str(name), _table(peer, f"peers.{name}"))
+        for key in ("profiles", "tailcat", "upstream"):
             if source.get(key):
                 self.notes.append(f"{key}: has no counterpart")
         for id, settings in self._models.items():
@@ -111,11 +113,26 @@ class _Conversion:
         for alias in _list(model.get("aliases")):
             self._aliases[str(alias)] = id
         filters = _table(model.get("filters"), f"models.{id}.filters")
-        for key in filters:
-            self.notes.append(f"models.{id}.filters.{key}: has no counterpart; `modelrunner create` gives defaults")
+        strip = [name for word in str(filters.get("stripParams", "")).split(",") if (name := word.strip())]
+        fixed = _table(filters.get("setParams"), f"models.{id}.filters.setParams")
+        if strip or fixed:
+            parameters = {**({"strip": strip} if strip else {}), **({"set": dict(fixed)} if fixed else {})}
+            self._models.setdefault(id, {})["parameters"] = parameters
+        for key in filters.keys() - {"stripParams", "setParams"}:
+            self.notes.append(f"models.{id}.filters.{key}: has no counterpart")
         for key in model.keys() - _KNOWN:
             what = _WITHOUT.get(key, "")
             self.notes.append(f"models.{id}.{key}: has no counterpart{f'; {what}' if what else ''}")
+
+    def _peer(self, id: str, peer: Mapping[str, Any]) -> None:
+        name, table = self._engine_name(id), {"url": str(peer.get("proxy", ""))}
+        if peer.get("apiKey"):
+            table["key-env"] = re.sub(r"[^A-Z0-9]", "_", f"KEY_{name}".upper())
+            self.notes.append(f"peers.{id}.apiKey: put the key into the variable {table['key-env']} of the daemon")
+        self.lines += [f"[engines.{_text(name)}]", *_assignments(table), ""]
+        self._aliases |= {str(model): f"{name}/{model}" for model in _list(peer.get("models"))}
+        for key in peer.keys() - {"proxy", "apiKey", "models"}:
+            self.notes.append(f"peers.{id}.{key}: has no counterpart")
 
     def _groups(self) -> None:
         routing = _table(self._source.get("routing"), "routing")

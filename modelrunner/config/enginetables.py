@@ -1,12 +1,13 @@
-"""The `[engines.NAME]` tables of the configuration file: an engine that is a command, and needs no Python.
+"""The `[engines.NAME]` tables of the configuration file: an engine that is a command, or a server elsewhere.
 docs/engines.md describes each key."""
 
 import re
 import signal
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from modelrunner.config.locations import whole
 from modelrunner.engineapi import ApiShape
@@ -136,8 +137,36 @@ def _models(value: Any) -> Any:
     return [{"name": one} if isinstance(one, str) else one for one in value] if isinstance(value, list) else value
 
 
+def _url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not value.isascii() or not value.isprintable():
+        raise ValueError(f"{value[:200]!r} is not the address of a server: write https://HOST[:PORT][/PATH]")
+    if parts.username is not None or parts.query or parts.fragment or " " in value:
+        raise ValueError("the address has only a host, a port and a path: the key is in the variable of `key-env`")
+    if parts.port == 0:  # raises ValueError for what is no port
+        raise ValueError("a port is 1 to 65535")
+    return value.rstrip("/")
+
+
+class ServerTable(_EnginePart):
+    """An engine that is a server elsewhere."""
+
+    url: Annotated[str, AfterValidator(_url)]
+    """The address to which clients of OpenAI's would be set: with `/v1`, or what stands for it; by default `/v1`."""
+    key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
+    """The variable of the daemon's environment that has the key."""
+    api: Literal["openai", "anthropic"] = "openai"
+    """The family of the key's header, and of the endpoints."""
+    endpoints: dict[_Path, ApiShape] = Field(default_factory=dict)
+    """As of a command."""
+    ca: _Folder | None = None
+    """A file with certificates to trust besides those of this machine."""
+    parallel: Annotated[int, Field(ge=1, le=1024)] = 64
+    """The most requests to one of its models at once."""
+
+
 class EngineTable(_EnginePart):
-    """One engine."""
+    """One engine that is a command."""
 
     command: _Command
     environment: dict[str, str] = Field(default_factory=dict)
@@ -171,3 +200,16 @@ class EngineTable(_EnginePart):
         if self.models and self.formats:
             raise ValueError("an engine has either formats of models here, or models of its own")
         return self
+
+
+def _kind(value: Any) -> str:
+    return _SERVER if isinstance(value, ServerTable) or (isinstance(value, dict) and "url" in value) else _COMMAND
+
+
+_SERVER, _COMMAND = "[url]", "[command]"
+KINDS = (_SERVER, _COMMAND)
+"""What stands after an engine's name in the place of a fault that pydantic tells."""
+AnyEngineTable = Annotated[
+    Annotated[ServerTable, Tag(_SERVER)] | Annotated[EngineTable, Tag(_COMMAND)], Discriminator(_kind)
+]
+"""One engine."""

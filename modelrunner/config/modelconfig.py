@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from modelrunner import chattemplates, lora
+from modelrunner.defaults import RequestParameters
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest, wrong_field
 from modelrunner.types import KeepAlive
@@ -16,7 +17,14 @@ MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
 TRAINED = -1  # the context size that the model was trained for
 # Fields that only the daemon uses: a change of them never needs another process.
-_NOT_THE_ENGINES = dict.fromkeys(("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording", "replicas"))
+_NOT_THE_ENGINES = dict.fromkeys(
+    (
+        *("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording", "replicas", "parameters"),
+        "fallback",
+    )
+)
+_OURS = frozenset(("model", "stream", "stream_options", "messages", "prompt", "input", "query", "documents", "texts"))
+"""The fields of a request by which the daemon knows what it is about."""
 _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-flags
 
 
@@ -50,7 +58,8 @@ class ModelConfiguration(
     that the model was trained for; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or
     "-1"; a number of `replicas` is both ends of the range; `max_tokens` and `max_seconds` are the limits of one
     request. `chat_template` is the text of a Jinja template, `lora` are LoRA adapters of this machine as
-    `PATH[:SCALE]` (`modelrunner.lora`), in place of those that were packaged with the model. `options` are the
+    `PATH[:SCALE]` (`modelrunner.lora`), in place of those that were packaged with the model. `fallback` is the model
+    that answers where there is no memory for this one. `options` are the
     backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
@@ -69,6 +78,8 @@ class ModelConfiguration(
     speculative: Speculative | None = None
     chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     lora: tuple[str, ...] | None = None
+    parameters: RequestParameters | None = None
+    fallback: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
     options: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -86,7 +97,9 @@ class ModelConfiguration(
         try:
             made = msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            raise wrong_field(error, (*FIELDS, *Speculative.__struct_encode_fields__, "min", "max")) from None
+            raise wrong_field(
+                error, (*FIELDS, *Speculative.__struct_encode_fields__, "min", "max", "strip", "set")
+            ) from None
         return made.checked()
 
     def checked(self) -> "ModelConfiguration":
@@ -109,6 +122,12 @@ class ModelConfiguration(
                 param="chat-template",
             )
         lora.parse(self.lora or ())
+        for kind, names in (("strip", self.parameters.strip), ("set", self.parameters.set)) if self.parameters else ():
+            if ours := sorted(_OURS.intersection(names)):
+                raise BadRequest(
+                    f"parameters.{kind} cannot have {ours[0]}: the daemon needs it as the client wrote it",
+                    param=f"parameters.{kind}",
+                )
         return self
 
     @property
@@ -160,6 +179,8 @@ MEANINGS = {
     "speculative": "A small model proposes tokens, and the model checks them.",
     "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
     "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",
+    "parameters": "Fields of each request: `strip` removes some, `set` gives some their values.",
+    "fallback": "The model that answers where there is no memory for this one.",
 }
 FIELDS = frozenset(ModelConfiguration.__struct_encode_fields__) - {"options"}
 NOTHING_SET = ModelConfiguration()

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.aliases import Alias, AliasPolicy
-from modelrunner.config.enginetables import EngineName, EngineTable
+from modelrunner.config.enginetables import KINDS, AnyEngineTable, EngineName
 from modelrunner.config.locations import (
     SOCKET_NAME,
     ConfigFile,
@@ -214,7 +214,7 @@ class Settings(BaseModel):
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    engines: Mapping[EngineName, EngineTable] = Field(default_factory=dict)
+    engines: Mapping[EngineName, AnyEngineTable] = Field(default_factory=dict)
 
     _origin: tuple[Locations, ConfigFile, Mapping[str, Any]] = PrivateAttr()
 
@@ -291,7 +291,7 @@ def _variable(name: str) -> str:
 def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]) -> str:
     """Describes one fault, with the line of the file or the variable at fault."""
     param = fault.get("ctx", {}).get("param") or ""
-    key = [str(part) for part in fault["loc"]] + (param.split(".") if param else [])
+    key = [str(part) for part in fault["loc"] if part not in KINDS] + (param.split(".") if param else [])
     variable = _variable(key[0])
     where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
     if fault["type"] == "extra_forbidden":

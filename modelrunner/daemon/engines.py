@@ -1,14 +1,15 @@
 """The backends of the configuration file's `[engines.NAME]` tables."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from modelrunner.backend import Backend, DeclaredModel
-from modelrunner.config.enginetables import EngineTable
-from modelrunner.engineapi import OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, ServiceCall
+from modelrunner.config.enginetables import AnyEngineTable, EngineTable, ServerTable
+from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, ServiceCall
 from modelrunner.sandbox import Permissions
 from modelrunner.sdk.command import CommandBackend
+from modelrunner.sdk.server import ServerBackend
 from modelrunner.types import DECLARED, Mode, ModelFormat
 
 _MODES = {
@@ -21,14 +22,42 @@ _MODES = {
 }
 """The mode of the runner that serves an endpoint; completion for other shapes, the engine's name for an opaque one. A
 mode exists once an engine has it."""
+_SERVED = {path: endpoint for path, endpoint in OPENAI_ENDPOINTS.items() if path.startswith("/v1/")}
+"""The endpoints of a server elsewhere whose table names none."""
+_ANTHROPIC = {"x-api-key": "{key}", "anthropic-version": "2023-06-01"}
+"""https://docs.anthropic.com/en/api/versioning"""
 
 
-def configured(name: str, table: EngineTable) -> type[Backend]:
+def configured(name: str, table: AnyEngineTable) -> type[Backend]:
     """Makes the class of the engine that the table describes."""
-    shapes = {path: ApiShape(shape) for path, shape in table.endpoints.items()}
+    return _server(name, table) if isinstance(table, ServerTable) else _command(name, table)
+
+
+def _server(name: str, table: ServerTable) -> type[Backend]:
+    endpoints, modes, calls = _interface(name, table.endpoints, None)
+    anthropic = table.api == "anthropic"
+    if not endpoints:
+        endpoints = {"/v1/chat/completions": EndpointApi(ApiShape.CHAT), **MESSAGES_ENDPOINTS} if anthropic else _SERVED
+        modes = frozenset({Mode.COMPLETION}) if anthropic else frozenset(Mode)
+    members = {
+        "__doc__": f"The engine of the table [engines.{name}].",
+        "name": name,
+        "modes": modes,
+        "calls": calls,
+        "url": table.url,
+        "key_variable": table.key_env,
+        "headers": {"User-Agent": "modelrunner", **(_ANTHROPIC if anthropic else {"Authorization": "Bearer {key}"})},
+        "listing": "/v1/models?limit=1000" if anthropic else "/v1/models",
+        "certificates": table.ca,
+        "parallel": table.parallel,
+        "engine_api": EngineApi(endpoints, health=None, metrics=None),
+    }
+    return type(f"Configured_{name}", (ServerBackend,), members)
+
+
+def _command(name: str, table: EngineTable) -> type[Backend]:
     [only] = table.modes if len(table.modes) == 1 else [None]
-    modes = {path: Mode(only) if only else _mode(name, shape) for path, shape in shapes.items()}
-    endpoints = {path: EndpointApi(shape) for path, shape in shapes.items()} or OPENAI_ENDPOINTS
+    endpoints, modes, calls = _interface(name, table.endpoints, only)
     paths = (word.rpartition("=")[2] for word in table.command)
     named = {Path(path) for path in paths if path.startswith("/")}
     if table.working_directory is not None:
@@ -41,10 +70,10 @@ def configured(name: str, table: EngineTable) -> type[Backend]:
         "formats": frozenset(map(ModelFormat, table.formats or ("gguf",)))
         if not table.models
         else frozenset({DECLARED}),
-        "modes": frozenset(map(Mode, table.modes)) or frozenset(modes.values()) or frozenset({Mode.COMPLETION}),
-        "calls": {path: ServiceCall(modes[path], shape) for path, shape in shapes.items() if path.startswith("/v1/")},
+        "modes": frozenset(map(Mode, table.modes)) or modes or frozenset({Mode.COMPLETION}),
+        "calls": calls,
         "uses_external_model_management": bool(table.models),
-        "declared": tuple([model for _, model in models_of({name: table})]),
+        "declared": tuple(_declared(table)),
         "uses_tcp": not any("{socket}" in text for text in (*table.command, *table.environment.values())),
         "command": table.command,
         "environment": table.environment,
@@ -63,7 +92,7 @@ def configured(name: str, table: EngineTable) -> type[Backend]:
             processes=permissions.processes,
         ),
         "engine_api": EngineApi(
-            endpoints,
+            endpoints or OPENAI_ENDPOINTS,
             health=ready.path,
             ready_line=ready.line,
             start_limit=ready.within,
@@ -77,11 +106,33 @@ def configured(name: str, table: EngineTable) -> type[Backend]:
     return type(f"Configured_{name}", (CommandBackend,), members)
 
 
-def models_of(tables: Mapping[str, EngineTable]) -> Iterator[tuple[str, DeclaredModel]]:
-    """Yields the models that engines have themselves, each with the name of its engine."""
+def declared_id(tables: Mapping[str, AnyEngineTable], reference: str) -> str | None:
+    """Returns the ID of the model that one of the engines manages itself under this name; None if none does."""
     for name, table in tables.items():
-        for model in table.models:
-            yield name, DeclaredModel(model.name, frozenset(model.capabilities), model.size, model.context_size)
+        if isinstance(table, ServerTable):
+            found = [DeclaredModel(reference, frozenset())] if reference.startswith(f"{name}/") else []
+        else:
+            found = [model for model in _declared(table) if model.name == reference]
+        if found:
+            return found[0].bundle(name).model_id
+    return None
+
+
+def _declared(table: EngineTable) -> list[DeclaredModel]:
+    return [
+        DeclaredModel(model.name, frozenset(model.capabilities), model.size, model.context_size)
+        for model in table.models
+    ]
+
+
+def _interface(
+    name: str, shapes: Mapping[str, ApiShape], only: str | None
+) -> tuple[Mapping[str, EndpointApi], frozenset[Mode], Mapping[str, ServiceCall]]:
+    """Returns the endpoints of these shapes, their modes, and the calls that they add to the daemon's. `only` is the
+    mode of all of them, None for those of the shapes."""
+    modes = {path: Mode(only) if only else _mode(name, shape) for path, shape in shapes.items()}
+    calls = {path: ServiceCall(modes[path], shape) for path, shape in shapes.items() if path.startswith("/v1/")}
+    return {path: EndpointApi(ApiShape(shape)) for path, shape in shapes.items()}, frozenset(modes.values()), calls
 
 
 def _mode(name: str, shape: ApiShape) -> Mode:

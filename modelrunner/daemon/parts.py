@@ -12,7 +12,7 @@ from modelrunner.config.locations import ConfigurationError, logins_beside
 from modelrunner.config.registrytables import RegistryTable
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
-from modelrunner.daemon.engines import configured, models_of
+from modelrunner.daemon.engines import configured, declared_id
 from modelrunner.daemon.sources import sources_of
 from modelrunner.engineapi import ApiShape, ServiceCall
 from modelrunner.errors import InvalidReference, ModelNotFound
@@ -120,11 +120,10 @@ def build(
         for format in backend.file_formats:
             foreignformats.register(format)
     store = Store(data, settings.models_quota, settings.model_dirs)
-    declared = {model.name: model.bundle(engine).model_id for engine, model in models_of(settings.engines)}
     configurations = Configurations(
         state / "configurations.json",
         tables=settings.models,
-        model_id=lambda reference: _id(store, reference) or declared.get(reference),
+        model_id=lambda reference: _id(store, reference) or declared_id(settings.engines, reference),
     )
     permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
     renderings = Renderings(state / "templates.json")

@@ -7,6 +7,8 @@ with its framing (or without it, for a receiver that wants the bare body).
 """
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -20,6 +22,13 @@ from modelrunner.processes import peers
 from modelrunner.types import Endpoint
 
 _MOST_INTERIM = 16  # interim answers (1xx) before an answer
+_DIALING = 30.0  # seconds for a connection, with its TLS
+_PROBES = {
+    getattr(socket, option): value
+    for option, value in {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}.items()
+    if hasattr(socket, option)
+}
+"""When a silent peer is asked for a sign of life: seconds, and how often."""
 _HEARS_NOTHING = 0.5  # seconds after which an engine that goes on sending to nobody is hung up on
 
 
@@ -66,7 +75,7 @@ class UpstreamPool:
     ) -> bytes:
         """Returns a request for `send`, in the form that every engine accepts. `headers` are whole lines, each ended by
         CRLF. `size` is that of the whole body in bytes, for one that is sent in pieces after `body`."""
-        start = _request_start(method, path, content_type, self._preamble)
+        start = _request_start(method, path, content_type, self._preamble, self.endpoint.base)
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (start, len(body) if size is None else size, headers, body)
 
     def send(
@@ -115,12 +124,35 @@ class UpstreamPool:
 
 
 @lru_cache(maxsize=64)
-def _request_start(method: str, path: str, content_type: str, preamble: bytes) -> bytes:
+def _request_start(method: str, path: str, content_type: str, preamble: bytes, base: str) -> bytes:
+    if path.startswith("/v1/"):
+        path = base + path.removeprefix("/v1")
     return b"%b%bContent-Type: %b\r\n" % (
         f"{method} {path} HTTP/1.1\r\n".encode("latin-1"),
         preamble,
         content_type.encode("latin-1"),
     )
+
+
+def unreachable(endpoint: Endpoint, error: OSError) -> ConnectionError:
+    """Returns the error of a connection that was not made, in a sentence."""
+    match error:
+        case TimeoutError():
+            why = f"it did not answer within {_DIALING:g} seconds"
+        case ssl.SSLCertVerificationError():
+            why = f"its certificate is not trusted ({error.verify_message})"
+        case ssl.SSLError():
+            why = f"TLS failed ({error.reason})"
+        case _:
+            why = error.strerror or str(error)
+    return ConnectionError(f"{endpoint} cannot be reached: {why}")
+
+
+def _notice_death(connection: socket.socket) -> None:
+    """Lets the connection fail within a minute if the peer's machine, or the way to it, is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -156,17 +188,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     async def _dial(self, endpoint: Endpoint) -> None:
         loop = asyncio.get_running_loop()
+        tls, name = endpoint.tls, endpoint.tls_name
         try:
-            name = endpoint.name if endpoint.tls is not None else None
-            if endpoint.path is not None:
-                path = str(endpoint.path)
-                await loop.create_unix_connection(lambda: self, path, ssl=endpoint.tls, server_hostname=name)
-            elif endpoint.host is not None and endpoint.port is not None:
-                host, port = endpoint.host, endpoint.port
-                await loop.create_connection(lambda: self, host, port, ssl=endpoint.tls, server_hostname=name)
+            async with asyncio.timeout(_DIALING):
+                if endpoint.path is not None:
+                    await loop.create_unix_connection(lambda: self, str(endpoint.path), ssl=tls, server_hostname=name)
+                elif endpoint.host is not None and endpoint.port is not None:
+                    host, port = endpoint.host, endpoint.port
+                    await loop.create_connection(lambda: self, host, port, ssl=tls, server_hostname=name)
         except OSError as error:
             self._dialing = None
-            self.fail(error)
+            self.fail(error if endpoint.path is not None else unreachable(endpoint, error))
         self._dialing = None
 
     def start(self, request: bytes, receiver: Receiver, rest: Iterator[bytes] | None = None) -> None:
@@ -268,11 +300,15 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not asyncio.Transport
-        path = self._pool.endpoint.path
+        endpoint, connected = self._pool.endpoint, transport.get_extra_info("socket")
+        if endpoint.path is None:
+            _notice_death(connected)
         if self._receiver is None:
             self._transport.abort()  # type: ignore[union-attr]
-        elif path is not None and peers.is_another(transport.get_extra_info("socket"), path):
+        elif endpoint.path is not None and peers.is_another(connected, endpoint.path):
             self.fail(EngineProtocolError("another program listens on the engine's socket, and got nothing"))
+        elif endpoint.refuses is not None and (why := endpoint.refuses(transport.get_extra_info("peername")[0])):
+            self.fail(EngineProtocolError(why))
         else:
             self._transport.write(self._request)  # type: ignore[union-attr]
             self._send_rest()

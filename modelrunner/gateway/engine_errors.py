@@ -1,6 +1,6 @@
 """An engine's refusal of a request, as an error of ours."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,9 +16,11 @@ from modelrunner.errors import (
     QueueFull,
     Unavailable,
 )
+from modelrunner.http.answers import Header
 
 ERROR_BODY_LIMIT = 256 << 10
 """The limit of an engine's error answer, in bytes."""
+_LONGEST_PAUSE = 86_400.0
 _OF_STATUS: dict[int, type[ModelRunnerError]] = {
     404: NotFound,
     413: PayloadTooLarge,
@@ -41,8 +43,9 @@ class EngineRefused(Exception):
 class EngineRefusal:
     """An engine's error answer while it arrives."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, headers: Iterable[Header] = ()) -> None:
         self._status = status
+        self._pause = next((_seconds(value) for name, value in headers if name == b"retry-after"), None)
         self._body = bytearray()
 
     def add(self, data: bytes) -> None:
@@ -59,11 +62,17 @@ class EngineRefusal:
             return EngineFailed(f"the engine answered with status {status}, which is no answer to this request")
         message = _message(fields) or f"the engine answered with status {status}"
         if (found := await request_error(status, message, fields)) is not None:
+            found.retry_after = self._pause or found.retry_after
             return found
         if status in (401, 403, 407) or (status >= 500 and status not in _OF_STATUS):
             return EngineFailed(message)
         kind = _OF_STATUS.get(status, BadRequest)
-        return kind(message, retry_after=1.0 if status in (429, 503) else None)
+        return kind(message, retry_after=(self._pause or 1.0) if status in (429, 503) else None)
+
+
+def _seconds(value: bytes) -> float | None:
+    """Returns a number of seconds, at most a day; None for a date."""
+    return min(float(value), _LONGEST_PAUSE) if value.isdigit() and len(value) < 10 else None
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:
@@ -72,6 +81,8 @@ def _fields(body: bytes) -> Mapping[str, Any]:
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        if body.lstrip().startswith(b"<"):  # a page for people
+            return {}
         return {"message": body[:500].decode("utf-8", "replace").strip()}
     if not isinstance(found, dict):
         return {}

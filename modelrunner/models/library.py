@@ -111,7 +111,7 @@ class Library:
             model, name = self.named(reference)
         except (ModelNotFound, InvalidReference):
             for declared, abilities in await self.declared(backend):
-                if reference in (declared.name, declared.id):
+                if declared.id == reference or declared.name in (reference, reference.removesuffix(":latest")):
                     return declared, declared.name, abilities
             raise
         (abilities,) = await self.abilities([model])
@@ -410,7 +410,9 @@ class Library:
         return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
 
     async def learn_abilities(self) -> None:
-        """Finds the abilities of all models, and finds them again after a change, until it is cancelled."""
+        """Finds the abilities of all models, and finds them again after a change, until it is cancelled. Before that it
+        asks the engines that manage models themselves, so that the first list has those of a slow one."""
+        await self.declared()
         await self._abilities.learn()
 
 

@@ -123,8 +123,8 @@ class Resolver:
         """Returns the settings that apply without another load."""
         keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
         limits = RequestLimits.of(settings.max_seconds, settings.max_tokens)
-        replicas = settings.replica_range
-        return RetainedSettings(keep_alive, bool(settings.pin), limits, Replicas(replicas.min, replicas.max))
+        replicas = Replicas(settings.replica_range.min, settings.replica_range.max)
+        return RetainedSettings(keep_alive, bool(settings.pin), limits, replicas, settings.parameters)
 
     def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
         """Returns the named backend, else the configured backend, else the best for the bundle's format. Raises
@@ -179,8 +179,8 @@ class Resolver:
         configuration = in_effect(backend, settings, bundle.model_id, mode)
         key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
         spec, api = self._specs.make(backend, bundle, configuration, key)
-        recording = bool(configuration.recording)
-        target = Target(key, spec, self._keep_alive, recording=recording, api=api)
+        recording, fallback = bool(configuration.recording), configuration.fallback
+        target = Target(key, spec, self._keep_alive, recording=recording, fallback=fallback, api=api)
         return self.retained(configuration).applied(target)
 
     def _resolved(self, backend: str | None, model: str, mode: Mode) -> Target:
@@ -209,10 +209,10 @@ class Resolver:
         try:
             bundle = self._store.bundle(model)
         except (ModelNotFound, InvalidReference):
-            for backend, declared in self._registry.declared(name):
-                if declared.name == model:
-                    return backend, declared.bundle(backend.name)
-            raise
+            if (found := self._registry.declared_as(model, name)) is None:
+                raise
+            backend, declared = found
+            return backend, declared.bundle(backend.name)
         return self.backend_of(name, bundle, mode), bundle
 
     def _check_format(self, backend: Backend, bundle: Bundle, model: str) -> None:

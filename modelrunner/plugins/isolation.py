@@ -28,7 +28,7 @@ from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
 from modelrunner.plugins.runnews import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.types import Launch, QuantizeSpec, RequiredMemory, RunSpec
+from modelrunner.types import Endpoint, Launch, QuantizeSpec, RequiredMemory, RunSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -234,6 +234,7 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "priority": _OptionalCall(checks.finite),
     "version": _OptionalCall(checks.instance(str), otherwise=""),
     "models": _OptionalCall(checks.declared_models, otherwise=()),
+    "endpoint": _OptionalCall(checks.instance(Endpoint)),
     "check_flags": _OptionalCall(checks.nothing),
     "fold_flags": _OptionalCall(checks.folded),
     "check": _OptionalCall(checks.nothing),

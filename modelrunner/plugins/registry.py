@@ -18,6 +18,7 @@ from modelrunner.backend import (
     DeclaresModels,
     ListsDevices,
     Ranks,
+    RunsElsewhere,
 )
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.errors import BackendNotFound, BackendUnavailable, ModelRunnerError, UnsupportedModel
@@ -147,6 +148,20 @@ class BackendRegistry:
             if backend.uses_external_model_management and name in (None, backend.name)
             for model in self._models(backend)
         ]
+
+    def declared_as(self, model: str, name: str | None = None) -> tuple[Backend, DeclaredModel] | None:
+        """Returns the model that an engine manages itself under this name, and its backend, of the backend `name` or of
+        all; None if there is none. A server elsewhere may have models that it does not list. Blocks as `declared`."""
+        for backend, declared in self.declared(name):
+            if declared.name in (model, model.removesuffix(":latest")):  # Ollama's clients add this
+                return backend, declared
+        for backend in self:
+            if name in (None, backend.name) and interface_of(backend, RunsElsewhere) is not None:
+                if model.startswith(f"{backend.name}/"):
+                    return backend, DeclaredModel(model, frozenset())
+                if name is not None:
+                    return self.declared_as(f"{name}/{model}", name)
+        return None
 
     def _models(self, backend: Backend) -> Sequence[DeclaredModel]:
         declares = interface_of(backend, DeclaresModels)

@@ -2,15 +2,19 @@
 and what runners hold of it."""
 
 import asyncio
+import os
 import platform
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
+from modelrunner.backend import RunsElsewhere
 from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.readiness import free_port
+from modelrunner.engine.remoterunner import RemoteRunner
 from modelrunner.engine.runner import Runner
+from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.log import read_log
 from modelrunner.processes.processtree import process_tree
@@ -24,7 +28,8 @@ from modelrunner.units import format_bytes
 
 
 class LocalHost:
-    """A `Host` whose runners are child processes of this daemon. Each gets a folder of its own in the one that
+    """A `Host` whose runners are child processes of this daemon, or servers that run already (`RunsElsewhere`). Each
+    process gets a folder of its own in the one that
     `runtime_dir` makes and returns, and listens on a Unix socket there, or on a free port of 127.0.0.1 for a backend
     that needs TCP (the runner checks that the listener is its own).
 
@@ -82,11 +87,13 @@ class LocalHost:
     async def fetch(self, spec: RunSpec) -> None:
         """See `Host`."""
 
-    def start(self, runner: RunnerId, spec: RunSpec) -> LocalRunner:
+    def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
         """See `Host`."""
         key = runner.key
         backend = self._registry.get(key.backend)
         id = secrets.token_hex(4)
+        if interface_of(backend, RunsElsewhere) is not None:
+            return RemoteRunner(backend, spec, key, id=id, clock=self._clock)
         folder = self._runtime_dir() / id
         endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
         files = spec.bundle.paths + (spec.draft.paths if spec.draft else ())
@@ -108,8 +115,8 @@ class LocalHost:
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         """See `Host`."""
-        assert isinstance(runner, LocalRunner)
-        return read_log(runner.log_file, ending, lines=lines)
+        file = runner.log_file if isinstance(runner, LocalRunner) else Path(os.devnull)
+        return read_log(file, ending, lines=lines)
 
     async def close(self) -> None:
         """See `Host`."""

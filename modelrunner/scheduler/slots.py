@@ -374,7 +374,8 @@ class Lease:
 
     `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds; the lease
     began at `taken`. The engine crashed `crashes` times before, each time with this request. `limits` bound one request
-    of the model. `variant` says how the runner differs from the configuration, "" if it does not."""
+    of the model, `parameters` change its fields. `variant` says how the runner differs from the configuration, "" if it
+    does not."""
 
     __slots__ = (
         "_slots",
@@ -384,6 +385,7 @@ class Lease:
         "keep_alive",
         "limits",
         "loaded",
+        "parameters",
         "runner",
         "slot",
         "taken",
@@ -404,6 +406,7 @@ class Lease:
         self.runner = slot.runner
         self.variant = slot.variant.label
         self.limits = slot.target.limits
+        self.parameters = slot.target.parameters
         self.waited = self.loaded = 0.0
         self.crashes = 0
         self.abandoned = False

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from modelrunner.defaults import RequestParameters
 from modelrunner.engineapi import OPENAI, EngineApi
 from modelrunner.types import NO_LIMITS, KeepAlive, RequestLimits, RunnerKey, RunSpec
 
@@ -28,6 +29,8 @@ class Target:
     limits: RequestLimits = NO_LIMITS
     recording: bool = False
     replicas: Replicas = ONE
+    parameters: RequestParameters | None = None
+    fallback: str | None = None  # the model that answers if there is never memory for this one
     api: EngineApi = OPENAI  # of the runner's engine, as far as it is known before it runs
 
     @property
@@ -43,6 +46,7 @@ class RetainedSettings(NamedTuple):
     pinned: bool = False
     limits: RequestLimits = NO_LIMITS
     replicas: Replicas = ONE
+    parameters: RequestParameters | None = None
 
     def applied(self, target: Target) -> Target:
         return replace(target, **self._asdict())

@@ -177,6 +177,18 @@ def _meant(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or translated or address
 
 
+def refused_address(url: str, address: str, *, tls: bool) -> str:
+    """Returns why the server at `url`, which the owner of the daemon names, may not be asked at this address; "" if it
+    may. Its certificate keeps a name from standing for another server; without `tls` only this machine and private
+    networks may be asked. Link-local addresses (metadata services of clouds) never are."""
+    meant = _meant(ipaddress.ip_address(address.partition("%")[0]))
+    if meant.is_link_local or meant.is_multicast or meant.is_unspecified:
+        return f"{url} stands for {meant}, which is no address of a server: it got nothing"
+    if not tls and meant.is_global:
+        return f"{url} stands for {meant}, and would get requests without TLS over the internet: write https://"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
     """An answer. `headers` have their names in small letters; `url` is the address after redirects."""

@@ -36,7 +36,7 @@ models:
     ttl: 60
     aliases: ["gpt-4o-mini"]
     useModelName: "org/small"
-    filters: {stripParams: "temperature"}
+    filters: {stripParams: "temperature, top_p", setParams: {seed: 3}, setParamsByID: {}}
     capabilities: {in: [text, image], out: [text], tools: true, context: 32000}
   box:
     proxy: "http://127.0.0.1:9999"
@@ -53,7 +53,7 @@ groups:
 selectors:
   best: {strategy: warm, targets: ["Small:Q4", box]}
 hooks: {on_startup: {preload: [box]}}
-peers: {x: {proxy: "http://10.0.0.1", models: [a]}}
+peers: {x: {proxy: "http://10.0.0.1", models: [a], apiKey: "sk-secret", filters: {}}}
 """
 
 
@@ -81,13 +81,16 @@ def test_every_key_comes_over_or_is_named() -> None:
     assert vectors["modes"] == ["embedding"]
     assert ours["keep_alive"] == "300s"
     assert ours["models"] == {
-        "Small:Q4": {"keep_alive": "60s"},
+        "Small:Q4": {"keep_alive": "60s", "parameters": {"strip": ["temperature", "top_p"], "set": {"seed": 3}}},
         "box": {"keep_alive": "-1", "preload": True},
         "vectors": {"pin": True},
     }
     assert ours["aliases"]["gpt-4o-mini"] == "Small:Q4"
     assert ours["aliases"]["best"] == {"models": ["Small:Q4", "box"], "policy": "loaded"}
-    for named in ("filters.stripParams", "vectors.concurrencyLimit", "apiKeys", "groups.others", "peers"):
+    assert ours["engines"]["x"] == {"url": "http://10.0.0.1", "key-env": "KEY_X"}
+    assert ours["aliases"]["a"] == "x/a"
+    assert "sk-secret" not in str((ours, notes))
+    for named in ("filters.setParamsByID", "vectors.concurrencyLimit", "apiKeys", "groups.others", "peers.x.filters"):
         assert any(named in note for note in notes), named
 
 
@@ -101,7 +104,7 @@ def test_the_command_prints_a_file_that_the_daemon_takes(
     assert "apiKeys" in result.err
     (folders / "config.toml").write_text(result.out)
     settings = Settings.load(Locations.find())
-    assert set(settings.engines) == {"small-q4", "box", "vectors"}
+    assert set(settings.engines) == {"small-q4", "box", "vectors", "x"}
     assert not (folders / "data").exists()
 
 

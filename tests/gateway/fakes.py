@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from modelrunner.daemon.certificates import self_signed
+from modelrunner.defaults import RequestParameters
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.engineapi import OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi
@@ -209,6 +210,7 @@ class FakeLease:
         self.runner, self.waited, self.loaded, self.crashes = runner, waited, waited / 2, crashes
         self.variant = scheduler.variant
         self.limits = scheduler.limits
+        self.parameters = scheduler.parameters
         self.tries = 2
         self._scheduler = scheduler
         self._held = True
@@ -243,13 +245,14 @@ class FakeScheduler:
     are those held now; `granted` counts them all; `waiting` those that stand at the gate;
     `asked` has the caller and the priority of each that stood there, `prefixes` what each was asked with, `unloaded`
     the models. Leases are of `variant`,
-    each alone with its engine; their model has `limits`."""
+    each alone with its engine; their model has `limits` and `parameters`."""
 
     def __init__(self, runner: FakeRunner) -> None:
         self.runner = runner
         self.is_warm = True
         self.variant = ""
         self.limits = NO_LIMITS
+        self.parameters: RequestParameters | None = None
         self.gate = asyncio.Event()
         self.refusal: ModelRunnerError | None = None
         self.leases = self.granted = self.waiting = 0
@@ -344,4 +347,6 @@ class FakeResolver:
             raise Misdirected(f"{backend} cannot serve {model}")
         spec = SimpleNamespace(bundle=SimpleNamespace(name=model, references=(model,)))
         key, replicas = RunnerKey("fake", model, mode), Replicas(1, self.most)
-        return SimpleNamespace(api=FAKE_API, key=key, keep_alive=KeepAlive(300.0), spec=spec, replicas=replicas)
+        return SimpleNamespace(
+            api=FAKE_API, key=key, keep_alive=KeepAlive(300.0), spec=spec, replicas=replicas, parameters=None
+        )

@@ -125,7 +125,9 @@ class HostedRunner:
                 setattr(self, name, getattr(self.there, name))
             changed()
 
-        self.there = self.host.local.start(self._runner, self.host.files.specs.opened(self._values))
+        there = self.host.local.start(self._runner, self.host.files.specs.opened(self._values))
+        assert isinstance(there, LocalRunner)
+        self.there = there
         self.there.expect(self._expected)
         front = await asyncio.start_server(self._relay, "127.0.0.1", 0, ssl=self.host.tls)
         self.upstream.move(self._endpoint(front.sockets[0].getsockname()[1]))

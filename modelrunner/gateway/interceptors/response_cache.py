@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from modelrunner.aliases import Alias
+from modelrunner.defaults import RequestParameters
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest, served_by
@@ -52,6 +53,7 @@ class _CachedAnswer(NamedTuple):
     model: str
     key: RunnerKey
     served: Served
+    parameters: RequestParameters | None
     made: float
 
     @property
@@ -113,9 +115,12 @@ class ResponseCache:
             return
         if exchange.ask.fields.stream and lease.waited:
             return  # its stream may begin with signs of life
+        if exchange.ask.chosen and digest[-2] is None:
+            return  # another model answered, for want of memory
         runner, model = lease.runner, exchange.ask.fields.model
         kept = _CachedAnswer(
-            *(head[1], head[2], bytes(shared.data), model, runner.key, served_by(runner), self._clock())
+            *(head[1], head[2], bytes(shared.data), model, runner.key, served_by(runner)),
+            *(lease.parameters, self._clock()),
         )
         self._forget(digest)
         self._kept[digest] = kept
@@ -128,7 +133,11 @@ class ResponseCache:
         if kept is None:
             return None
         target = self._target(ask, kept.model)
-        if kept.made < self._clock() - self._age or target is None or target.key != kept.key:
+        if (
+            kept.made < self._clock() - self._age
+            or target is None
+            or (target.key, target.parameters) != (kept.key, kept.parameters)
+        ):
             self._forget(digest)
             return None
         if not self._may_ask(ask, target):

@@ -11,7 +11,7 @@ from typing import Any
 
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.engineapi import ApiShape
-from modelrunner.errors import ContextTooLong, EngineProtocolError, ModelRunnerError
+from modelrunner.errors import ContextTooLong, EngineProtocolError, InsufficientMemory, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.gateway.engine_request import MEMBERS, EngineRequest
@@ -155,7 +155,11 @@ class Exchange:
         return self._side
 
     async def _wait(self, broken: Lease | None = None) -> None:
-        lease = await self._leases.lease(self.ask, broken)
+        try:
+            lease = await self._leases.lease(self.ask, broken)
+        except InsufficientMemory as error:
+            self.ask = self._leases.fallen_back(self.ask, error)
+            lease = await self._leases.lease(self.ask)
         if self._over:
             lease.release()
         else:
@@ -197,8 +201,13 @@ class Exchange:
         if read is not None:
             members = request.members if request.passes else MEMBERS.decode(ask.body)
             self._ignored = unread(members, endpoint.shape if self._dialect.refuses_unread else None, read)
+        parameters = lease.parameters
+        if parameters is not None and request.is_json:
+            request.set(dict.fromkeys(parameters.strip))
         if request.is_json and (defaults := runner.spec.bundle.defaults) is not None:
             apply_defaults(request, endpoint.shape, defaults)
+        if parameters is not None and request.is_json:
+            request.set(parameters.set)
         if lease.limits is not NO_LIMITS or ask.head.key is not None:
             self._limit(lease, request, endpoint.shape)
         if endpoint.unheld and request.is_json:
@@ -259,12 +268,16 @@ class Exchange:
         assert self.lease is not None
         self.lease.answered()
         if status != 200:
-            self._refusal = EngineRefusal(status)
+            self._refusal = EngineRefusal(status, headers)
             self.on_data = self._refusal.add
             self.on_data(data)
             return
         if length == 0 and not any(name == b"content-type" for name, _ in headers):
             raise EngineProtocolError("the engine's answer is empty")
+        if any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers):
+            raise EngineProtocolError(
+                "the engine answered with a page of HTML: check its address, and what stands before it"
+            )
         if self._translation is None and not self._responded:
             self._passed = True
             self.on_data = self._sink.write

@@ -1,5 +1,6 @@
 """Leases for requests: the model of a request is resolved, and a runner leased."""
 
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -7,13 +8,15 @@ import msgspec
 
 from modelrunner.aliases import Alias
 from modelrunner.engine.runner import check_model
-from modelrunner.errors import Misdirected
+from modelrunner.errors import InsufficientMemory, Misdirected
 from modelrunner.gateway.calls import Inference
 from modelrunner.gateway.engine_request import MEMBERS
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Lease, Scheduler, Target
 from modelrunner.types import Mode
+
+log = logging.getLogger(__name__)
 
 
 class Resolve(Protocol):
@@ -134,6 +137,18 @@ class Leases:
         name = await self.aliases.choose(alias, route.backend, route.mode)
         fields = msgspec.structs.replace(ask.fields, model=name)
         return msgspec.structs.replace(ask, fields=fields, alias=None, chosen=name)
+
+    def fallen_back(self, ask: Inference, error: InsufficientMemory) -> Inference:
+        """Returns the request with the model that answers in place of one for which there is no memory. Raises `error`
+        if its settings name none, or one that the API key may not use, and for a client that chose the engine."""
+        target, key = self.known(ask), ask.head.key
+        if target is None or target.fallback is None or ask.head.route.backend is not None:
+            raise error
+        if key is not None and not key.allows(*self.resolve.names(target.fallback)):
+            raise error
+        log.info("%s: %s answers instead", error.message, target.fallback)
+        fields = msgspec.structs.replace(ask.fields, model=target.fallback)
+        return msgspec.structs.replace(ask, fields=fields, chosen=target.fallback)
 
     async def unload(self, ask: Inference) -> None:
         """Ends the runners of the request's model once they are free. Raises as `lease`."""
