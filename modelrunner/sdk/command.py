@@ -1,19 +1,21 @@
 """A backend without code, for an engine that is a program: a subclass sets values."""
 
 import asyncio
-import json
 import logging
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, ClassVar, NoReturn
+
+import msgspec
 
 from modelrunner.backend import Backend, BackendContext, BackendState, BackendStatus, DeclaredModel, ProgressCallback
 from modelrunner.engineapi import EngineApi
@@ -26,6 +28,10 @@ log = logging.getLogger(__name__)
 _PLACE = re.compile(r"\{([a-z]+)\}")
 _STOP_LIMIT = 30.0
 """Seconds that a stop command may take."""
+_STOP_TRIES = 5
+"""How often it is tried: after its run, and at starts of the daemon."""
+_MOST_STOPS = 32
+"""How many run at once at a start."""
 
 
 class CommandBackend(Backend):
@@ -43,7 +49,8 @@ class CommandBackend(Backend):
     """The seconds that it then has before it is killed; None for those of the daemon's settings."""
     stop_command: ClassVar[tuple[str, ...]] = ()
     """Ends what the program started outside of its own processes, such as a container. It runs after the program, and
-    after a kill of the daemon at its next start. `{id}` becomes the text of the file `{scratch}/id`."""
+    after a kill of the daemon at its next start, and again at the next starts while it fails, five times in all; the
+    status says so. `{id}` becomes the text of the file `{scratch}/id`."""
     engine_api: ClassVar[EngineApi | None] = None
     """The engine's HTTP interface; None for OpenAI's."""
     memory_factor: ClassVar[float] = 1.2
@@ -61,6 +68,7 @@ class CommandBackend(Backend):
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
+        self._unstopped: dict[Path, str] = {}
         if self.stop_command and context.state is not None:
             self._stop_left(context.state)
 
@@ -85,7 +93,8 @@ class CommandBackend(Backend):
         permissions = self.permissions | Permissions(writes=(scratch,))
         scratch.mkdir(mode=0o700, parents=True)
         if self.stop_command:
-            _record(scratch).write_text(json.dumps([_filled(word, places) for word in self.stop_command]))
+            left = _Left([_filled(word, places) for word in self.stop_command])
+            _record(scratch).write_bytes(msgspec.json.encode(left))
         try:
             await run(
                 argv,
@@ -99,7 +108,8 @@ class CommandBackend(Backend):
 
     def status(self) -> BackendStatus:
         try:
-            return BackendStatus(BackendState.RUNNING, f"{self.name} at {self._program()}")
+            fault = "; ".join(list(self._unstopped.values()))
+            return BackendStatus(BackendState.RUNNING, f"{self.name} at {self._program()}", fault)
         except BackendUnavailable as error:
             return BackendStatus(BackendState.ERROR, error.message)
 
@@ -162,37 +172,58 @@ class CommandBackend(Backend):
         }
 
     def _clean(self, scratch: Path) -> None:
-        """Ends what a run left outside of its processes, and removes its folder."""
+        """Ends what a run left outside of its processes, and removes its folder; after a failure both stay for the next
+        start."""
         record = _record(scratch)
-        with suppress(OSError, ValueError):
-            words: list[str] = json.loads(record.read_text())
+        with suppress(OSError, msgspec.MsgspecError):
+            left = msgspec.json.decode(record.read_bytes(), type=_Left)
+            words = list(left.command)
             with suppress(OSError):
                 words = [word.replace("{id}", (scratch / "id").read_text()[:256].strip()) for word in words]
-            try:
-                subprocess.run(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    timeout=_STOP_LIMIT,
-                    check=True,
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                said = getattr(error, "stderr", None) or b""
-                log.error(
-                    "%s: `%s` failed: %s %s",
-                    self.name,
-                    shlex.join(words),
-                    error,
-                    said[-500:].decode("utf-8", "replace"),
-                )
+            if (why := self._stopped(words)) is not None:
+                tries = left.tries + 1
+                last = tries >= _STOP_TRIES
+                after = "it is not tried again: end it yourself" if last else "it is tried again at the next start"
+                self._unstopped[scratch] = fault = f"`{shlex.join(words)}` failed, {tries} times now: {why}; {after}"
+                log.error("%s: %s", self.name, fault)
+                if not last:
+                    record.write_bytes(msgspec.json.encode(_Left(left.command, tries)))
+                    return
+            else:
+                self._unstopped.pop(scratch, None)
         shutil.rmtree(scratch, ignore_errors=True)
         record.unlink(missing_ok=True)
 
+    def _stopped(self, words: Sequence[str]) -> str | None:
+        """Runs a stop command, and returns why it failed, None if it did not."""
+        try:
+            subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=scrubbed_environment() | dict(self.environment),
+                timeout=_STOP_LIMIT,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said: bytes = getattr(error, "stderr", None) or b""
+            return said[-500:].decode("utf-8", "replace").strip() or str(error)
+        return None
+
     def _stop_left(self, state: Path) -> None:
-        """Ends what the runs of a killed daemon left outside of their processes."""
-        for record in state.glob("*.stop"):
-            self._clean(record.with_suffix(""))
+        """Ends what the runs of a killed daemon left outside of their processes, all at once."""
+        left = [record.with_suffix("") for record in state.glob("*.stop")]
+        if left:
+            with ThreadPoolExecutor(min(len(left), _MOST_STOPS)) as pool:
+                list(pool.map(self._clean, left))
+
+
+class _Left(msgspec.Struct):
+    """What a run leaves: the `command` that ends it, which has failed `tries` times."""
+
+    command: list[str]
+    tries: int = 0
 
 
 def _record(scratch: Path) -> Path:

@@ -274,6 +274,64 @@ def test_what_a_command_started_elsewhere_ends_with_its_runner(daemon: MakeDaemo
         assert not list((running.data / "state" / "box").iterdir())
 
 
+def test_a_stop_command_that_fails_is_tried_again_at_the_next_start(daemon: MakeDaemon, tmp_path: Path) -> None:
+    table, pids = _container(tmp_path)
+    allowed = tmp_path / "allowed"
+    script = f"if ! test -e {allowed}; then echo no daemon >&2; exit 1; fi; kill -KILL $0"
+    table = table.replace('["kill", "-KILL", "{id}"]', words("/bin/sh", "-c", script, "{id}"))
+    with container_service(tmp_path):
+        running = daemon(f'sandbox = "off"\n{table}')
+        running.post("/v1/chat/completions", {"model": "boxed", "messages": [], "max_tokens": 1})
+        left = int(pids.read_text().split()[-1])
+        running.post("/engines/unload", {"all": True})
+        for tries in (1, 2):
+            status = running.get("/engines/status").json()["box"]
+            assert f"failed, {tries} times now: no daemon; it is tried again at the next start" in status
+            assert is_alive(left)
+            if tries == 2:
+                allowed.touch()
+            running.stop()
+            running.start()
+        await_end(left)
+        assert not list((running.data / "state" / "box").iterdir())
+        assert "failed" not in running.get("/engines/status").json()["box"]
+
+
+def _leftovers(context: BackendContext, *commands: list[str]) -> type[Backend]:
+    """The class of an engine whose earlier runs have left these commands."""
+    assert context.state is not None
+    context.state.mkdir(exist_ok=True)
+    for number, command in enumerate(commands):
+        (context.state / f"{number}.stop").write_text(json.dumps({"command": command}))
+    table = {"command": ["sleep", "{port}"], "stop": {"command": ["true"]}}
+    return configured("mine", EngineTable.model_validate(table))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> BackendContext:
+    return BackendContext(tmp_path, tmp_path, tmp_path, {}, tmp_path / "state")
+
+
+def test_a_stop_command_that_never_succeeds_is_given_up(context: BackendContext) -> None:
+    kind = _leftovers(context, ["false"])
+    for _ in range(5):
+        assert [each.name for each in (context.state or Path()).iterdir()] == ["0.stop"]
+        backend = kind(context)
+    assert "5 times now" in backend.status().fault
+    assert "end it yourself" in backend.status().fault
+    assert not list((context.state or Path()).iterdir())
+
+
+def test_leftovers_are_stopped_at_once(context: BackendContext, tmp_path: Path) -> None:
+    """Each command ends only when all have begun."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    wait = f"touch {begun}/$0; while [ $(ls {begun} | wc -l) -lt 4 ]; do sleep 0.01; done"
+    backend = _leftovers(context, *[["/bin/sh", "-c", wait, str(number)] for number in range(4)])(context)
+    assert backend.status().fault == ""
+    assert not list((context.state or Path()).iterdir())
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
