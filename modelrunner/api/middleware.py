@@ -27,7 +27,7 @@ from modelrunner.errors import (
 from modelrunner.gateway.calls import labels
 from modelrunner.gateway.connection.handover import HandoverTransport
 from modelrunner.gateway.headers import new_request_id
-from modelrunner.gateway.request.observers import CONTROL, Observers, RequestRecord
+from modelrunner.gateway.request.observers import CONTROL, LEFT, Observers, RequestRecord
 from modelrunner.gateway.request.pipeline import IS_OPEN
 from modelrunner.gateway.routes import dialect_of, match, variants
 from modelrunner.http.answers import Header, cors
@@ -44,7 +44,6 @@ _STARTED = web.RequestKey("started", bool)
 _ERROR = web.RequestKey("error", ModelRunnerError)
 
 _UNKNOWN = "unknown"  # one route for all that nothing here answers: clients choose their paths
-_LEFT = 499
 # What watches the daemon, and what goes on with a request that was counted: in the background, as a stream, as a batch.
 _FREE = re.compile(r"/metrics|(/engines)?/v1/(responses|streams|batches)/\{.*").fullmatch
 _LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -164,7 +163,7 @@ class RequestEnvelope:
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answers a request. One without an answer was left."""
-        began, status = perf_counter(), _LEFT
+        began, status = perf_counter(), LEFT
         request_id_of(request)  # while the transport is known
         transport = request[_HANDED_OVER]
         public_only.set(transport is not None and not transport.local)

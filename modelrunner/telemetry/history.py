@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
 from modelrunner import wire
-from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.observers import LEFT, RequestRecord
 
 STEP = 10
 """The length of a step in seconds."""
@@ -27,6 +27,8 @@ class History:
         self._requests += 1
         self._prompt += record.tokens.prompt
         self._answer += record.tokens.answer
+        if record.status == LEFT:
+            return
         if record.status >= 400 or record.error:
             self._failed += 1
             return

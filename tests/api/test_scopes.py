@@ -79,6 +79,7 @@ TABLE = {
         POST /v1/responses/compact
         POST /v1/responses/{id}/cancel
         GET /v1/responses/{id}/input_items
+        DELETE /v1/streams/{id}
         GET /v1/streams/{id}
         GET /v1/tools
         POST /v1/tools/execute

@@ -95,7 +95,7 @@ async def test_a_look_at_the_head_takes_no_stream_over(daemon: Daemon, gate: Pat
     async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED) as answer:
         await first_token(answer)
         async with daemon.tcp.head("/v1/streams/r1") as look:
-            assert (look.status, look.headers["Allow"]) == (405, "GET")
+            assert (look.status, look.headers["Allow"]) == (405, "DELETE,GET")
         gate.touch()
         assert b"[DONE]" in await answer.read()
 
@@ -159,3 +159,38 @@ async def test_another_key_sees_no_stream(daemon: Daemon, gate: Path) -> None:
             assert found.status == status
     async with daemon.unix.get("/v1/streams/r1") as owner:
         assert owner.status == 200
+
+
+async def test_a_stream_is_ended_by_its_owner_alone(daemon: Daemon, gate: Path) -> None:
+    keys = []
+    for name in ("a", "b"):
+        async with daemon.unix.post("/keys", json={"name": name, "scopes": ["inference"]}) as made:
+            keys.append({"Authorization": f"Bearer {(await made.json())['text']}"})
+    async with daemon.tcp.post(CHAT, json=BODY, headers=ASKED | keys[0]) as answer:
+        await first_token(answer)
+        async with daemon.tcp.delete("/v1/streams/r1", headers=keys[1]) as refused:
+            assert refused.status == 404
+        async with daemon.tcp.delete("/v1/streams/r1", headers=keys[0]) as ended:
+            assert (ended.status, await ended.json()) == (200, {"cancelled": "r1"})
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+    await until(lambda: left(gate))
+    for method in ("GET", "DELETE"):
+        async with daemon.tcp.request(method, "/v1/streams/r1", headers=keys[0]) as gone:
+            assert gone.status == 404
+
+
+async def test_a_client_may_come_back_before_the_answer_begins(daemon: Daemon, gate: Path) -> None:
+    hold = gate.parent / "hold"
+    daemon.backend.knobs = ("--tokens", "5", "--hold", str(hold), "--record", str(gate.parent / "record"))
+    asking = asyncio.create_task(daemon.tcp.post(CHAT, json=BODY, headers=ASKED).__aenter__())
+    await until(lambda: (gate.parent / "record").exists() and b'"body"' in (gate.parent / "record").read_bytes())
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    coming = asyncio.create_task(daemon.tcp.get("/v1/streams/r1").__aenter__())
+    await asyncio.sleep(0)
+    hold.touch()
+    async with asyncio.timeout(HUNG):
+        answer = await coming
+        assert answer.status == 200
+        assert b"[DONE]" in await answer.read()

@@ -115,3 +115,16 @@ async def show(page: Page, daemon: Daemon, view: str) -> None:
     await page.goto(f"http://127.0.0.1:{daemon.port}/#/{view}")
     await expect(page.get_by_role("heading", level=1, name=view.capitalize())).to_be_attached()
     await expect(page.locator(".skeleton")).to_have_count(0)
+
+
+async def choose(page: Page, model: str) -> None:
+    """Chooses the model of the conversation that is shown."""
+    await page.get_by_role("button", name="Model: ").click()
+    await page.get_by_role("dialog").get_by_role("button", name=model).click()
+
+
+async def say(page: Page, text: str) -> None:
+    """Sends a message in the conversation that is shown."""
+    await page.get_by_label("Message", exact=True).fill(text)
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()  # the list of models is here
+    await page.keyboard.press("Enter")

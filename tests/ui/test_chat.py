@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import json
+import re
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
 from tests.api.conftest import StartDaemon
-from tests.ui.conftest import PHONE, TALKS, OpenPage, Watch
+from tests.ui.conftest import PHONE, TALKS, OpenPage, Watch, say
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
@@ -34,17 +35,11 @@ HOSTILE = """<img src=x onerror="document.title='owned'"> <script>document.title
 """
 
 
-async def say(page: Page, text: str) -> None:
-    await page.get_by_label("Message", exact=True).fill(text)
-    await expect(page.get_by_role("button", name="Send")).to_be_enabled()  # the list of models is here
-    await page.keyboard.press("Enter")
-
-
 async def asked(record: Path, count: int) -> list[dict]:
     """The bodies that the engine got, once there are so many."""
     async with asyncio.timeout(HUNG):
         while True:
-            lines = [json.loads(line) for line in record.read_text().splitlines()]
+            lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
             bodies = [json.loads(line["body"]) for line in lines if "body" in line]
             if len(bodies) >= count:
                 return bodies
@@ -96,7 +91,8 @@ async def test_a_conversation(start_daemon: StartDaemon, open_page: OpenPage, tm
     # kept, once it is complete
     await expect(page.get_by_role("button", name="Ask again")).to_be_visible()
     await page.reload()
-    await page.get_by_role("link", name="Write more code").click()
+    await page.get_by_role("link", name="Write code").click()
+    await expect(page.locator(".message.user .body")).to_have_text("Write more code")
     await expect(page.locator(".message.assistant")).to_have_count(1)
 
 
@@ -165,9 +161,7 @@ async def test_a_hostile_answer_does_nothing(
     await expect(answer.get_by_text("first token")).to_be_visible()
     await answer.get_by_text("Thought").click()
     await expect(answer.locator(".prose").locator("img, script, svg, style, form, button")).to_have_count(0)
-    links = await answer.locator(".prose > div a").evaluate_all(
-        "links => links.map((link) => link.getAttribute('href'))"
-    )
+    links = await answer.locator(".prose a").evaluate_all("links => links.map((link) => link.getAttribute('href'))")
     assert [link for link in links if link] == [*(["https://example.com/page", "https://example.com/picture.png"] * 2)]
     await answer.get_by_text("press").last.click()
     assert await page.title() == "Chat · modelrunner"
@@ -223,3 +217,110 @@ async def test_a_fault_is_told_and_the_next_try_works(start_daemon: StartDaemon,
     await page.get_by_role("button", name="Edit the message").click()
     await say(page, "live")
     await expect(page.get_by_text("first token")).to_be_visible()
+
+
+async def test_an_edit_keeps_what_was_said_before(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    record = tmp_path / "record"
+    daemon.backend.knobs = ("--record", str(record))
+    page = await open_page(daemon, "#/chat")
+    await say(page, "First words")
+    await expect(page.get_by_text("first token")).to_be_visible()
+    await say(page, "More words")
+    await expect(page.get_by_text("first token")).to_have_count(2)
+    await page.get_by_role("button", name="Edit the message").first.click()
+    await expect(page.get_by_label("Message", exact=True)).to_have_value("First words")
+    await say(page, "Other words")
+    await expect(page.get_by_text("first token")).to_have_count(1)
+    await page.get_by_role("button", name="Ask again").click()
+    await expect(page.locator(".message.assistant").get_by_text("2 of 2")).to_be_visible()
+    bodies = await asked(record, 4)
+    assert [message["content"] for message in bodies[3]["messages"]] == ["Other words"]
+    await page.reload()
+    await page.get_by_role("button", name="Earlier version").first.click()
+    await expect(page.locator(".message.user .body")).to_have_text(["First words", "More words"])
+    await expect(page.locator(".message.assistant")).to_have_count(2)
+
+
+async def test_conversations_are_found_and_renamed(start_daemon: StartDaemon, open_page: OpenPage) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    daemon.backend.knobs = ("--text", "Oranges are round.", "--only-for", "fruit")
+    page = await open_page(daemon, "#/chat")
+    await say(page, "About fruit")
+    await expect(page.get_by_text("first token")).to_be_visible()
+    daemon.backend.knobs = ()
+    await page.get_by_role("link", name="New").click()
+    await say(page, "About stars")
+    await expect(page.get_by_text("first token")).to_be_visible()
+    for words, found in (("STARS", ["About stars"]), ("fruit", ["About fruit"]), ("nothing like it", [])):
+        await page.get_by_label("Search the conversations").fill(words)
+        await expect(page.locator(".talks li a")).to_have_text(found)
+    await page.get_by_label("Search the conversations").fill("")
+    await page.get_by_role("button", name="Rename: About fruit").click()
+    await page.get_by_label("Title").fill("Apples")
+    await page.keyboard.press("Enter")
+    await page.reload()
+    await expect(page.locator(".talks li a")).to_have_text(["About stars", "Apples"])
+
+
+async def test_options_reach_the_engine_and_are_kept_as_a_preset(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    record = tmp_path / "record"
+    daemon.backend.knobs = ("--record", str(record))
+    page = await open_page(daemon, "#/chat")
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    options = page.get_by_role("button", name="Options of this conversation")
+    await options.click()
+    form = page.get_by_role("dialog")
+    values = {"temperature": 0.5, "top_k": 40, "min_p": 0.1, "presence_penalty": -0.5, "seed": 7}
+    for name, value in values.items():
+        await form.get_by_label(name, exact=True).fill(str(value))
+    await form.get_by_label("stop", exact=True).fill("END\nSTOP")
+    await form.get_by_label("JSON schema").fill("{")
+    await form.get_by_role("button", name="Save").click()
+    await expect(form.get_by_role("alert")).to_have_text("The schema is not valid JSON.")
+    await form.get_by_label("JSON schema").fill('{"type": "object"}')
+    await form.get_by_label("Name of a preset").fill("strict")
+    await form.get_by_role("button", name="Keep as a preset").click()
+    await form.get_by_role("button", name="Copy as curl").click()
+    await expect(page.get_by_text("Copied")).to_be_visible()
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith(f"curl http://127.0.0.1:{daemon.port}/v1/chat/completions ")
+    assert json.loads(copied.partition("-d '")[2].removesuffix("'")).items() >= values.items()
+    await form.get_by_role("button", name="Copy as Python").click()
+    await form.get_by_role("button", name="Save").click()
+    await say(page, "Hello")
+    (body,) = await asked(record, 1)
+    assert body.items() >= (values | {"stop": ["END", "STOP"]}).items()
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    await page.get_by_role("link", name="New").click()
+    await options.click()
+    await form.get_by_label("Preset", exact=True).select_option("strict")
+    await expect(form.get_by_label("top_k")).to_have_value("40")
+
+
+async def test_a_text_file_goes_with_the_message_and_counts(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    record = tmp_path / "record"
+    daemon.backend.knobs = ("--record", str(record))
+    page = await open_page(daemon, "#/chat")
+    chooser = page.locator("input[type=file][multiple]")
+    await chooser.set_input_files({"name": "no.bin", "mimeType": "", "buffer": b"\xff\x00"})
+    await expect(page.get_by_text("no.bin is no text in UTF-8.")).to_be_visible()
+    await chooser.set_input_files({"name": "long.txt", "mimeType": "text/plain", "buffer": b"word " * 100_000})
+    await expect(page.get_by_role("alert")).to_contain_text("more than the window has")
+    await page.get_by_role("button", name="Remove long.txt").click()
+    await chooser.set_input_files({"name": "note.txt", "mimeType": "text/plain", "buffer": b"the secret is 42"})
+    await page.get_by_role("link", name="Now", exact=True).click()
+    await page.get_by_role("link", name="Chat", exact=True).click()
+    await expect(page.get_by_text("note.txt")).to_be_visible()  # a draft has its files
+    await say(page, "What is it?")
+    (body,) = await asked(record, 1)
+    assert body["messages"][0]["content"] == "What is it?\n\nnote.txt:\n```\nthe secret is 42\n```"
+    await expect(page.locator(".composer")).to_contain_text(re.compile(r"\d+ of [\d,]+ tokens"))

@@ -9,7 +9,7 @@ from playwright.async_api import Route, expect
 
 from modelrunner.config.locations import Locations
 from tests.api.conftest import Daemon, StartDaemon
-from tests.ui.conftest import DESK, PHONE, TALKS, VIEWS, OpenPage, Watch, show
+from tests.ui.conftest import DESK, PHONE, TALKS, VIEWS, OpenPage, Watch, choose, say, show
 
 pytestmark = pytest.mark.engine
 
@@ -54,9 +54,8 @@ async def test_every_view_is_accessible_and_photographed(
         for view in VIEWS:
             await show(page, busy, view)
             if view == "chat":
-                await page.get_by_label("Model", exact=True).select_option("smol")
-                await page.get_by_label("Message", exact=True).fill("Why do two runners of one model need less memory?")
-                await page.keyboard.press("Enter")
+                await choose(page, "smol")
+                await say(page, "Why do two runners of one model need less memory?")
                 await expect(page.get_by_text("first token")).to_be_visible()
             if view == "requests":
                 await page.locator(".request").last.click()
@@ -148,9 +147,7 @@ async def test_login_with_a_key_and_logout(start_daemon: StartDaemon, open_page:
     await show(page, daemon, "now")
     await expect(page.get_by_role("alert")).to_contain_text("Log in with a key that has this scope")
     await show(page, daemon, "chat")
-    await page.get_by_label("Message", exact=True).fill("Hello")
-    await expect(page.get_by_role("button", name="Send")).to_be_enabled()
-    await page.keyboard.press("Enter")
+    await say(page, "Hello")
     await expect(page.get_by_text("first token")).to_be_visible()
 
 

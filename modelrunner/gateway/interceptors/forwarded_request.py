@@ -10,7 +10,7 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.headers import chunk, id_line, server_timing
 from modelrunner.gateway.request.exchange import Exchange, Exchanges
-from modelrunner.gateway.request.observers import RequestRecord, record_of
+from modelrunner.gateway.request.observers import LEFT, RequestRecord, record_of
 from modelrunner.gateway.request.tokens import NONE, Tokens
 from modelrunner.http.answers import Header
 from modelrunner.scheduler import Lease
@@ -88,7 +88,7 @@ class ForwardedRequest:
         if self._alone is not None:
             self._alone.cancel()
         elif not self._over:
-            self._status, self._over = 499, True
+            self._status, self._over = LEFT, True
             self._source.leave(self)
             self._close()
 

@@ -140,14 +140,22 @@ class ResumableStreams:
         return ForwardedRequest(self._exchanges, ask, sink, stream, headers=headers, counted_by=stream.work)
 
     def find(self, id: str, owner: str) -> ResumableStream:
-        """Returns the stream of the request `id`. Its owner and the daemon's owner ("") may see it. Raises
-        `NotFound`."""
+        """Returns the stream of the request `id`, which may have no head yet. Its owner and the daemon's owner ("") may
+        see it. Raises `NotFound`."""
         stream = self._streams.get(id)
-        if stream is None or stream.head is None or owner not in ("", stream.owner):
+        if stream is None or owner not in ("", stream.owner):
             raise NotFound(
                 f"there is no stream of a request {id!r}: it did not ask to be resumable, or is gone", param="id"
             )
         return stream
+
+    def end(self, id: str, owner: str) -> None:
+        """Ends the work of the stream, cuts its reader, and forgets it. Raises as `find`."""
+        stream = self.find(id, owner)
+        if not stream.over:
+            stream.work.cancel()
+            stream.cut()
+        self._forget(id)
 
     def close(self) -> None:
         """Forgets the streams without a client."""

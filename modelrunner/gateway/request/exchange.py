@@ -19,7 +19,7 @@ from modelrunner.gateway.headers import chunk, engine_headers, id_line, one_line
 from modelrunner.gateway.request.in_flight import InFlight
 from modelrunner.gateway.request.leases import Leases
 from modelrunner.gateway.request.model_defaults import apply_defaults
-from modelrunner.gateway.request.observers import RequestRecord, record_of
+from modelrunner.gateway.request.observers import LEFT, RequestRecord, record_of
 from modelrunner.gateway.request.response_writer import ResponseWriter
 from modelrunner.gateway.request.schemas import hold_schemas
 from modelrunner.gateway.request.token_limit import limit_tokens
@@ -132,7 +132,7 @@ class Exchange:
         """Called when the client is gone. Ends the engine's work, or leaves the queue."""
         if not self._over:
             if not self._has_passed_last_event():
-                self._status = 499
+                self._status = LEFT
             self._close()
 
     def _has_passed_last_event(self) -> bool:

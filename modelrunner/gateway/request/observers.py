@@ -20,6 +20,8 @@ _LONGEST = 640  # characters: no model has a longer name, and no route a longer 
 
 
 _NOBODY = Served()
+LEFT = 499
+"""The status of a request whose client left."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, gc=False):
@@ -28,9 +30,9 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     answer came (None without one), `duration` the whole. Sizes are in bytes of the bodies; `bytes_out` counts what came
     from the engine, with the framing of chunks that passed unchanged.
 
-    `status` is 499 for a client that left; `error` is the code of the error, "" without one. `model` is the name that
-    the client wrote; a request that gets no exchange has none. `served` is the runner's, `peer` the client's address,
-    "" on the Unix socket. What clients write is `shortened`: records are kept, and written to logs."""
+    `status` is `LEFT` for a client that left; `error` is the code of the error, "" without one. `model` is the name
+    that the client wrote; a request that gets no exchange has none. `served` is the runner's, `peer` the client's
+    address, "" on the Unix socket. What clients write is `shortened`: records are kept, and written to logs."""
 
     request_id: str
     labels: Labels

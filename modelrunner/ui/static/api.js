@@ -1,6 +1,7 @@
 // The daemon's HTTP interface: JSON, lines of progress, and server-sent events, with the API key of this session.
 const BASE = new URL("../", import.meta.url);
 const KEY = "modelrunner-key";
+const encoder = new TextEncoder();
 
 export class ApiError extends Error {
   constructor(status, message, code) {
@@ -109,25 +110,37 @@ export async function* progress(path, body, signal) {
   }
 }
 
-// Yields {event, data, id} of a stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
-// A stream is read by fetch, since EventSource cannot send a key. `opened` is called with the answer's head.
+// Yields {event, data, place} of a stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html),
+// where `place` is the number of bytes up to the end of the event. A stream is read by fetch, since EventSource cannot send
+// a key. `opened` is called with the answer's head.
 export async function* events(path, { method = "GET", body, signal, headers = {}, opened } = {}) {
   const response = await send(method, path, { body, signal, headers: { Accept: "text/event-stream", ...headers } });
   opened?.(response);
-  for await (const block of split(response, /\r?\n\r?\n/)) {
-    let event = "message", id = "";
-    const data = [];
-    for (const line of block.split(/\r?\n/)) {
-      const colon = line.indexOf(":");
-      if (colon === 0) continue;
-      const name = colon < 0 ? line : line.slice(0, colon);
-      const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-      if (name === "event") event = value;
-      else if (name === "data") data.push(value);
-      else if (name === "id") id = value;
+  let rest = "", place = 0;
+  for await (const text of pieces(response)) {
+    rest += text;
+    for (let end; (end = /\r?\n\r?\n/.exec(rest)); ) {
+      const block = rest.slice(0, end.index), size = end.index + end[0].length;
+      place += encoder.encode(rest.slice(0, size)).length;
+      rest = rest.slice(size);
+      const event = parsed(block);
+      if (event) yield { ...event, place };
     }
-    if (data.length) yield { event, id, data: data.join("\n") };
   }
+}
+
+function parsed(block) {
+  let event = "message";
+  const data = [];
+  for (const line of block.split(/\r?\n/)) {
+    const colon = line.indexOf(":");
+    if (colon === 0) continue;
+    const name = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+    if (name === "event") event = value;
+    else if (name === "data") data.push(value);
+  }
+  return data.length ? { event, data: data.join("\n") } : null;
 }
 
 export async function* text(path, signal) {

@@ -1,38 +1,52 @@
-// Markdown as components. Whatever a model writes becomes text, links to the web and plain formatting: raw HTML is shown
-// as it stands, and pictures become links, since this page asks no other host.
-import { html, useMemo, useState } from "./preact-htm.js";
+// Markdown as elements of the page. No text of a model ever becomes HTML: each token becomes an element of its kind or
+// text, links lead to the web alone, and pictures become links, since this page asks no other host.
+import { html, useMemo, useRef, useState } from "./preact-htm.js";
 import { Marked } from "./marked.js";
-import "./purify.js";
 import { Icon, act } from "./parts.js";
 
-const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
-const marked = new Marked({
-  gfm: true,
-  breaks: true,
-  renderer: {
-    html: ({ text }) => escaped(text),
-    image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
-    heading({ tokens }) {
-      return `<h3>${this.parser.parseInline(tokens)}</h3>`;
-    },
-    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
-  },
-});
-const purify = globalThis.DOMPurify;
-const ALLOWED = {
-  ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h3", "hr", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
-  ALLOWED_ATTR: ["href", "title", "align", "start", "target", "rel"],
-  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
-  ALLOW_DATA_ATTR: false,
-  ALLOW_ARIA_ATTR: false,
-};
-purify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.tagName !== "A") return;
-  node.setAttribute("target", "_blank");
-  node.setAttribute("rel", "noopener noreferrer");
+const marked = new Marked({ gfm: true, breaks: true });
+const OPEN = 2; // blocks at the end of a text that more text may still change
+const PLAIN = new Set(["strong", "em", "del"]);
+
+const decoder = document.createElement("textarea"); // its content is text, whatever it says
+function decoded(text) {
+  if (!text.includes("&")) return text;
+  decoder.innerHTML = text.replaceAll("<", "&lt;");
+  return decoder.value;
+}
+
+const isWeb = (href) => /^(?:https?:|mailto:)/i.test(href);
+const link = (href, title, children) => (isWeb(href) ? html`<a href=${href} title=${title} target="_blank" rel="noopener noreferrer">${children}</a>` : html`<a title=${title}>${children}</a>`);
+
+const inline = (tokens = []) => tokens.map((token) => {
+  if (PLAIN.has(token.type)) return html`<${token.type}>${inline(token.tokens)}<//>`;
+  switch (token.type) {
+    case "codespan": return html`<code>${token.text}</code>`;
+    case "br": return html`<br />`;
+    case "link": return link(token.href, token.title, inline(token.tokens));
+    case "image": return link(token.href, token.title, token.text || token.href);
+    case "checkbox": return token.checked ? "☑ " : "☐ ";
+    case "text": return token.tokens ? inline(token.tokens) : decoded(token.text);
+    default: return token.text ?? token.raw;
+  }
 });
 
-export const clean = (token) => purify.sanitize(marked.parser([token]), ALLOWED);
+const item = ({ tokens, loose }) => html`<li dir="auto">${tokens.map((token) => (token.type === "text" || (token.type === "paragraph" && !loose) ? inline(token.tokens || [token]) : token.type === "checkbox" ? inline([token]) : block(token)))}</li>`;
+const cell = (kind, { tokens, align }) => html`<${kind} dir="auto" align=${align}>${inline(tokens)}<//>`;
+
+function block(token) {
+  switch (token.type) {
+    case "space": case "def": return null;
+    case "code": return html`<${Code} text=${token.text} lang=${token.lang} />`;
+    case "heading": return html`<h3 dir="auto">${inline(token.tokens)}</h3>`;
+    case "hr": return html`<hr />`;
+    case "blockquote": return html`<blockquote dir="auto">${token.tokens.map(block)}</blockquote>`;
+    case "list": return token.ordered ? html`<ol dir="auto" start=${token.start}>${token.items.map(item)}</ol>` : html`<ul dir="auto">${token.items.map(item)}</ul>`;
+    case "table": return html`<div class="scroll" tabindex="0" role="region" aria-label="Table"><table dir="auto"><thead><tr>${token.header.map((each) => cell("th", each))}</tr></thead><tbody>${token.rows.map((row) => html`<tr>${row.map((each) => cell("td", each))}</tr>`)}</tbody></table></div>`;
+    case "html": return html`<p dir="auto" class="raw">${token.text}</p>`;
+    default: return html`<p dir="auto">${inline(token.tokens || [{ type: "text", text: token.raw }])}</p>`;
+  }
+}
 
 function Code({ text, lang }) {
   const [copied, setCopied] = useState(false);
@@ -47,13 +61,23 @@ function Code({ text, lang }) {
   </div>`;
 }
 
-// A block is made again only when its own text changes: a long answer that grows costs its last block.
-function Block({ token }) {
-  const made = useMemo(() => ({ __html: clean(token) }), [token.raw]);
-  return html`<div dangerouslySetInnerHTML=${made}></div>`;
+// A block is made again only when its own text changes.
+const Block = ({ token }) => useMemo(() => block(token), [token.raw]);
+
+// The tokens of a text that grows: only its last blocks are read again. A text that does not go on is read anew.
+function useTokens(text) {
+  const known = useRef({ text: "", tokens: [] });
+  return useMemo(() => {
+    const { text: before, tokens } = known.current;
+    const closed = text.startsWith(before) ? tokens.slice(0, -OPEN) : [];
+    const length = closed.reduce((sum, token) => sum + token.raw.length, 0);
+    const whole = closed.every((token) => token.type !== "def") && closed.map((token) => token.raw).join("") === text.slice(0, length);
+    const found = whole ? [...closed, ...marked.lexer(text.slice(length))] : marked.lexer(text);
+    known.current = { text, tokens: found };
+    return found;
+  }, [text]);
 }
 
 export function Markdown({ text }) {
-  const tokens = marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def");
-  return html`<div class="prose">${tokens.map((token, i) => (token.type === "code" ? html`<${Code} key=${i} text=${token.text} lang=${token.lang} />` : html`<${Block} key=${i} token=${token} />`))}</div>`;
+  return html`<div class="prose">${useTokens(text).map((token, i) => token.type !== "space" && html`<${Block} key=${i} token=${token} />`)}</div>`;
 }

@@ -75,11 +75,14 @@ const ICONS = {
   copy: "M9 9h10v10H9zM5 15V5h10",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   sliders: "M4 8h8M16 8h4M4 16h4M12 16h8M14 6a2 2 0 1 0 0 4 2 2 0 0 0 0-4M10 14a2 2 0 1 0 0 4 2 2 0 0 0 0-4",
-  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
   down: "M12 4v11M7 10l5 5 5-5M5 20h14",
   up: "M12 15V4M7 9l5-5 5 5M5 20h14",
   theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
   list: "M4 6h16M4 12h16M4 18h16",
+  left: "M14 6l-6 6 6 6",
+  right: "M10 6l6 6-6 6",
+  open: "M7 10l5 5 5-5",
+  clip: "M19 11l-7.5 7.5a4.5 4.5 0 0 1-6.4-6.4L13 4.3a3 3 0 0 1 4.2 4.2l-7.7 7.8a1.5 1.5 0 0 1-2.1-2.1L14.5 7",
 };
 
 export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;

@@ -39,8 +39,9 @@ function spans(request) {
 }
 
 const WORDS = { queued: "queued", loading: "loading", first: "until the first token", answer: "answering", failed: "until the fault" };
-const hasFailed = ({ status, error }) => status >= 400 || Boolean(status && error); // a stream may break off after its 200
-const statusKind = (request) => (!request.status ? "calm" : request.status === 499 ? "" : hasFailed(request) ? "bad" : "good");
+const LEFT = 499; // its client left: a person stopped the answer
+const hasFailed = ({ status, error }) => status !== LEFT && (status >= 400 || Boolean(status && error)); // a stream may break off after its 200
+const statusKind = (request) => (!request.status ? "calm" : request.status === LEFT ? "" : hasFailed(request) ? "bad" : "good");
 
 function Row({ request, longest }) {
   const [open, setOpen] = useState(false);
@@ -50,7 +51,7 @@ function Row({ request, longest }) {
   return html`<li>
     <button type="button" class="request" aria-expanded=${open ? "true" : "false"} onClick=${() => setOpen(!open)}>
       <span class="when muted figure">${clock(request.time)}</span><span class="name">${name}</span>
-      <span><${Badge} kind=${statusKind(request)}>${!request.status ? "now" : request.status < 400 && request.error ? "cut" : request.status}<//></span>
+      <span><${Badge} kind=${statusKind(request)}>${!request.status ? "now" : request.status === LEFT ? "left" : request.status < 400 && request.error ? "cut" : request.status}<//></span>
       <span class="span" aria-hidden="true">${parts.map(([part, size]) => html`<div key=${part} class=${`w-${part}`} style=${width(size)}></div>`)}</span>
       <span class="number">${seconds(request.duration)}</span><span class="tokens number muted">${request.tokens_per_second ? `${number(request.tokens_per_second)} t/s` : ""}</span>
     </button>

@@ -1,52 +1,166 @@
-// Conversations: kept in this browser (IndexedDB), asked of the daemon, exported and imported as JSON.
-import { events } from "./api.js";
+// Conversations, kept in this browser (IndexedDB) and the same in all of its tabs. A conversation is a tree of messages:
+// each names its `parent`, and `head` is the last one of the branch that is shown. So nothing replaces what was said.
 import { Store } from "./live.js";
 
-const DRAWN_EVERY = 60; // ms, while an answer grows
+const DRAFT = "modelrunner-draft/";
+const channel = new BroadcastChannel("modelrunner-talks");
 
-function request(wanted) {
+export function request(wanted) {
   return new Promise((resolve, reject) => {
     wanted.onsuccess = () => resolve(wanted.result);
     wanted.onerror = () => reject(wanted.error);
   });
 }
 
-async function table(mode) {
-  const opening = indexedDB.open("modelrunner", 1);
-  opening.onupgradeneeded = () => opening.result.createObjectStore("talks", { keyPath: "id" });
-  const database = await request(opening);
-  return database.transaction("talks", mode).objectStore("talks");
+let connecting = null;
+function connected() {
+  return (connecting ??= (() => {
+    const opening = indexedDB.open("modelrunner", 2);
+    opening.onupgradeneeded = () => {
+      const made = opening.result;
+      for (const name of [...made.objectStoreNames]) made.deleteObjectStore(name);
+      made.createObjectStore("talks", { keyPath: "id" });
+      const messages = made.createObjectStore("messages", { keyPath: "id" });
+      messages.createIndex("talk", "talk");
+      messages.createIndex("growing", "growing"); // of those without an end
+      made.createObjectStore("files");
+    };
+    return request(opening);
+  })());
 }
 
-export const chat = new Store({ talks: null, answering: null, fault: "" });
-const newest = (talks) => talks.toSorted((a, b) => b.changed - a.changed);
+async function table(name, mode = "readonly") {
+  return (await connected()).transaction(name, mode).objectStore(name);
+}
 
-export async function open() {
+// `messages` are those of the conversation `shown`, by ID.
+export const chat = new Store({ talks: null, shown: "", messages: {}, fault: "" });
+export const newId = () => crypto.randomUUID?.() || Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join("");
+export const blank = (model) => ({ id: newId(), title: "", model, system: "", sampling: {}, head: "", created: Date.now(), changed: Date.now() });
+
+function apply({ talks = [], messages = [], gone = [] }) {
+  if (!chat.value.talks) return;
+  const all = new Map(chat.value.talks.map((talk) => [talk.id, talk]));
+  for (const talk of talks) if (all.has(talk.id) || talk.created) all.set(talk.id, { ...all.get(talk.id), ...talk });
+  for (const id of gone) all.delete(id);
+  const mine = messages.filter((message) => message.talk === chat.value.shown);
+  chat.set({
+    talks: [...all.values()].sort((a, b) => b.changed - a.changed),
+    ...(mine.length ? { messages: { ...chat.value.messages, ...Object.fromEntries(mine.map((message) => [message.id, message])) } } : {}),
+  });
+}
+
+// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
+// the IDs of conversations to remove. What belongs to a conversation that is not here is left out.
+export async function commit(change) {
+  apply(change);
+  channel.postMessage(change);
+  if (chat.value.fault) return;
   try {
-    chat.set({ talks: newest(await request((await table("readonly")).getAll())) });
-  } catch {
-    chat.set({ talks: [], fault: "This browser keeps no conversations here: they are lost when the page closes." });
+    const work = (await connected()).transaction(["talks", "messages", "files"], "readwrite");
+    const [talks, messages, files] = ["talks", "messages", "files"].map((name) => work.objectStore(name));
+    for (const talk of change.talks || []) {
+      const before = await request(talks.get(talk.id));
+      if (before || talk.created) talks.put({ ...before, ...talk });
+    }
+    for (const message of change.messages || []) if (await request(talks.getKey(message.talk))) messages.put(message);
+    for (const id of change.gone || []) {
+      talks.delete(id);
+      files.delete(id);
+      for (const key of await request(messages.index("talk").getAllKeys(id))) messages.delete(key);
+    }
+  } catch (error) {
+    chat.set({ fault: `The conversations are not kept: ${error.message}` });
   }
 }
 
-export const blank = (model) => ({ id: crypto.randomUUID?.() || String(Math.random()).slice(2), title: "", model, system: "", sampling: {}, messages: [], changed: Date.now() });
-
-function show(talk) {
-  chat.set({ talks: newest([talk, ...chat.value.talks.filter((each) => each.id !== talk.id)]) });
+// Reads the list, and returns the answers that have no end.
+export async function open() {
+  try {
+    chat.set({ talks: (await request((await table("talks")).getAll())).sort((a, b) => b.changed - a.changed) });
+    return await request((await table("messages")).index("growing").getAll());
+  } catch {
+    chat.set({ talks: [], fault: "This browser keeps no conversations here: they are lost when the page closes." });
+    return [];
+  }
 }
 
-export async function save(talk) {
-  show(talk);
-  if (!chat.value.fault) await request((await table("readwrite")).put(talk)).catch((error) => chat.set({ fault: `The conversation is not kept: ${error.message}` }));
+// Reads the messages of a conversation, to show it.
+export async function show(id) {
+  if (chat.value.shown === id) return;
+  chat.set({ shown: id, messages: {} });
+  if (chat.value.fault) return;
+  const found = await messagesOf(id);
+  if (chat.value.shown === id) chat.set({ messages: { ...Object.fromEntries(found.map((message) => [message.id, message])), ...chat.value.messages } });
 }
 
-export async function forget(id) {
-  if (chat.value.answering?.id === id) stop();
-  chat.set({ talks: chat.value.talks.filter((each) => each.id !== id) });
-  if (!chat.value.fault) await request((await table("readwrite")).delete(id));
+const messagesOf = async (id) => request((await table("messages")).index("talk").getAll(id));
+export const kept = async (id) => (chat.value.fault ? undefined : request((await table("messages")).get(id)));
+
+// The messages from the first one to `head`.
+export function branch(messages, head) {
+  const path = [];
+  for (let each = messages[head]; each; each = messages[each.parent]) path.push(each);
+  return path.reverse();
 }
 
-export const exported = () => JSON.stringify({ format: "modelrunner-conversations", version: 1, conversations: chat.value.talks }, null, 1);
+// The answers or questions at the place of `message`, the oldest first.
+export const siblings = (messages, message) => Object.values(messages).filter((each) => each.parent === message.parent).sort((a, b) => a.at - b.at);
+
+// The end of the newest branch that goes through the message.
+export function tip(messages, id) {
+  for (;;) {
+    const next = siblings(messages, { parent: id }).at(-1);
+    if (!next) return id;
+    id = next.id;
+  }
+}
+
+// The IDs of the conversations in which a message or a title has the words.
+export async function search(words) {
+  const wanted = words.toLowerCase();
+  const found = new Set(chat.value.talks.filter((talk) => talk.title.toLowerCase().includes(wanted)).map((talk) => talk.id));
+  const said = chat.value.fault ? Object.values(chat.value.messages) : await request((await table("messages")).getAll());
+  for (const message of said) if (message.content.toLowerCase().includes(wanted)) found.add(message.talk);
+  return found;
+}
+
+// What is written and not sent yet. The text is kept with each key, so it lies where writing is done at once.
+export const draft = {
+  get: (id) => localStorage.getItem(DRAFT + id) || "",
+  set: (id, text) => {
+    try {
+      if (text) localStorage.setItem(DRAFT + id, text);
+      else localStorage.removeItem(DRAFT + id);
+    } catch { /* it is too long to be kept */ }
+  },
+  files: async (id) => (chat.value.fault ? [] : (await request((await table("files")).get(id))) || []),
+  setFiles: async (id, files) => {
+    if (!chat.value.fault) (await table("files", "readwrite")).put(files, id);
+  },
+};
+
+export function forget(id) {
+  draft.set(id, "");
+  return commit({ gone: [id] });
+}
+
+// Calls `take` with what other tabs change, and with the IDs of answers that they stop.
+export function listen(take) {
+  channel.onmessage = ({ data }) => {
+    if (!data.stop) apply(data);
+    take(data);
+  };
+}
+export const tell = (data) => channel.postMessage(data);
+
+export async function exported() {
+  const said = chat.value.fault ? Object.values(chat.value.messages) : await request((await table("messages")).getAll());
+  const conversations = chat.value.talks.map((talk) => ({ ...talk, messages: said.filter((message) => message.talk === talk.id).sort((a, b) => a.at - b.at) }));
+  return JSON.stringify({ format: "modelrunner-conversations", version: 2, conversations }, null, 1);
+}
+
+const isMessage = (message) => ["id", "parent", "role", "content"].every((name) => typeof message?.[name] === "string");
 
 // Takes conversations of an exported file; those with the ID of one that is here replace it. Returns how many.
 export async function take(text) {
@@ -54,82 +168,14 @@ export async function take(text) {
   try {
     found = JSON.parse(text).conversations;
   } catch { /* said below */ }
-  const good = (found || []).filter?.((talk) => typeof talk?.id === "string" && Array.isArray(talk.messages) && talk.messages.every((message) => typeof message?.content === "string"));
+  const good = (found || []).filter?.((talk) => typeof talk?.id === "string" && Array.isArray(talk.messages) && talk.messages.every(isMessage));
   if (!good?.length) throw new Error("This file holds no conversations that were exported here.");
-  for (const { id, title, model, system, sampling, messages, changed } of good) {
-    await save({ id, title: String(title || ""), model: String(model || ""), system: String(system || ""), sampling: sampling || {}, messages, changed: Number(changed) || Date.now() });
+  for (const { id, title, model, system, sampling, head, changed, messages } of good) {
+    await commit({ gone: [id] });
+    await commit({
+      talks: [{ ...blank(String(model || "")), id, title: String(title || ""), system: String(system || ""), sampling: sampling || {}, head: String(head || ""), changed: Number(changed) || Date.now() }],
+      messages: messages.map(({ growing, ...message }, i) => ({ ...message, talk: id, at: Number(message.at) || i })),
+    });
   }
   return good.length;
-}
-
-export function stop() {
-  chat.value.answering?.abort.abort();
-}
-
-function asked(talk, plain) {
-  const { tools, ...sampling } = talk.sampling;
-  const common = { model: talk.model, stream: true, stream_options: { include_usage: true }, ...sampling };
-  const told = talk.messages.filter((message) => !message.error || message.content);
-  if (plain) return { ...common, prompt: [talk.system, ...told.map((message) => message.content)].filter(Boolean).join("\n\n") };
-  const messages = told.map(({ role, content, images }) => ({
-    role,
-    content: images?.length ? [{ type: "text", text: content }, ...images.map((url) => ({ type: "image_url", image_url: { url } }))] : content,
-  }));
-  if (talk.system) messages.unshift({ role: "system", content: talk.system });
-  return { ...common, messages, ...(tools?.length ? { tools } : {}) };
-}
-
-function grow(answer, choice) {
-  const delta = choice.delta || { content: choice.text };
-  answer.content += delta.content || "";
-  answer.reasoning += delta.reasoning_content || delta.reasoning || "";
-  for (const call of delta.tool_calls || []) {
-    const mine = (answer.calls[call.index ?? 0] ??= { name: "", text: "" });
-    mine.name += call.function?.name || "";
-    mine.text += call.function?.arguments || "";
-  }
-  if (choice.finish_reason) answer.finish = choice.finish_reason;
-  return Boolean(delta.content || delta.reasoning_content || delta.reasoning || delta.tool_calls);
-}
-
-// Asks the model for the next message of `talk`. `plain` is for a model without a chat template.
-export async function answer(talk, plain) {
-  const abort = new AbortController();
-  const made = { role: "assistant", model: talk.model, content: "", reasoning: "", calls: [] };
-  const began = performance.now();
-  let first = 0, drawn = 0, tokens = 0, speed = 0;
-  chat.set({ answering: { id: talk.id, abort, waiting: { stage: "", waited: 0 }, message: made } });
-  const draw = (change) => chat.set({ answering: { ...chat.value.answering, message: { ...made }, ...change } });
-  await save(talk);
-  try {
-    const path = plain ? "v1/completions" : "v1/chat/completions";
-    const stream = events(path, { method: "POST", body: asked(talk, plain), signal: abort.signal, headers: { "X-Progress": "events" } });
-    for await (const { event, data } of stream) {
-      if (event === "modelrunner.progress") {
-        draw({ waiting: JSON.parse(data) });
-        continue;
-      }
-      if (data === "[DONE]") continue;
-      const part = JSON.parse(data);
-      if (event === "error" || part.error) throw new Error(part.error?.message || part.message || "The answer broke off.");
-      if (part.usage) tokens = part.usage.completion_tokens;
-      if (part.timings) speed = part.timings.predicted_per_second;
-      const came = part.choices?.length ? grow(made, part.choices[0]) : false;
-      if (came && !first) first = performance.now();
-      if (performance.now() - drawn > DRAWN_EVERY) {
-        drawn = performance.now();
-        draw(came ? { waiting: null } : {});
-      }
-    }
-  } catch (error) {
-    if (error.name === "AbortError" || abort.signal.aborted) made.stopped = true;
-    else made.error = error.message;
-  }
-  if (first) {
-    const writing = (performance.now() - first) / 1000;
-    made.stats = { first: (first - began) / 1000, tokens, speed: speed || (tokens > 1 && writing > 0 ? (tokens - 1) / writing : 0) };
-  }
-  chat.set({ answering: null });
-  const still = chat.value.talks.find((each) => each.id === talk.id);
-  if (still) await save({ ...still, messages: [...talk.messages, made], changed: Date.now() });
 }

@@ -1,0 +1,177 @@
+// Answers: asked of the daemon as streams that go on in another connection, and kept while they grow. One tab reads each
+// stream, and holds a lock meanwhile: when it is closed or loaded again, a tab that waits for the lock goes on.
+import { call, events, ref } from "./api.js";
+import { Store } from "./live.js";
+import { commit, kept, listen, newId, open, tell } from "./talks.js";
+
+const DRAWN_EVERY = 60; // ms
+const KEPT_EVERY = 400;
+const PATIENCE = 60000; // without an answer of the daemon
+const locks = navigator.locks || { request: (name, work) => work() }; // only pages of this machine, or with TLS, have locks
+
+// Those that this tab reads, by ID: {message, waiting, abort}.
+export const growing = new Store({});
+const followed = new Set();
+
+function draw(id, news) {
+  growing.set({ [id]: news && { ...growing.value[id], ...news } });
+}
+
+const words = (message) => [message.content, ...(message.files || []).map((file) => `${file.name}:\n\`\`\`\n${file.text}\n\`\`\``)].filter(Boolean).join("\n\n");
+
+// The body of a request for an answer to the messages. `plain` is for a model without a chat template.
+export function body(talk, messages, plain) {
+  const { tools, schema, ...sampling } = talk.sampling;
+  const common = { model: talk.model, stream: true, stream_options: { include_usage: true }, ...sampling };
+  if (schema) common.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  const told = messages.filter((message) => message.role === "user" || message.content);
+  if (plain) return { ...common, prompt: [talk.system, ...told.map(words)].filter(Boolean).join("\n\n") };
+  const said = told.map((message) => ({
+    role: message.role,
+    content: message.images?.length ? [{ type: "text", text: words(message) }, ...message.images.map((url) => ({ type: "image_url", image_url: { url } }))] : words(message),
+  }));
+  if (talk.system) said.unshift({ role: "system", content: talk.system });
+  return { ...common, messages: said, ...(tools?.length ? { tools } : {}) };
+}
+
+function grow(message, choice) {
+  const delta = choice.delta || { content: choice.text };
+  message.content += delta.content || "";
+  message.reasoning += delta.reasoning_content || delta.reasoning || "";
+  for (const each of delta.tool_calls || []) {
+    const mine = (message.calls[each.index ?? 0] ??= { name: "", text: "" });
+    mine.name += each.function?.name || "";
+    mine.text += each.function?.arguments || "";
+  }
+  if (choice.finish_reason) message.finish = choice.finish_reason;
+  return Boolean(delta.content || delta.reasoning_content || delta.reasoning || delta.tool_calls);
+}
+
+class Failed extends Error {} // the stream's own word
+
+// Reads one connection of the stream, from the place on to which the message has it.
+async function read(message, stream, signal, saved) {
+  const from = message.place;
+  let drawn = 0;
+  for await (const { event, data, place } of stream) {
+    if (signal.aborted) return;
+    message.place = from + place;
+    if (event === "modelrunner.progress") {
+      draw(message.id, { waiting: JSON.parse(data) });
+      continue;
+    }
+    if (data === "[DONE]") continue;
+    const part = JSON.parse(data);
+    if (event === "error" || part.error) throw new Failed(part.error?.message || part.message || "The answer broke off.");
+    if (part.usage) message.usage = { prompt: part.usage.prompt_tokens, answer: part.usage.completion_tokens };
+    if (part.timings) message.speed = part.timings.predicted_per_second;
+    const came = part.choices?.length ? grow(message, part.choices[0]) : false;
+    if (came) message.first ||= Date.now();
+    const now = performance.now();
+    if (now - drawn > DRAWN_EVERY) {
+      drawn = now;
+      draw(message.id, { message: { ...message }, ...(came ? { waiting: null } : {}) });
+    }
+    if (now - saved.at > KEPT_EVERY) {
+      saved.at = now;
+      commit({ messages: [{ ...message }] });
+    }
+  }
+}
+
+const pause = (time, signal) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, time);
+  signal.addEventListener("abort", () => (clearTimeout(timer), resolve()));
+});
+
+// Reads the stream of the answer to its end, over as many connections as it takes. `asked` is the first request, without
+// which an earlier page made it.
+async function follow(message, asked) {
+  const abort = new AbortController();
+  const { signal } = abort;
+  const saved = { at: performance.now() };
+  const place = `v1/streams/${ref(message.id)}`;
+  draw(message.id, { message: { ...message }, waiting: message.first ? null : { stage: "", waited: 0 }, abort });
+  let lost = 0;
+  while (!signal.aborted) {
+    const first = asked;
+    asked = null;
+    try {
+      const headers = { "X-Progress": "events", "X-Resumable": "true", "X-Request-ID": message.id };
+      const opened = (response) => {
+        lost = 0;
+        message.ignored = response.headers.get("X-Modelrunner-Ignored") || "";
+      };
+      const stream = first ? events(first.path, { method: "POST", body: first.body, signal, headers, opened }) : events(`${place}?from=${message.place}`, { signal, opened });
+      await read(message, stream, signal, saved);
+      break;
+    } catch (error) {
+      if (signal.aborted) break;
+      lost ||= Date.now();
+      if (error instanceof Failed || (first && error.status !== undefined) || Date.now() - lost > PATIENCE) message.error = error.message;
+      else if (error.status) message.error = "The answer broke off here, and the daemon has no more of it. Ask again for a whole one.";
+      else {
+        draw(message.id, { waiting: { stage: "the connection is lost", waited: 0 } });
+        await pause(500, signal);
+        continue;
+      }
+      break;
+    }
+  }
+  if (signal.aborted) {
+    message.stopped = true;
+    call("DELETE", place).catch(() => {}); // it may have ended by itself
+  }
+  if (message.first) {
+    const writing = (Date.now() - message.first) / 1000, tokens = message.usage?.answer || 0;
+    message.stats = { first: (message.first - message.at) / 1000, tokens, speed: message.speed || (tokens > 1 && writing > 0 ? (tokens - 1) / writing : 0) };
+  }
+  delete message.growing;
+  await commit({ messages: [{ ...message }] });
+  draw(message.id, undefined);
+}
+
+// Goes on with an answer once no other tab reads it.
+function goOn({ id }) {
+  if (followed.has(id)) return;
+  followed.add(id);
+  locks.request(`answer ${id}`, async () => {
+    const message = await kept(id);
+    if (message?.growing) await follow(message);
+  }).finally(() => followed.delete(id));
+}
+
+// Asks the model of `talk` to answer the messages, of which `news` are not kept yet.
+export async function ask(talk, messages, news, plain) {
+  const message = { id: newId(), talk: talk.id, parent: messages.at(-1).id, role: "assistant", model: talk.model, content: "", reasoning: "", calls: [], at: Date.now(), place: 0, growing: 1 };
+  const title = talk.title || messages[0].content.slice(0, 60) || messages[0].files?.[0]?.name || "An image";
+  followed.add(message.id);
+  await locks.request(`answer ${message.id}`, async () => { // before other tabs hear of it
+    await commit({ talks: [{ ...talk, title, head: message.id, changed: Date.now() }], messages: [...news, message] });
+    await follow(message, { path: plain ? "v1/completions" : "v1/chat/completions", body: body(talk, messages, plain) });
+  });
+  followed.delete(message.id);
+}
+
+export function stop(id) {
+  if (growing.value[id]) growing.value[id].abort.abort();
+  else tell({ stop: id });
+}
+
+let begun = false;
+
+// Reads the conversations, once, and goes on with their answers.
+export async function begin() {
+  if (begun) return;
+  begun = true;
+  listen(({ stop: id, messages = [], gone = [] }) => {
+    if (id) growing.value[id]?.abort.abort();
+    for (const message of messages) if (message.growing && navigator.locks) goOn(message);
+    stopAllOf(gone);
+  });
+  for (const message of await open()) goOn(message);
+}
+
+export function stopAllOf(talks) {
+  for (const each of Object.values(growing.value)) if (each && talks.includes(each.message.talk)) each.abort.abort();
+}

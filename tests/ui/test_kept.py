@@ -1,0 +1,179 @@
+"""What the chat may never lose: answers, turns and drafts, whatever happens to its tabs."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.api.conftest import Daemon, StartDaemon
+from tests.ui.conftest import TALKS, OpenPage, Watch, say, show
+from tests.waiting import HUNG
+
+pytestmark = pytest.mark.engine
+
+TURNS = ["Hello", "From the second tab", "From the first tab"]
+WHOLE = "w0 w1 w2 w3 w4"
+
+
+@pytest.fixture
+async def held(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
+    """A daemon whose answers stop after their first word until `tmp_path / "gate"` exists."""
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    record = str(tmp_path / "record")
+    daemon.backend.knobs = ("--tokens", "5", "--token-gate", str(tmp_path / "gate"), "--record", record)
+    return daemon
+
+
+async def beside(page: Page, address: str = "") -> Page:
+    """Another tab of the same browser."""
+    other = await page.context.new_page()
+    await other.goto(address or page.url)
+    return other
+
+
+async def test_an_answer_goes_on_after_a_reload(held: Daemon, open_page: OpenPage, tmp_path: Path) -> None:
+    page = await open_page(held, "#/chat")
+    await say(page, "Count")
+    answer = page.locator(".message.assistant")
+    await expect(answer).to_contain_text("w0")
+    await page.reload()
+    await expect(answer).to_contain_text("w0")
+    await expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    (tmp_path / "gate").touch()
+    await expect(answer).to_contain_text(WHOLE)
+    await expect(page.get_by_text("first token")).to_be_visible()
+    await page.reload()
+    await expect(answer).to_contain_text(WHOLE)
+    assert '"left"' not in (tmp_path / "record").read_text()
+
+
+async def test_an_answer_goes_on_in_the_tab_that_is_left(held: Daemon, open_page: OpenPage, tmp_path: Path) -> None:
+    page = await open_page(held, "#/chat")
+    await say(page, "Count")
+    await expect(page.locator(".message.assistant")).to_contain_text("w0")
+    other = await beside(page)
+    await expect(other.locator(".message.assistant")).to_contain_text("w0")
+    await page.close()
+    (tmp_path / "gate").touch()
+    await expect(other.locator(".message.assistant")).to_contain_text(WHOLE)
+    await expect(other.get_by_text("first token")).to_be_visible()
+
+
+async def test_an_answer_that_the_daemon_lost_says_so_and_keeps_what_came(
+    held: Daemon, open_page: OpenPage, start_daemon: StartDaemon, watch: Watch
+) -> None:
+    watch.allowed = ["ERR_", "404", "503"]
+    page = await open_page(held, "#/chat")
+    await say(page, "Count")
+    answer = page.locator(".message.assistant")
+    await expect(answer).to_contain_text("w0")
+    port = held.port
+    async with held.unix.post("/shutdown") as left:
+        assert left.status == 202
+    await held.task
+    await start_daemon(listen=f"127.0.0.1:{port}")
+    await expect(answer.get_by_role("alert")).to_be_visible()
+    await expect(answer).to_contain_text("w0")
+    await page.reload()
+    await expect(answer).to_contain_text("w0")
+
+
+async def test_two_conversations_answer_at_once_and_each_has_its_stop(
+    held: Daemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    async with held.tcp.post("/engines/_configure", json={"model": "smol", "parallel": 2}) as answer:
+        assert answer.status == 202
+    page = await open_page(held, "#/chat")
+    for words in ("One", "Two"):
+        await page.get_by_role("link", name="New").click()
+        await say(page, words)
+        await expect(page.locator(".message.assistant")).to_contain_text("w0")
+    await page.get_by_role("link", name="One", exact=True).click()
+    await expect(page.locator(".message.user")).to_contain_text("One")
+    await expect(page.locator(".message.assistant")).to_contain_text("w0")
+    await expect(page.get_by_role("img", name="answers")).to_have_count(2)
+    await page.get_by_role("button", name="Stop the answer").click()
+    await expect(page.get_by_text("stopped")).to_be_visible()
+    await expect(page.get_by_role("img", name="answers")).to_have_count(1)
+    await page.get_by_role("link", name="Two", exact=True).click()
+    (tmp_path / "gate").touch()
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+    await page.get_by_role("link", name="One", exact=True).click()
+    await expect(page.locator(".message.assistant")).not_to_contain_text("w1")
+
+
+async def test_an_answer_that_a_person_stopped_is_no_failure(held: Daemon, open_page: OpenPage) -> None:
+    page = await open_page(held, "#/chat")
+    await say(page, "Count")
+    await expect(page.locator(".message.assistant")).to_contain_text("w0")
+    other = await beside(page)  # a tab that only watches stops it, too
+    await other.get_by_role("button", name="Stop the answer").click()
+    await expect(page.get_by_text("stopped")).to_be_visible()
+    await expect(other.get_by_text("stopped")).to_be_visible()
+    await show(page, held, "now")
+    await expect(page.get_by_role("article", name="smol")).to_contain_text("0 of 1")
+    await show(page, held, "requests")
+    await expect(page.locator(".request")).to_contain_text("left")
+    await page.get_by_label("State").select_option("failed")
+    await expect(page.locator(".request")).to_have_count(0)
+
+
+async def test_two_tabs_agree_and_keep_the_turns_of_both(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    page = await open_page(daemon, "#/chat")
+    await say(page, "Hello")
+    await expect(page.get_by_text("first token")).to_be_visible()
+    other = await beside(page)
+    await expect(other.get_by_text("first token")).to_be_visible()
+    await say(other, "From the second tab")
+    await expect(page.locator(".message.user").last).to_contain_text("From the second tab")
+    await expect(page.get_by_text("first token")).to_have_count(2)
+    await say(page, "From the first tab")
+    for tab in (page, other):
+        await expect(tab.get_by_text("first token")).to_have_count(3)
+        await expect(tab.locator(".message.user .body")).to_have_text(TURNS)
+    await page.get_by_role("button", name="Rename: Hello").click()
+    await page.get_by_label("Title").fill("Greetings")
+    await page.keyboard.press("Enter")
+    await expect(other.get_by_role("link", name="Greetings")).to_be_visible()
+    await page.get_by_role("button", name="Delete: Greetings").click()
+    await page.get_by_role("button", name="Delete", exact=True).click()
+    await expect(other.get_by_role("link", name="Greetings")).to_have_count(0)
+
+
+async def test_a_draft_stays(start_daemon: StartDaemon, open_page: OpenPage) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    page = await open_page(daemon, "#/chat")
+    box = page.get_by_label("Message", exact=True)
+    await say(page, "Hello")
+    await expect(page.get_by_text("first token")).to_be_visible()
+    await box.fill("half a quest")
+    await page.get_by_role("link", name="New").click()
+    await expect(box).to_have_value("")
+    await box.fill("something new")
+    await show(page, daemon, "models")
+    await page.get_by_role("link", name="Chat", exact=True).click()
+    await expect(box).to_have_value("half a quest")
+    await page.reload()
+    await expect(box).to_have_value("half a quest")
+    await page.get_by_role("link", name="New").click()
+    await expect(box).to_have_value("something new")
+
+
+async def test_an_answer_of_a_model_that_loads_goes_on_after_a_reload(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    daemon.backend.knobs = ("--gate", str(tmp_path / "gate"), "--tokens", "5")
+    page = await open_page(daemon, "#/chat")
+    await say(page, "Hello")
+    await expect(page.get_by_text("Its model: loading")).to_be_visible()
+    await page.reload()
+    await expect(page.get_by_text("Its model: loading")).to_be_visible()
+    (tmp_path / "gate").touch()
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+    async with asyncio.timeout(HUNG), daemon.tcp.get("/engines/requests") as answer:
+        assert len(await answer.json()) == 1
