@@ -8,6 +8,7 @@ from typing import Any
 from modelrunner import durable
 from modelrunner.aliases import Alias
 from modelrunner.backend import Backend, BackendContext
+from modelrunner.config.enginetables import AnyEngineTable
 from modelrunner.config.locations import ConfigurationError, logins_beside
 from modelrunner.config.registrytables import RegistryTable
 from modelrunner.config.settings import Settings
@@ -96,6 +97,8 @@ class Parts:
     registries: Registries
     publisher: Publisher
     keys: KeyRing
+    engines: dict[str, AnyEngineTable]
+    """The engines of the configuration file."""
 
 
 def build(
@@ -116,14 +119,15 @@ def build(
         chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
     )
     for backend in registry:
-        add_calls({path: _call(path, added) for path, added in backend.calls.items()})
+        _add_calls(backend)
         for format in backend.file_formats:
             foreignformats.register(format)
     store = Store(data, settings.models_quota, settings.model_dirs)
+    engines = dict(settings.engines)
     configurations = Configurations(
         state / "configurations.json",
         tables=settings.models,
-        model_id=lambda reference: _id(store, reference) or declared_id(settings.engines, reference),
+        model_id=lambda reference: _id(store, reference) or declared_id(engines, reference),
     )
     permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
     renderings = Renderings(state / "templates.json")
@@ -208,7 +212,12 @@ def build(
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
         keys=keys,
+        engines=engines,
     )
+
+
+def _add_calls(backend: Backend | type[Backend]) -> None:
+    add_calls({path: _call(path, added) for path, added in backend.calls.items()})
 
 
 def _call(path: str, added: ServiceCall) -> Call:
@@ -283,7 +292,21 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
     def set_download_rate(changed: Mapping[str, Any]) -> None:
         parts.transfers.rate = changed["download_rate"]
 
+    async def set_engines(changed: Mapping[str, Any]) -> None:
+        before, after = dict(parts.engines), changed["engines"]
+        for name in [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+            kind = configured(name, after[name]) if name in after else None
+            made = await asyncio.to_thread(kind, _context(settings, kind)) if kind else None
+            if kind:
+                _add_calls(kind)
+            parts.registry.configure(name, made)
+            parts.scheduler.renew(name)
+        parts.engines.clear()
+        parts.engines.update(after)
+        parts.resolver.forget()
+
     setters: dict[str, Setter] = {
+        "engines": set_engines,
         **dict.fromkeys(("hosts", "origins"), lambda s: access.allow(host_names(port, s["hosts"]), s["origins"])),
         **dict.fromkeys(
             ("memory_budget", "memory_reserve"),

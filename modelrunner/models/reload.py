@@ -54,6 +54,7 @@ class SettingChange:
 @dataclass(frozen=True, slots=True)
 class _ModelChange:
     model_id: str
+    reference: str
     reloads: bool
     change: SettingChange
 
@@ -120,16 +121,20 @@ class Reloader:
         ]
 
     def _models(self, wanted: ModelSettings) -> list[_ModelChange]:
-        found = []
-        for model in self._parts.store.list():
-            before, after = self._parts.configurations.settings.of(model.id), wanted.of(model.id)
+        found, current = [], self._parts.configurations.settings
+        here = {model.id: (model.name, model.id) for model in self._parts.store.list()}
+        for name in (*current.tables, *wanted.tables):  # engines have models, too
+            if (model_id := current.model_id(name)) is not None:
+                here.setdefault(model_id, (name, name))
+        for model_id, (name, reference) in here.items():
+            before, after = current.of(model_id), wanted.of(model_id)
             if before != after:
                 reloads = before.for_the_engine() != after.for_the_engine()
                 effect = Effect.AT_ONCE
                 if reloads:
-                    effect = Effect.RUNNER_ENDS if self._parts.scheduler.modes(model.id) else Effect.NEXT_LOAD
-                change = SettingChange(model.name, *_difference(before, after), effect, of_model=True)
-                found.append(_ModelChange(model.id, reloads, change))
+                    effect = Effect.RUNNER_ENDS if self._parts.scheduler.modes(model_id) else Effect.NEXT_LOAD
+                change = SettingChange(name, *_difference(before, after), effect, of_model=True)
+                found.append(_ModelChange(model_id, reference, reloads, change))
         return found
 
     async def _apply(self, new: FileSettings, settings: list[SettingChange], models: list[_ModelChange]) -> None:
@@ -145,22 +150,24 @@ class Reloader:
         self._parts.configurations.set_tables(new.models)
         for model in models:
             if model.reloads:
-                await self._replace(model.model_id)
+                await self._replace(model)
             self._parts.scheduler.events.emit("configure", model=model.change.name, reason=model.change.effect)
-        for here in self._parts.store.list():
-            self._parts.retain(here.id)
+        loaded = {runner.model_id for runner in self._parts.scheduler.runners()}
+        for model_id in {*loaded, *(here.id for here in self._parts.store.list())}:
+            self._parts.retain(model_id)
 
-    async def _replace(self, model_id: str) -> None:
+    async def _replace(self, model: _ModelChange) -> None:
         """Drains the model's runners; the requests that wait for them get new runners."""
-        for mode in self._parts.scheduler.modes(model_id):
-            await self._parts.resolver.prepare(None, model_id, mode)
-            self._parts.scheduler.retire(self._parts.resolver(None, model_id, mode))
+        for mode in self._parts.scheduler.modes(model.model_id):
+            await self._parts.resolver.prepare(None, model.reference, mode)
+            self._parts.scheduler.retire(self._parts.resolver(None, model.reference, mode))
 
 
 def check_tables(read: FileSettings, store: Store, wanted: ModelSettings, validator: Validator) -> None:
     """Raises `ConfigurationError` for the first invalid table of a backend or of a model. The table of an absent model
     is checked as far as possible. Reads files."""
     validator.check_backends(read.values["backends"], read.place)
+    validator.check_engines(read.values["engines"])
     for reference, table in read.models.items():
         try:
             validator.check_options(table)
@@ -168,6 +175,8 @@ def check_tables(read: FileSettings, store: Store, wanted: ModelSettings, valida
             if bundle is not None:
                 validator.target(bundle, main_mode(bundle), wanted)
         except (BadRequest, BackendNotFound) as error:
+            if isinstance(error, BackendNotFound) and table.backend in read.values["engines"]:
+                continue  # the engine comes with the same file
             key = ["models", reference, *(error.param or "").split(".")]
             raise ConfigurationError(f"{read.place(*key)}: {error.message}") from None
         except ModelRunnerError:

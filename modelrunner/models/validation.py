@@ -1,7 +1,7 @@
 """Decides whether a model can be run with its configuration: before a change is stored, and before a file is
 applied."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from modelrunner.backend import Backend, ChecksRuns, TakesFlags, check_context
@@ -27,6 +27,11 @@ class Validator:
         """Checks the `[backends."NAME"]` tables; `place` says where in the file a key stands. Raises
         `ConfigurationError`."""
         check_backends(tables, self._registry, place)
+
+    def check_engines(self, names: Iterable[str]) -> None:
+        """Raises `ConfigurationError` for an engine of the configuration file with the name of a backend."""
+        for name in names:
+            self._registry.check_free(name)
 
     def tables(self) -> set[str]:
         """Returns the names of the backends' own tables."""

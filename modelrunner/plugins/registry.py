@@ -49,9 +49,11 @@ class BackendRegistry:
         errors: Mapping[str, str] | None = None,
         *,
         own: frozenset[str] = frozenset(),
+        configured: frozenset[str] = frozenset(),
         chosen: JsonFile[dict[str, str]] | None = None,
     ) -> None:
-        """`own` are the names of modelrunner's own backends. `chosen` keeps, by model ID, the backend that was chosen
+        """`own` are the names of modelrunner's own backends, `configured` those of the configuration file's engines.
+        `chosen` keeps, by model ID, the backend that was chosen
         for each model."""
         self._backends = dict(backends)
         self._asking = {name: threading.Lock() for name in backends}
@@ -59,6 +61,8 @@ class BackendRegistry:
         self._declared: dict[str, Sequence[DeclaredModel]] = {}
         """What each backend declared the last time, by its name."""
         self._own = own
+        self._configured = configured
+        self._replaced: list[Backend] = []  # their last runs may go on
         self._silent: set[str] = set()  # those whose engines do not say which devices they have
         self._file = chosen
         self._chosen = (chosen.load() if chosen is not None else None) or {}
@@ -88,11 +92,27 @@ class BackendRegistry:
                 errors[entry.name] = f"{type(error).__name__}: {error}"
             if entry.dist is not None and entry.dist.name == _DISTRIBUTION:
                 own.add(entry.name)
+        made = cls(backends, errors, own=frozenset(own), chosen=chosen)
         for kind in configured:
-            if kind.name in backends or kind.name in errors:
-                raise ConfigurationError(f"[engines.{kind.name}]: a backend has this name: choose another")
-            backends[kind.name] = IsolatedBackend(kind(context(kind)))
-        return cls(backends, errors, own=frozenset(own), chosen=chosen)
+            made.check_free(kind.name)
+            made.configure(kind.name, kind(context(kind)))
+        return made
+
+    def check_free(self, engine: str) -> None:
+        """Raises `ConfigurationError` if a backend has the name that the configuration file gives to an engine."""
+        if engine not in self._configured and (engine in self._backends or engine in self.errors):
+            raise ConfigurationError(f"[engines.{engine}]: a backend has this name: choose another")
+
+    def configure(self, name: str, engine: Backend | None) -> None:
+        """Puts the engine of the configuration file in place of the one with its name; None takes that out. The earlier
+        one stays until the daemon ends, for its last runs."""
+        others = {other: backend for other, backend in self._backends.items() if other != name}
+        if name in self._backends:
+            self._replaced.append(self._backends[name])
+        self._asking[name] = threading.Lock()
+        self._declared.pop(name, None)
+        self._configured |= {name}
+        self._backends = others if engine is None else {**others, name: IsolatedBackend(engine)}
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self._backends.values())
@@ -208,7 +228,7 @@ class BackendRegistry:
 
     def close(self) -> None:
         """Ends the threads of isolated backends."""
-        for backend in self:
+        for backend in (*self, *self._replaced):
             if isinstance(backend, IsolatedBackend):
                 backend.close()
 

@@ -153,6 +153,10 @@ class Reconciler:
         if queue is not None:
             self._refuse(key, tuple(queue.tickets), error)
 
+    def forgive(self, backend: str) -> None:
+        """Forgets the failures of the backend's runners, so that the next ones start at once."""
+        self._failures = {where: failure for where, failure in self._failures.items() if where[0].backend != backend}
+
     def pause(self, model_id: str) -> None:
         """Ends the model's runners after their last lease; its requests wait for `resume`."""
         self.paused |= {model_id}

@@ -32,6 +32,15 @@ def retire(reconciler: Reconciler, target: Target) -> None:
     reconciler.changed()
 
 
+def renew(reconciler: Reconciler, backend: str) -> None:
+    """Drains the runners of the backend, and forgets its failures."""
+    for slot in reconciler.slots.values():
+        if slot.target.key.backend == backend:
+            reconciler.drain(slot, Reason.REPLACED)
+    reconciler.forgive(backend)
+    reconciler.changed()
+
+
 def retain(reconciler: Reconciler, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
     """Changes the settings of the model's runners in that mode, and of those that requests wait for."""
     for slot in reconciler.slots.values():

@@ -116,6 +116,11 @@ class Scheduler:
         of them wait for the target's runner instead."""
         rollout.retire(self._reconciler, target)
 
+    def renew(self, backend: str) -> None:
+        """Drains the runners of a backend that was replaced. Requests that wait, or come, get new runners, also where
+        the old ones failed."""
+        rollout.renew(self._reconciler, backend)
+
     def discard(self, target: Target) -> None:
         """Drains the runners of exactly this configuration, after a restart that failed."""
         for slot in self._slots.of(target.key):

@@ -32,6 +32,8 @@ _STOP_TRIES = 5
 """How often it is tried: after its run, and at starts of the daemon."""
 _MOST_STOPS = 32
 """How many run at once at a start."""
+_living: set[Path] = set()
+"""The folders of the runs of this process, of all engines."""
 
 
 class CommandBackend(Backend):
@@ -91,6 +93,7 @@ class CommandBackend(Backend):
             stop_grace=options.stop_grace if self.stop_grace is None else self.stop_grace,
         )
         permissions = self.permissions | Permissions(writes=(scratch,))
+        _living.add(scratch)
         scratch.mkdir(mode=0o700, parents=True)
         if self.stop_command:
             left = _Left([_filled(word, places) for word in self.stop_command])
@@ -105,6 +108,7 @@ class CommandBackend(Backend):
             )
         finally:
             await asyncio.shield(asyncio.to_thread(self._clean, scratch))
+            _living.discard(scratch)
 
     def status(self) -> BackendStatus:
         try:
@@ -213,7 +217,7 @@ class CommandBackend(Backend):
 
     def _stop_left(self, state: Path) -> None:
         """Ends what the runs of a killed daemon left outside of their processes, all at once."""
-        left = [record.with_suffix("") for record in state.glob("*.stop")]
+        left = [scratch for record in state.glob("*.stop") if (scratch := record.with_suffix("")) not in _living]
         if left:
             with ThreadPoolExecutor(min(len(left), _MOST_STOPS)) as pool:
                 list(pool.map(self._clean, left))

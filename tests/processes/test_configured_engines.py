@@ -24,7 +24,7 @@ from modelrunner.daemon.engines import configured
 from modelrunner.processes.processtree import process_tree
 from modelrunner.testing import BackendContract, spec_for
 from modelrunner.types import RunSpec
-from tests.e2e.daemons import Daemon, environment
+from tests.e2e.daemons import Daemon, environment, until
 from tests.fakes import FAKE_ENGINE
 from tests.pull.models import gguf
 from tests.waiting import HUNG
@@ -295,6 +295,74 @@ def test_a_stop_command_that_fails_is_tried_again_at_the_next_start(daemon: Make
         await_end(left)
         assert not list((running.data / "state" / "box").iterdir())
         assert "failed" not in running.get("/engines/status").json()["box"]
+
+
+def test_a_table_takes_effect_at_a_reload(daemon: MakeDaemon, tmp_path: Path) -> None:
+    gate, ended = tmp_path / "gate", tmp_path / "ended"
+    file, body = tmp_path / "config.toml", {"model": "thing", "messages": [], "max_tokens": 2}
+
+    def table(*options: object) -> str:
+        return f"""
+            [engines.mine]
+            command = {words(PYTHON, FAKE_ENGINE, "--port", "{port}", *options)}
+            models = ["thing"]
+            endpoints = {{ "/v1/chat/completions" = "chat", "/v1/own/call" = "opaque" }}
+            stop = {{ command = ["touch", {json.dumps(str(ended))}] }}
+            permissions = {{ reads = [{json.dumps(str(tmp_path))}] }}
+
+            [models.thing]
+            backend = "mine"
+        """
+
+    def reload(text: str) -> "subprocess.CompletedProcess[str]":
+        file.write_text(text)
+        return running.run("reload")
+
+    running = daemon("")
+    assert running.post("/v1/chat/completions", body).status_code == 404
+    assert "holds at once" in reload(table("--token-gate", gate)).stdout
+    with running.client() as client:
+        request = client.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
+        stream = client.send(request, stream=True)
+        lines = stream.iter_lines()
+        assert "w0" in next(line for line in lines if "w0" in line)
+        [first] = running.runners()
+        assert reload(table("--text", "another one")).returncode == 0
+        assert not ended.exists()
+        gate.touch()
+        assert "data: [DONE]" in list(lines)
+    answer = running.post("/v1/chat/completions", body).json()
+    assert answer["choices"][0]["message"]["content"] == "another one"
+    assert ended.exists()
+    [second] = running.runners()
+    assert first["id"] != second["id"]
+
+    wrong = reload(table("--text", "x").replace("{port}", "{prot}"))
+    assert (wrong.returncode, "there is no place {prot}" in wrong.stderr) == (1, True), wrong.stderr
+    taken = reload('[engines."llama.cpp"]\nurl = "http://localhost"')
+    assert "a backend has this name" in taken.stderr
+    assert running.post("/v1/chat/completions", body).status_code == 200
+    assert reload("").returncode == 0
+    assert running.post("/v1/chat/completions", body).status_code == 404
+    assert "mine" not in running.get("/engines/status").json()
+
+
+def test_settings_of_an_engines_model_take_effect_at_a_reload(daemon: MakeDaemon, tmp_path: Path) -> None:
+    table = f"""
+        [engines.mine]
+        command = {words(PYTHON, FAKE_ENGINE, "--port", "{port}")}
+        models = ["thing"]
+        endpoints = {{ "/v1/chat/completions" = "chat" }}
+    """
+    running, body = daemon(table), {"model": "thing", "messages": [], "max_tokens": 9}
+    running.post("/v1/chat/completions", body)
+    (tmp_path / "config.toml").write_text(f"{table}\n[models.thing]\nmax-tokens = 2\nparallel = 3\n")
+    told = running.run("reload").stdout
+    assert "thing" in told
+    assert "its runner ends after its last request" in told
+    answer = running.post("/v1/chat/completions", body).json()
+    assert answer["choices"][0]["message"]["content"] == "w0 w1 "
+    until(lambda: [r for r in running.runners() if r["parallel"] == 3])
 
 
 def _leftovers(context: BackendContext, *commands: list[str]) -> type[Backend]:
