@@ -61,6 +61,7 @@ SECTIONS = {
         "install": ("engine_commands:install", "Install an inference engine"),
         "update": ("engine_commands:update", "Update an engine to the version that belongs to this release"),
         "uninstall": ("engine_commands:uninstall", "Remove an engine"),
+        "engines": ("engines_commands:engines", "Add engines by configuration, and test them"),
     },
     "Daemon": {
         "status": ("daemon_commands:status", "Show the daemon, its engines and its memory"),

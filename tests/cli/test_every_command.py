@@ -22,7 +22,15 @@ from tests.cli.test_commands_screen import NOW
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 TEXT_BY_NATURE = {
     *("serve", "shutdown", "logs", "save", "login", "logout", "mcp", "ui", "launch", "completion", "help"),
-    *("batch run", "batch answers", "batch errors", "service install", "service remove", "config sample"),
+    *(
+        "batch run",
+        "batch answers",
+        "batch errors",
+        "service install",
+        "service remove",
+        "config sample",
+        "engines test",
+    ),
 }
 BATCH = {
     "id": "b1",
@@ -120,7 +128,12 @@ def takes_json(command: click.Command) -> bool:
 
 
 def test_every_command_prints_json_or_is_named_among_those_that_do_not() -> None:
-    without = {name for name, command in commands() if not takes_json(command)} - {"keys", "batch", "service"}
+    without = {name for name, command in commands() if not takes_json(command)} - {
+        "keys",
+        "batch",
+        "service",
+        "engines",
+    }
     assert without == TEXT_BY_NATURE
     paragraph = next(text for text in PAGE.split("\n\n") if "have no `--json`" in text.replace("\n", " "))
     assert {name for name in without if f"`{name}`" not in paragraph.replace("\n", " ")} == set()
