@@ -19,6 +19,10 @@ class FormatReading:
     """A mode that needs no known capability needs the one of its own name."""
     context_length: int | None = None
     """The tokens that the model was trained for, None if that means nothing here."""
+    parameters: int = 0
+    """The weights, 0 if they were not counted."""
+    quantization: str = ""
+    """The type of most weights, as lists show it."""
 
 
 @dataclass(frozen=True, slots=True)

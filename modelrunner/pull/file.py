@@ -23,7 +23,7 @@ from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.pull.source import Context, FetchResult, LocalOrigin, PullSpec, make_way
 from modelrunner.store import Store, adapters, foreignformats
 from modelrunner.store.files import require_space
-from modelrunner.store.names import PROJECTOR, TEMPLATE, WEIGHTS, is_code
+from modelrunner.store.names import PROJECTOR, TEMPLATE, is_code
 from modelrunner.types import ModelFormat
 
 _MAGIC = b"GGUF"
@@ -166,8 +166,8 @@ def _in_folder(folder: Path, trust: bool) -> dict[str, Path]:
     out: the caller can change the folder."""
     within = (folder, *(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()))
     names = [str(path.relative_to(folder)) for place in within for path in place.iterdir()]
-    if (foreign := foreignformats.format_of(names)) is not None and not any(name.endswith(WEIGHTS) for name in names):
-        return {name: folder / name for name in foreign.chosen(names)}
+    if foreign := foreignformats.files_in(names):
+        return {name: folder / name for name in foreign}
     code = sorted(name for name in names if is_code(name))
     if code and not trust:
         raise UnsupportedModel(

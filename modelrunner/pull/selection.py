@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from modelrunner.errors import InvalidModel, ModelNotFound, UnsupportedModel
+from modelrunner.store import foreignformats
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 
 # The default order: the 4-bit K-quant that llama.cpp and its users treat as the default, then the nearest
@@ -53,7 +54,7 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
     models = [c for c in candidates if c not in projectors and "imatrix" not in c.stem.lower()]
     if not models:
         raise UnsupportedModel(
-            f"{place} holds no complete model in GGUF or safetensors; look for a conversion of this model"
+            f"{place} holds no complete model in GGUF, safetensors or a format of a backend; look for a conversion"
         )
     matching = [c for c in models if wanted is None or c.answers(wanted)]
     if not matching:
@@ -116,16 +117,19 @@ def with_shards(names: Iterable[str], file: str) -> dict[str, str]:
 
 def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:
     """Returns the files of a model in safetensors, the weights last, from those of a folder as Hugging Face's libraries
-    write it; [] if there are none. Other files are left out: the same weights in other formats, pictures, and code
-    unless `trust` is set."""
+    write it, or those of a model in a backend's format; [] if there are none. Other files are left out: the same
+    weights in other formats, pictures, and code unless `trust` is set."""
+    names = list(names)
     kept = [name for name in sorted(names) if in_folder(name) and (trust or not is_code(name))]
     weights = [name for name in kept if name.endswith(WEIGHTS) and "/" not in name]
     if INDEX in kept:
         chosen = [name for name in weights if _SAFETENSORS_SHARD.fullmatch(name)]
     else:
         chosen = [_SAFETENSORS] if _SAFETENSORS in weights else weights
+    if not chosen:
+        return foreignformats.files_in(names)
     modules = [name for name in kept if name.endswith(WEIGHTS) and "/" in name]
-    return [*(name for name in kept if not name.endswith(WEIGHTS)), *modules, *chosen] if chosen else []
+    return [*(name for name in kept if not name.endswith(WEIGHTS)), *modules, *chosen]
 
 
 def folder_in(names: Iterable[str], *, trust: bool) -> dict[str, str]:

@@ -20,7 +20,7 @@ from modelrunner.pull.claims import Claim, Claims
 from modelrunner.pull.places import remove_all, roomy
 from modelrunner.pull.selection import choose, folder_files
 from modelrunner.pull.source import Context, FetchResult, LocalOrigin, PullSpec
-from modelrunner.store import Digest, Store
+from modelrunner.store import Digest, Store, foreignformats
 from modelrunner.store.files import require_space, size_of
 from modelrunner.store.names import CONFIG, is_code
 
@@ -209,7 +209,7 @@ def _adapters(names: Mapping[str, Digest]) -> dict[str, str]:
 
 def _chosen(names: Mapping[str, Digest]) -> dict[str, str]:
     """Maps names in the bundle to given names. Raises `UnsupportedModel`."""
-    if code := sorted(filter(is_code, names)):
+    if code := sorted(filter(is_code, set(names).difference(foreignformats.files_in(names)))):
         raise UnsupportedModel(f"the files carry code: {code[0]!r}. Leave it out")
     if CONFIG in names:
         if chosen := folder_files(names, trust=False):

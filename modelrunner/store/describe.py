@@ -44,7 +44,7 @@ def configuration(
     config: dict[str, Any] = {
         "format": str(format),
         "quantization": quantization,
-        "parameters": _format_count(sum(math.prod(tensor.shape) for tensor in weights)),
+        "parameters": format_count(sum(math.prod(tensor.shape) for tensor in weights)),
         "architecture": header.architecture,
         "size": format_bytes(size),
         str(format): _shown(header.metadata),
@@ -101,7 +101,7 @@ def abilities(header: ModelHeader) -> frozenset[str]:
     return frozenset().union(*map(chattemplates.abilities, templates))
 
 
-def _format_count(count: float) -> str:
+def format_count(count: float) -> str:
     """Returns `135M` or `1.71B`: three significant digits."""
     for unit in ("", "K", "M", "B"):
         if count < 999.5:

@@ -6,6 +6,7 @@ from pathlib import Path
 from modelrunner.errors import InvalidModel, ModelRunnerError
 from modelrunner.modelformat import FileFormat
 from modelrunner.store import describe
+from modelrunner.store.names import WEIGHTS
 from modelrunner.types import ModelFormat, ModelHeader
 
 _CAPABILITIES, _CONTEXT = "modelrunner.capabilities", "modelrunner.context_length"
@@ -21,6 +22,15 @@ def format_of(names: Iterable[str]) -> FileFormat | None:
     """Returns the format of a set of files, None if it is none of a backend's."""
     names = list(names)
     return next((format for format in _formats.values() if format.chosen(names)), None)
+
+
+def files_in(names: Iterable[str]) -> list[str]:
+    """Returns the files of a model in a backend's format, the weights first; none beside weights in safetensors. They
+    are no code, whatever their names are."""
+    names = list(names)
+    if any(name.endswith(WEIGHTS) for name in names) or (format := format_of(names)) is None:
+        return []
+    return format.chosen(names)
 
 
 def is_file(name: str) -> bool:
@@ -49,10 +59,11 @@ class ForeignReader:
             self._format.format,
             header,
             weights=(),
-            quantization="",
+            quantization=reading.quantization,
             size=size,
             context_length=self.context_length(header),
         )
+        config["parameters"] = describe.format_count(reading.parameters) if reading.parameters else ""
         return describe.Reading({name: name for name in self._format.chosen(paths)}, header, config)
 
     def context_length(self, header: ModelHeader) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from modelrunner import lora
 from modelrunner.errors import InvalidModel, UnsupportedModel
-from modelrunner.store import adapters, boundedjson, describe, safetensors
+from modelrunner.store import adapters, boundedjson, describe, foreignformats, safetensors
 from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
@@ -141,7 +141,7 @@ def brings_code(paths: Mapping[str, Path]) -> bool:
 
 def _code_in(paths: Mapping[str, Path]) -> str:
     """Returns the first file that is code or names some, with the reason; "" if there is none."""
-    for name in sorted(paths):
+    for name in sorted(set(paths).difference(foreignformats.files_in(paths))):
         if reason := "is code" if is_code(name) else _named_code(name, paths[name]):
             return f"{name} {reason}"
     return ""
