@@ -188,6 +188,7 @@ class Settings(BaseModel):
     address_concurrency: int | None = Field(default=None, ge=1)
     body_limit: Bytes = 32 << 20
     total_body_limit: Bytes = 512 << 20
+    upload_limit: Bytes = 256 << 20
     stop_grace: Seconds = 10.0
     stall_limit: Seconds = 300.0
     wedge_limit: Seconds = 60.0

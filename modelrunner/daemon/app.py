@@ -158,7 +158,9 @@ class Daemon:
         port = tcp.getsockname()[1] if tcp else 0
         access = Access(host_names(port, settings.hosts), settings.origins)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limits = Limits.within(descriptors, body=settings.body_limit, total_body=settings.total_body_limit)
+        limits = Limits.within(
+            descriptors, body=settings.body_limit, total_body=settings.total_body_limit, upload=settings.upload_limit
+        )
         parts.keys.watchers.append(access.renew)
         self._responses = ResponseStore(
             settings.data_dir / "state" / "responses.sqlite", limit=settings.responses_limit, age=settings.responses_age

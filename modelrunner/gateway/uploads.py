@@ -36,6 +36,11 @@ class RequestUpload:
     def __len__(self) -> int:
         return self.size
 
+    @staticmethod
+    def held(size: int) -> int:
+        """Returns the bytes that a body of this size holds in memory: those of a larger one are in its file."""
+        return min(size, IN_MEMORY)
+
     def add(self, piece: bytes) -> None:
         """Adds the next bytes."""
         self.size += len(piece)

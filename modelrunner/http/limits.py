@@ -14,7 +14,9 @@ class Limits:
     body: int = 32 << 20
     """Of one request."""
     total_body: int = 512 << 20
-    """Of all requests under way together."""
+    """Of all requests under way together, in memory."""
+    upload: int = 256 << 20
+    """Of one request whose body goes through a file; eight times that for all together."""
     head: int = 64 << 10
     header_count: int = 128
     header_timeout: float = 10.0

@@ -16,7 +16,7 @@ from modelrunner.gateway.calls import Call as EngineCall
 from modelrunner.gateway.calls import Fields
 from modelrunner.gateway.connection.decode import Decoding
 from modelrunner.gateway.multipart import ModelPart, model_part
-from modelrunner.gateway.uploads import RequestUpload
+from modelrunner.gateway.uploads import IN_MEMORY, RequestUpload
 from modelrunner.types import Endpoint, Mode
 from tests.gateway import fakes
 from tests.gateway.fakes import OK, FakeRunner, scripted_engine, until
@@ -109,7 +109,7 @@ async def test_a_large_body_is_never_whole_in_memory(folder: Path) -> None:
         writer.close()
 
     engine = await asyncio.start_unix_server(take, str(folder / "slow.sock"))
-    async with engine, proxy(folder, "fast", limits=only(body=size * 2, total_body=size * 2)) as served:
+    async with engine, proxy(folder, "fast", limits=only(body=1, total_body=IN_MEMORY, upload=size * 2)) as served:
         serves_sounds(served)
         served.pipeline.spool = folder
         served.runner.upstream = UpstreamPool(Endpoint(path=folder / "slow.sock"))
@@ -132,6 +132,26 @@ async def test_a_large_body_is_never_whole_in_memory(folder: Path) -> None:
     assert not [file for file in folder.iterdir() if file.is_file()]
 
 
+async def test_a_file_has_a_limit_of_its_own(folder: Path, kind: str) -> None:
+    """One that is too large is refused by its head; so is one for which the others leave no room."""
+    head = post(FORM, b"").replace(b"Content-Length: 0", b"Content-Length: %d")
+    async with proxy(folder, kind, limits=only(body=1, upload=1000)) as served:
+        serves_sounds(served)
+        answer = await served.ask(head % 1001)
+        assert (answer.status, b"upload_limit allows 1000" in answer.body) == (413, True)
+        body = form(part("model", b"m"), part("file", b"sound", "a.wav"))
+        assert (await served.ask(post(FORM, body) + body)).status == 200
+        others = [await served.connect() for _ in range(8)]
+        for other in others:
+            await other.send(head % 1000 + bytes(990))
+        await until(lambda: served.pipeline.in_flight.uploaded == 8 * 990)
+        assert (await served.ask(post(FORM, body) + body)).status == 503
+        for other in others:
+            await other.leave()
+        await until(lambda: served.pipeline.in_flight.uploaded == 0)
+        assert (await served.ask(post(FORM, body) + body)).status == 200
+
+
 def resident() -> int:
     """The memory of this process, in bytes."""
     return psutil.Process().memory_info().rss
@@ -145,9 +165,10 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(folder: Path) -
         served.pipeline.spool = folder
         client = await served.connect()
         await client.send(head + start + bytes(12 << 20))
-        await until(lambda: served.pipeline.in_flight.buffered > 12 << 20)
+        await until(lambda: served.pipeline.in_flight.uploaded > 12 << 20)
+        assert served.pipeline.in_flight.buffered == IN_MEMORY
         await client.leave()
-        await until(lambda: served.pipeline.in_flight.buffered == 0)
+        await until(lambda: served.pipeline.in_flight.uploaded == served.pipeline.in_flight.buffered == 0)
         assert not served.engine.received
 
 

@@ -236,7 +236,12 @@ class ClientConnection(asyncio.Protocol):
             if inference is not None:
                 if admitted.key is not None and not admitted.key.may_always_ask:
                     admitted.key.check(Scope.INFERENCE)
-                self._pipeline.in_flight.buffer(len(body), 0 if admitted.chunked else length)
+                if inference.route.uploads:
+                    upload = RequestUpload(self._pipeline.spool, self.hold)
+                    self._pipeline.in_flight.upload(0, 0 if admitted.chunked else length, upload)
+                    self._upload = upload
+                else:
+                    self._pipeline.in_flight.buffer(len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
             ask_id, origin = self._admission.identify(data[:end])
             self._cors = cors(origin)
@@ -261,8 +266,6 @@ class ClientConnection(asyncio.Protocol):
     def _begin_body(self, admitted: AdmittedHead, length: int | None, head: bytes, data: bytes) -> None:
         self._data, self._head = b"", head
         self._body = body = RequestBody(length)
-        if admitted.inference is not None and admitted.inference.route.uploads:
-            self._upload = RequestUpload(self._pipeline.spool, self.hold)
         if admitted.expects and self.takes_chunks and not body.done and not data:  # RFC 9110, 10.1.1: not for HTTP/1.0
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if admitted.inference is None:
@@ -275,10 +278,12 @@ class ClientConnection(asyncio.Protocol):
         try:
             piece, rest = body.take(data)
             if admitted.inference is not None:
-                self._pipeline.in_flight.buffer(len(piece), body.size if body.length is None else body.length)
+                whole = body.size if body.length is None else body.length
                 if self._upload is not None:
+                    self._pipeline.in_flight.upload(len(piece), whole, self._upload)
                     self._upload.add(piece)
                 else:
+                    self._pipeline.in_flight.buffer(len(piece), whole)
                     self._pieces.append(piece)
                 if body.done and admitted.generation != self._pipeline.access.generation:
                     admitted, _ = self._admit(self._head)  # its key may have been revoked while the body came

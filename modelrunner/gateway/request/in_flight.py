@@ -7,6 +7,9 @@ from modelrunner.gateway.request.work import UnderWay
 from modelrunner.gateway.uploads import RequestUpload
 from modelrunner.http.limits import Limits
 
+_UPLOADS_TOGETHER = 8
+"""So many times `Limits.upload` may all uploads together have."""
+
 
 class InFlight:
     """The requests under way."""
@@ -18,7 +21,9 @@ class InFlight:
         self.running: set[UnderWay] = set()
         """Each is here from its start to its end."""
         self.buffered = 0
-        """The bytes of their bodies, and of those that still come."""
+        """The bytes in memory of their bodies, and of those that still come."""
+        self.uploaded = 0
+        """The bytes of those bodies that go through files when they are large."""
         self.observers = Observers()
         """They hear of every request."""
         self.quarantine = Quarantine()
@@ -34,15 +39,33 @@ class InFlight:
             raise Unavailable("the requests under way have too many bytes together; try again later")
         self.buffered += size
 
+    def upload(self, size: int, whole: int, upload: RequestUpload) -> None:
+        """Counts the next `size` bytes of an upload. Otherwise does as `buffer`."""
+        if whole < 0:
+            raise LengthRequired("the request has no body: send it with a Content-Length")
+        if whole > self.limits.upload:
+            raise PayloadTooLarge(f"the body has {whole} bytes; upload_limit allows {self.limits.upload}")
+        held = upload.held(upload.size + size) - upload.held(upload.size)
+        if (
+            self.buffered + held > self.limits.total_body
+            or self.uploaded + size > _UPLOADS_TOGETHER * self.limits.upload
+        ):
+            raise Unavailable("the requests under way have too many bytes together; try again later")
+        self.buffered += held
+        self.uploaded += size
+
     def unbuffer(self, size: int) -> None:
         """Subtracts bytes that are not kept any more."""
         self.buffered -= size
 
     def drop(self, body: bytes | RequestUpload) -> None:
         """Frees a body that is not needed any more."""
-        self.buffered -= len(body)
         if isinstance(body, RequestUpload):
+            self.buffered -= body.held(body.size)
+            self.uploaded -= body.size
             body.close()
+        else:
+            self.buffered -= len(body)
 
     def end(self, work: UnderWay, *, is_told: bool) -> None:
         """Called once when a request is over: frees its body, and tells the allowances that count it and the
