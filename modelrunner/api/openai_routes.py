@@ -14,8 +14,6 @@ from modelrunner.store import StoredModel
 _NOT_OFFERED = {
     "moderations": "no engine here moderates: ask a chat model that was made for it, such as Llama Guard",
     "audio/speech": "no engine here speaks",
-    "audio/transcriptions": "no engine here transcribes: ask a chat model that takes audio",
-    "audio/translations": "no engine here translates audio: ask a chat model that takes audio",
     **dict.fromkeys(
         ("images/generations", "images/edits", "images/variations"),
         "no engine here draws: a chat model with vision reads images",

@@ -25,8 +25,6 @@ NAMES_NO_MODEL = """
     GET /engines/df
     GET /engines/requests/{id}
     POST /engines/v1/audio/speech
-    POST /engines/v1/audio/transcriptions
-    POST /engines/v1/audio/translations
     GET /engines/v1/batches
     POST /engines/v1/batches
     GET /engines/v1/batches/{id}
@@ -54,8 +52,6 @@ NAMES_NO_MODEL = """
     GET /models/search
     GET /pulls
     POST /v1/audio/speech
-    POST /v1/audio/transcriptions
-    POST /v1/audio/translations
     GET /v1/batches
     POST /v1/batches
     GET /v1/batches/{id}

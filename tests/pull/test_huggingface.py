@@ -14,14 +14,16 @@ from modelrunner.errors import InsufficientDisk, InvalidReference, ModelNotFound
 from modelrunner.progress import FileProgress, WorkProgress
 from modelrunner.pull import Puller, PullResult
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.store import Store
+from modelrunner.store import Store, foreignformats
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import new_client
+from modelrunner_whisper.model import FORMAT
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, shards
 from tests.store.folders import model_files, sharded
 from tests.waiting import HUNG
+from tests.whisper import files as whisper
 
 SIZE = 2 << 20
 MODEL = gguf(SIZE)
@@ -103,7 +105,7 @@ async def test_shards_and_projector_come_together(client: Client) -> None:
 
 async def test_a_repository_without_a_model(client: Client) -> None:
     client.repository.files = {"pytorch_model.bin": b"x", "config.json": b"{}"}
-    with pytest.raises(UnsupportedModel, match="no complete model in GGUF or safetensors"):
+    with pytest.raises(UnsupportedModel, match="no complete model in GGUF, safetensors or"):
         await client.pull()
 
 
@@ -118,6 +120,17 @@ async def test_safetensors_where_there_is_no_gguf(client: Client) -> None:
     sent = client.hub.sent
     await client.pull()
     assert client.hub.sent == sent
+
+
+async def test_a_format_of_a_backend(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are no code, whatever their name is."""
+    monkeypatch.setitem(foreignformats._formats, FORMAT.format, FORMAT)
+    client.repository.files = whisper.model() | CLUTTER
+    bundle = client.store.bundle((await client.pull()).id)
+    assert {name: path.read_bytes() for name, path in bundle.files.items()} == whisper.model()
+    assert bundle.format is FORMAT.format
+    assert bundle.capabilities == frozenset({"transcription"})
+    assert not bundle.brings_code
 
 
 async def test_a_damaged_small_file_is_noticed(client: Client) -> None:

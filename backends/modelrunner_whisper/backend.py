@@ -1,0 +1,136 @@
+"""The backend of Whisper models: faster-whisper behind a small HTTP server of ours."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_hex
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn
+
+from modelrunner.sdk import (
+    ApiShape,
+    BackendContext,
+    BackendUnavailable,
+    BadRequest,
+    Bundle,
+    EndpointApi,
+    EngineApi,
+    Launch,
+    Mode,
+    ModelFormat,
+    ModelRunnerError,
+    Permissions,
+    RequiredMemory,
+    RunSpec,
+    ServiceCall,
+    run,
+    scrubbed_environment,
+)
+from modelrunner.sdk.packages import PackagesBackend, interpreter
+from modelrunner_whisper import memory
+from modelrunner_whisper.errors import DIAGNOSIS
+from modelrunner_whisper.model import CTRANSLATE2, FORMAT
+from modelrunner_whisper.options import WhisperOptions
+
+TRANSCRIPTION = Mode("transcription")
+_INSIDE = Path(__file__).with_name("inside")
+_CALLS = {
+    "/v1/audio/transcriptions": "Writes down what is said in a file, in its language.",
+    "/v1/audio/translations": "Writes down what is said in a file, in English.",
+}
+_MOST_THREADS = 8
+"""Of one sequence: more make Whisper no faster."""
+
+
+class WhisperBackend(PackagesBackend):
+    name: ClassVar[str] = "whisper"
+    title = "faster-whisper"
+    packages_version = "1.2.1"
+    lock = Path(__file__).with_name("locks") / "whisper.lock"
+    module = "faster_whisper, starlette.applications, uvicorn, python_multipart"
+    disk_needed = 700 << 20  # the environment took 416 MiB; the rest is room for the wheels
+    formats: ClassVar[frozenset[ModelFormat]] = frozenset({CTRANSLATE2})
+    modes: ClassVar[frozenset[Mode]] = frozenset({TRANSCRIPTION})
+    file_formats = (FORMAT,)
+    calls = MappingProxyType(
+        {path: ServiceCall(TRANSCRIPTION, ApiShape.TRANSCRIPTION, text) for path, text in _CALLS.items()}
+    )
+    options_model = WhisperOptions
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        if context.state is not None:  # what the runs of a killed daemon left
+            shutil.rmtree(context.state, ignore_errors=True)
+
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        environment = self.environment()
+        if self.context.state is None:
+            raise BackendUnavailable("whisper has no folder for its files")
+        scratch = self.context.state / token_hex(8)
+        options = WhisperOptions.of(spec.options)
+        settings = {
+            "model": str(spec.bundle.directory),
+            "socket": str(launch.endpoint.path),
+            "sequences": spec.parallel,
+            "threads": min(_processors(), _MOST_THREADS),
+            "compute_type": options.compute_type,
+            "beam_size": options.beam_size,
+            "longest": options.longest,
+        }
+        variables = {
+            "TMPDIR": str(scratch),
+            "PYTHONNOUSERSITE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "MODELRUNNER_WHISPER": json.dumps(settings),
+        }
+        scratch.mkdir(mode=0o700, parents=True)
+        try:
+            await run(
+                [str(interpreter(environment)), str(_INSIDE / "modelrunner_serve.py")],
+                env=scrubbed_environment() | variables | dict(spec.environment),
+                options=launch.process,
+                cwd=scratch,
+                permissions=Permissions(reads=(environment, _INSIDE), writes=(scratch,)),
+            )
+        finally:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True))
+
+    def api(self, spec: RunSpec) -> EngineApi:
+        return EngineApi(
+            {path: EndpointApi(ApiShape.TRANSCRIPTION) for path in _CALLS}, metrics=None, settled="/settled"
+        )
+
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        return memory.required(spec)
+
+    def growth(self, spec: RunSpec) -> RequiredMemory:
+        return memory.growth(spec)
+
+    def default_context_size(self, bundle: Bundle) -> int:
+        """Returns the positions of a window of 30 seconds. It means nothing here."""
+        return 1500
+
+    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
+        """Returns two sequences at least, so that a long file does not keep a short one waiting."""
+        return min(max(2, _processors() // 4), 8)
+
+    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """Keeps the name of the part of the form that is at fault."""
+        param = fields.get("param")
+        return BadRequest(message, param=param if isinstance(param, str) else None) if status == 400 else None
+
+    def progress(self, line: str) -> str | None:
+        return DIAGNOSIS.stage(line)
+
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        return DIAGNOSIS.explain(tail, quotes)
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        return DIAGNOSIS.ran_out_of_memory(tail)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

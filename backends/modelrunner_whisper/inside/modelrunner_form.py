@@ -1,0 +1,105 @@
+"""What a request asks for, read from its form as OpenAI's API has it
+(https://platform.openai.com/docs/api-reference/audio)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+_GRANULARITIES = ("word", "segment")
+_LONGEST_PROMPT = 4000
+"""Characters; Whisper reads the last 223 tokens."""
+_NOT_HERE = {
+    "include[]": "log probabilities of tokens are not given here",
+    "include": "log probabilities of tokens are not given here",
+    "known_speaker_names[]": "speakers are not told apart here",
+    "known_speaker_references[]": "speakers are not told apart here",
+}
+_OFF = ("", "false", "0", "none", "null")
+
+
+class Refused(Exception):
+    """An error of the client. `param` is the part of the form at fault."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.param, self.status = message, param, status
+
+
+@dataclass(frozen=True)
+class Task:
+    """`name` is "transcribe" or "translate" (to English). `language` is a code such as "en", None to detect it. With
+    `pauses`, silence is left out before Whisper hears it."""
+
+    name: str
+    format: str = "json"
+    language: str | None = None
+    prompt: str | None = None
+    temperature: float = 0.0
+    words: bool = False
+    segments: bool = True
+    stream: bool = False
+    pauses: bool = False
+
+
+def read(name: str, texts: Mapping[str, Sequence[str]], languages: Collection[str]) -> Task:
+    """Reads the parts of a form that are no files, by their names. Raises `Refused`."""
+    for part, reason in _NOT_HERE.items():
+        if texts.get(part):
+            raise Refused(f"{reason}: leave out `{part}`", part)
+    format = _one(texts, "response_format") or "json"
+    if format not in FORMATS:
+        raise Refused(f"`response_format` is one of {', '.join(FORMATS)}, not {format[:40]!r}", "response_format")
+    stream = (_one(texts, "stream") or "").lower() not in _OFF
+    if stream and format not in ("json", "text"):
+        raise Refused(f"a stream has the text alone: leave out `stream` for {format}", "stream")
+    granularities = [*texts.get("timestamp_granularities[]", ()), *texts.get("timestamp_granularities", ())]
+    if unknown := [each for each in granularities if each not in _GRANULARITIES]:
+        raise Refused(
+            f"`timestamp_granularities[]` is word or segment, not {unknown[0][:40]!r}", "timestamp_granularities"
+        )
+    if granularities and format != "verbose_json":
+        raise Refused("`timestamp_granularities[]` needs the `response_format` verbose_json", "timestamp_granularities")
+    return Task(
+        name,
+        format,
+        _language(_one(texts, "language"), languages),
+        _prompt(_one(texts, "prompt")),
+        _temperature(_one(texts, "temperature")),
+        "word" in granularities,
+        not granularities or "segment" in granularities,
+        stream,
+        (_one(texts, "chunking_strategy") or "").lower() not in _OFF,
+    )
+
+
+def _one(texts: Mapping[str, Sequence[str]], name: str) -> str | None:
+    found = texts.get(name, ())
+    if len(found) > 1:
+        raise Refused(f"`{name}` must be given once", name)
+    return found[0].strip() if found else None
+
+
+def _language(given: str | None, languages: Collection[str]) -> str | None:
+    if not given:
+        return None
+    code = given.lower()
+    if code not in languages:
+        known = ", ".join(sorted(languages))
+        raise Refused(f"this model does not know the language {given[:40]!r}; it knows {known}", "language")
+    return code
+
+
+def _prompt(given: str | None) -> str | None:
+    if given and len(given) > _LONGEST_PROMPT:
+        raise Refused(f"`prompt` has {len(given)} characters, and may have {_LONGEST_PROMPT}", "prompt")
+    return given or None
+
+
+def _temperature(given: str | None) -> float:
+    try:
+        value = float(given or 0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise Refused(f"`temperature` is a number from 0 to 1, not {(given or '')[:40]!r}", "temperature")
+    return value

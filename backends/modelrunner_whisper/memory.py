@@ -1,0 +1,40 @@
+"""The memory of a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelrunner.sdk import RequiredMemory, RunSpec
+from modelrunner_whisper.options import WhisperOptions
+
+_BYTES = {"int8": 1, "float32": 4}
+_PROCESS = 100 << 20
+"""Bytes of the interpreter with its libraries and the tokenizer."""
+_SOUND = 64 << 20
+"""Bytes of the sound that Whisper hears at a time, with its spectrum."""
+_POSITIONS, _HEAD = 1500, 64
+"""Of the 30 seconds that the encoder hears at once, and the width of a head of attention, for every Whisper model
+(openai/whisper, whisper/model.py)."""
+
+
+def required(spec: RunSpec) -> RequiredMemory:
+    """Estimates the memory of a run that works on all of its sequences."""
+    found = spec.bundle.header.metadata
+    matrices, total = _number(found, "matrices"), _number(found, "parameters")
+    weights = matrices * _BYTES[WhisperOptions.of(spec.options).compute_type] + (total - matrices) * 4
+    return RequiredMemory(_PROCESS + weights) + growth(spec)
+
+
+def growth(spec: RunSpec) -> RequiredMemory:
+    """Estimates the part that only requests use: for each sequence its sound, the scores of the attention and the
+    activations of the encoder, and the keys and values of the sound for each layer of the decoder."""
+    found = spec.bundle.header.metadata
+    width, layers = _number(found, "width"), _number(found, "layers")
+    scores = width // _HEAD * _POSITIONS**2
+    activations = 8 * _POSITIONS * width
+    sound = 2 * layers * _POSITIONS * width
+    return RequiredMemory(spec.parallel * (_SOUND + 4 * (scores + activations + sound)))
+
+
+def _number(found: Mapping[str, Any], name: str) -> int:
+    value = found.get(name)
+    return value if isinstance(value, int) else 0
