@@ -14,6 +14,7 @@ from modelrunner import __version__
 SECTIONS = {
     "Models": {
         "run": ("run:run", "Ask a model, or chat with it"),
+        "transcribe": ("transcribe:transcribe", "Write down what is said in files"),
         "pull": ("pull_commands:pull", "Download models"),
         "pulls": ("pull_commands:pulls", "Show the downloads under way"),
         "search": ("hub_commands:search", "Find models on Hugging Face"),

@@ -16,6 +16,7 @@ from modelrunner.cli.conversation import Display
 from modelrunner.cli.prepare import check_sees, default_system, prepare
 from modelrunner.cli.request import STARTER, SYSTEM, Message, Parameters, schema, user_message
 from modelrunner.cli.several import each
+from modelrunner.cli.transcribing import Hearing, sounds, transcribes
 from modelrunner.errors import ModelNotFound
 
 _STARTER_SIZE = "93 MB"
@@ -79,8 +80,8 @@ def run(
     """Ask a model, or chat with it.
 
     Without PROMPT a chat begins. Piped text is added to the prompt. Several models before a prompt in quotes all answer
-    it, one after the other. A model or an engine that is missing is installed first; without MODEL, the starter model
-    is offered.
+    it, one after the other. A model that transcribes takes files of sound as PROMPT. A model or an engine that is
+    missing is installed first; without MODEL, the starter model is offered.
     """
     if schema_file is not None:
         parameters["format"] = schema(schema_file)
@@ -93,8 +94,15 @@ def run(
     message = user_message(text, images) if text is not None else None
     display = Display(show_thinking=not hide_thinking, markdown=markdown, verbose=verbose)
 
+    heard = sounds(prompt) if prompt else []
+
     def answer(name: str) -> None:
         asked = Parameters(model=prepare(client, name, backend=backend, context_size=context_size), **parameters)
+        if heard and transcribes(client, asked.model):
+            hearing = Hearing(asked.model, "json" if as_json else "text")
+            for file in heard:
+                hearing.show(client, file)
+            return
         if asked.system is None:
             asked = replace(asked, system=default_system(client, asked.model))
         if images:

@@ -95,7 +95,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         daemon = self.server.daemon
         length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
+        sent = self.rfile.read(length) if length else b""
+        is_json = self.headers.get("Content-Type", "").startswith("application/json")
+        body = (json.loads(sent) if is_json else sent) if sent else None
         request = Request(self.command, self.path, dict(self.headers.items()), body)
         daemon.requests.append(request)
         answer = daemon.answers.get(f"{self.command} {self.path}", Status(404, "route_not_found", "no such route"))

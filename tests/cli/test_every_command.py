@@ -21,7 +21,20 @@ from tests.cli.test_commands_screen import NOW
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 TEXT_BY_NATURE = {
-    *("serve", "shutdown", "logs", "save", "login", "logout", "mcp", "ui", "launch", "completion", "help"),
+    *(
+        "serve",
+        "shutdown",
+        "logs",
+        "save",
+        "login",
+        "logout",
+        "mcp",
+        "ui",
+        "launch",
+        "completion",
+        "help",
+        "transcribe",
+    ),
     *(
         "batch run",
         "batch answers",
