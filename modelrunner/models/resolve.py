@@ -156,11 +156,9 @@ class Resolver:
 
     def is_recorded(self, model: str, mode: Mode) -> bool:
         """Returns True if the bodies of the model's requests are recorded. `model` is a whole name."""
-        try:
-            found, _ = self._store.whole(model)
-        except (ModelNotFound, InvalidReference):
-            return False
-        return bool(self._configurations.settings.of(found.id, mode).recording)
+        settings = self._configurations.settings
+        model_id = settings.model_id(model)
+        return model_id is not None and bool(settings.of(model_id, mode).recording)
 
     def preloads(self) -> list[str]:
         """Returns the models to preload: IDs, and references of models that are not here yet."""

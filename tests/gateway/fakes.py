@@ -348,5 +348,11 @@ class FakeResolver:
         spec = SimpleNamespace(bundle=SimpleNamespace(name=model, references=(model,)))
         key, replicas = RunnerKey("fake", model, mode), Replicas(1, self.most)
         return SimpleNamespace(
-            api=FAKE_API, key=key, keep_alive=KeepAlive(300.0), spec=spec, replicas=replicas, parameters=None
+            api=FAKE_API,
+            key=key,
+            keep_alive=KeepAlive(300.0),
+            spec=spec,
+            replicas=replicas,
+            parameters=None,
+            fallback=None,
         )

@@ -136,6 +136,25 @@ def test_the_fall_back_answers_where_nothing_fits_and_says_so(
     assert (refused.status_code, "X-Modelrunner-Model" in refused.headers) == (507, False)
 
 
+def test_its_models_are_limited_counted_and_recorded_as_any_other(
+    start: Callable[..., Daemon], far: tuple[Daemon, int, str]
+) -> None:
+    there, port, key = far
+    settings = '[models."far/tiny"]\nmax-tokens = 2\nrecording = true\nparameters.set = { seed = 7 }\n'
+    config = f"telemetry = true\n{table(port, there.data / 'tls' / 'certificate.pem', settings)}"
+    near = start("near", config, FAR_KEY=key)
+    answer = chat(near, max_tokens=9)
+    assert answer.json()["choices"][0]["message"]["content"] == "w0 w1 ", answer.text
+    [ended] = until(lambda: near.get("/engines/requests?status=200").json())
+    assert (ended["model_name"], ended["backend"], ended["completion_tokens"]) == ("far/tiny", "far", 2)
+    recorded = near.get(f"/engines/requests/{answer.headers['X-Request-ID']}").json()
+    assert "hello" in recorded["body"]["text"]
+    assert key not in json.dumps(recorded)
+    [used] = [row for row in near.get("/usage?by=model").json() if row["requests"]]
+    assert used["completion_tokens"] == 2
+    assert "stopped" in near.get("/engines/why?model=far/vectors").text
+
+
 def test_a_key_that_may_not_use_the_fall_back_gets_none(
     start: Callable[..., Daemon], far: tuple[Daemon, int, str]
 ) -> None:
