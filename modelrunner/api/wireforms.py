@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,9 @@ from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
 from modelrunner.scheduler.devices import Device
 from modelrunner.types import RequiredMemory
+
+if TYPE_CHECKING:
+    from modelrunner.cluster.members import HostView
 
 _LONGEST_CHANGE = 200  # characters of one value
 
@@ -44,6 +47,7 @@ def runner(view: RunnerView) -> wire.RunnerStatus:
         in_use=view.leases > 0,
         loading=view.state == "starting",
         variant=view.variant,
+        host=view.host,
         sandbox=_sandbox(view.sandbox) if view.sandbox else None,
     )
 
@@ -170,6 +174,18 @@ def devices(seen: Sequence[Device], memory: MemoryUse) -> list[wire.DeviceStatus
         )
         for number, device in enumerate(seen)
     ]
+
+
+def host(view: "HostView") -> wire.HostStatus:
+    return wire.HostStatus(
+        view.name,
+        view.state,
+        view.address,
+        memory(view.budget) if view.budget else None,
+        list(view.devices),
+        view.models,
+        view.runners,
+    )
 
 
 def moment(seconds: float) -> str:

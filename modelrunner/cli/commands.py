@@ -72,6 +72,8 @@ SECTIONS = {
         "keys": ("key_commands:keys", "Make and revoke API keys"),
         "config": ("config_commands:config", "Show the settings, and where each is from"),
         "reload": ("configure_commands:reload", "Read the configuration file again"),
+        "hosts": ("host_commands:hosts", "List the machines of the cluster, or drain one"),
+        "host": ("host_commands:host", "Serve as a host of another machine, which starts this command"),
         "serve": ("daemon_commands:serve", "Run the daemon in the foreground"),
         "shutdown": ("daemon_commands:shutdown", "Stop the daemon and everything that it runs"),
         "service": ("service:service", "Start the daemon with this user's session"),

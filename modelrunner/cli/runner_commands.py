@@ -87,7 +87,8 @@ def unload(
 
 def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
     used = [f"device {number}" for number, size in enumerate(runner.memory.estimated.vram) if size]
-    about = "; ".join(filter(None, [runner.stage or runner.variant, ", ".join(used)]))
+    place = [runner.host and f"on {runner.host}", ", ".join(used)]
+    about = "; ".join(filter(None, [runner.stage or runner.variant, *place]))
     state = f"{runner.state} ({about})" if about else runner.state
     requests = f"{runner.leases}" + (f" + {runner.queued} waiting" if runner.queued else "")
     return (

@@ -158,6 +158,16 @@ FilePath = Annotated[Path, AfterValidator(expanded)]
 FolderPaths = Annotated[tuple[Annotated[Path, AfterValidator(whole)], ...], BeforeValidator(_list)]
 
 
+class ClusterTable(BaseModel):
+    """The table `[cluster]`; docs/cluster.md describes each key. `ray_address` is `HOST:PORT` of a Ray cluster, or
+    `auto`; nodes must have the `label`, `NAME=VALUE`, "" for all nodes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ray_address: Annotated[str, Field(pattern=r"^(auto|[A-Za-z0-9.-]+:[0-9]{1,5}|)$")] = ""
+    label: Annotated[str, Field(pattern=r"^([A-Za-z0-9._/-]+=[A-Za-z0-9._-]*|)$")] = ""
+
+
 class Settings(BaseModel):
     """docs/configuration.md describes each setting. Sizes are in bytes, times in seconds."""
 
@@ -216,6 +226,7 @@ class Settings(BaseModel):
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     engines: Mapping[EngineName, AnyEngineTable] = Field(default_factory=dict)
+    cluster: ClusterTable = ClusterTable()
 
     _origin: tuple[Locations, ConfigFile, Mapping[str, Any]] = PrivateAttr()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -22,6 +23,7 @@ from modelrunner.api.configure_routes import ConfigurationRoutes
 from modelrunner.api.diagnostic_routes import DiagnosticRoutes
 from modelrunner.api.document_routes import DocumentRoutes
 from modelrunner.api.engine_routes import EngineRoutes
+from modelrunner.api.host_routes import HostRoutes
 from modelrunner.api.import_routes import ImportRoutes
 from modelrunner.api.key_routes import KeyRoutes
 from modelrunner.api.middleware import RequestEnvelope, connections, finish_head
@@ -63,6 +65,9 @@ from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.telemetry.recordings import Recordings
 from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:
+    from modelrunner.cluster.members import Members
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +142,15 @@ def _certificate(settings: Settings) -> Certificate | None:
     return None
 
 
+def _members(settings: Settings, parts: Parts) -> "Members | None":
+    if not settings.cluster.ray_address:
+        return None
+    from modelrunner.cluster.members import Members  # only here: a machine alone pays nothing for it
+
+    table = settings.cluster
+    return Members(parts.scheduler, parts.registry, parts.store, table.ray_address, table.label)
+
+
 class Daemon:
     """The parts and the two listeners, from `start` to `stop`. `tcp` is None where there is only the Unix socket;
     with a `certificate` it speaks TLS."""
@@ -195,6 +209,7 @@ class Daemon:
         if self._traces is not None:
             observers.add(self._traces)
             self._telemetry.exposition.traces = self._traces
+        self._members = _members(settings, parts)
         self._reloader = make_reloader(settings, parts, self._pipeline, self._access_log, port)
         self.lifecycle.on_reload = self._reloader.in_background
         self._runner = web.AppRunner(
@@ -233,6 +248,8 @@ class Daemon:
             asyncio.create_task(self._telemetry.write_usage(), name="usage"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
+        if self._members is not None:
+            self._background.append(asyncio.create_task(self._members.run(), name="cluster"))
         if certificate is not None:
             self._background.append(asyncio.create_task(certificate.watch(), name="certificate"))
         self._counting = asyncio.create_task(self._telemetry.count_events(), name="events")
@@ -295,6 +312,7 @@ class Daemon:
             KeyRoutes(parts.keys),
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher, Maker(parts.library, parts.quantizer)),
             ResidencyRoutes(parts.residency, parts.preloader),
+            HostRoutes(parts.library, self._members),
             UiRoutes(),
             SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox),
         )

@@ -74,6 +74,8 @@ class Parts:
     configurations: Configurations
     resolver: Resolver
     probe: MemoryProbe
+    specs: RunSpecs
+    host: LocalHost
     scheduler: Scheduler
     library: Library
     transfers: Transfers
@@ -135,7 +137,7 @@ def build(
         store,
         registry,
         configurations,
-        RunSpecs(store, TemplateFiles(state / "templates", renderings)),
+        specs := RunSpecs(store, TemplateFiles(state / "templates", renderings)),
         keep_alive=settings.keep_alive,
     )
     validator = Validator(registry, resolver)
@@ -189,6 +191,8 @@ def build(
         configurations=configurations,
         resolver=resolver,
         probe=probe,
+        specs=specs,
+        host=host,
         scheduler=scheduler,
         library=library,
         transfers=transfers,

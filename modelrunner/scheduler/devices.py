@@ -14,6 +14,7 @@ from pathlib import Path
 
 from modelrunner.processes.query import output_of
 from modelrunner.types import EngineDevice
+from modelrunner.units import format_bytes
 
 _NVML = Path(__file__).with_name("nvml.py")
 _NVIDIA_DRIVER = ("dev/nvidiactl", "dev/dxg")  # on WSL the driver has no device file of its own
@@ -58,6 +59,13 @@ class Device:
     def id(self) -> str:
         """Returns what tells it from others for as long as the machine runs, as far as something does."""
         return self.uuid or self.address or self.name
+
+
+def kind_of(machine: str, there: Sequence[Device], numbers: Iterable[int]) -> str:
+    """Returns the kind of hardware (`Host.kind`) of the devices with these `numbers` out of those that are `there`;
+    `machine` is the processor's architecture."""
+    chosen = [there[number] for number in numbers if number < len(there)]
+    return ", ".join((machine, *[f"{device.name} {format_bytes(device.total)}".strip() for device in chosen]))
 
 
 def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Device, ...]:

@@ -19,12 +19,11 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.log import read_log
 from modelrunner.processes.processtree import process_tree
 from modelrunner.sandbox import Permissions
-from modelrunner.scheduler.devices import Device, devices, held_by
+from modelrunner.scheduler.devices import Device, devices, held_by, kind_of
 from modelrunner.scheduler.host import Held
 from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.types import Endpoint, Launch, ProcessOptions, RequiredMemory, RunSpec
-from modelrunner.units import format_bytes
 
 
 class LocalHost:
@@ -68,9 +67,7 @@ class LocalHost:
 
     def kind(self, devices: tuple[int, ...]) -> str:
         """See `Host`. The name of a device is its kind, and so is the size of its memory."""
-        there = self._probe.devices()
-        chosen = [there[number] for number in devices if number < len(there)]
-        return ", ".join((platform.machine(), *[f"{d.name} {format_bytes(d.total)}".strip() for d in chosen]))
+        return kind_of(platform.machine(), self._probe.devices(), devices)
 
     def devices(self) -> tuple[Device, ...]:
         """See `Host`. The figures are at most five seconds older than the last plan."""

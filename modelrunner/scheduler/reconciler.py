@@ -174,6 +174,13 @@ class Reconciler:
         """Has a plan made in the loop's next turn, one for all calls before it."""
         self._alarm.soon()
 
+    def hosts_changed(self) -> None:
+        """Has the places of all waiting requests looked for again, and a plan made."""
+        for queue in self.queues.values():
+            if queue.variants:
+                self._background.start(self._estimate(queue))
+        self.changed()
+
     async def finish(self) -> None:
         """Ends the timer and the background tasks, after the last runner."""
         self._alarm.cancel()

@@ -192,6 +192,16 @@ class Scheduler:
         waiting = (ticket.request for queue in self._queues.values() for ticket in queue.tickets.values())
         return not all(request.batch for request in waiting) or any(slot.interactive for slot in self._slots.values())
 
+    def add_host(self, host: Host) -> None:
+        """Uses another host from now on, in place of one with its name that is gone. Requests that wait may run
+        there."""
+        self._hosts[host.name] = host
+        self._reconciler.hosts_changed()
+
+    def hosts_changed(self) -> None:
+        """Must be called when a host comes, goes or has another budget."""
+        self._reconciler.hosts_changed()
+
     def devices(self) -> tuple[Device, ...]:
         """The devices of this machine with their last figures, in the order of its budget."""
         return next(iter(self._hosts.values())).devices()
@@ -236,13 +246,19 @@ class Scheduler:
         return any(model_id in _models(target) for target in targets)
 
     async def unload(
-        self, *, all: bool = False, backend: str | None = None, model_ids: Collection[str] = (), force: bool = False
+        self,
+        *,
+        all: bool = False,
+        backend: str | None = None,
+        model_ids: Collection[str] = (),
+        host: str | None = None,
+        force: bool = False,
     ) -> views.UnloadResult:
-        """Ends the runners of these models, or of this backend, or all. Waits for requests that hold one, at most
-        `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. A runner
-        that loads for waiting requests is kept. `force` ends them all at once; requests that wait for a load get
+        """Ends the runners of these models, of this backend, or on this host, or all. Waits for requests that hold one,
+        at most `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. A
+        runner that loads for waiting requests is kept. `force` ends them all at once; requests that wait for a load get
         `Unavailable`."""
-        asked = [s for s in self._slots.values() if all or _matches(s.target, backend, model_ids)]
+        asked = [s for s in self._slots.values() if all or _matches(s, backend, model_ids, host)]
         chosen = [s for s in asked if force or s.phase is not Phase.STARTING or s.target.key not in self._queues]
         for slot in chosen:
             self._reconciler.drain(slot, Reason.UNLOAD)
@@ -282,11 +298,14 @@ class Scheduler:
             )
 
 
-def _matches(target: Target, backend: str | None, model_ids: Collection[str]) -> bool:
+def _matches(slot: RunnerSlot, backend: str | None, model_ids: Collection[str], host: str | None) -> bool:
     """True if every given condition holds; False if none is given."""
-    if backend is None and not model_ids:
+    if backend is None and not model_ids and host is None:
         return False
-    return backend in (None, target.key.backend) and (not model_ids or target.key.model_id in model_ids)
+    key, place = slot.target.key, slot.option.place
+    return (
+        backend in (None, key.backend) and host in (None, place.host) and (not model_ids or key.model_id in model_ids)
+    )
 
 
 def _models(target: Target) -> set[str]:

@@ -33,7 +33,7 @@ class RunnerFootprint:
 class RunnerView:
     """A runner whose process may still exist. `stage` describes its load; `last_used` is None before it was ready;
     `expires_at` is None while it is in use and where no timer runs; `variant` says how it differs from what was
-    configured, "" if it does not; `sandbox` is None before there was a process."""
+    configured, "" if it does not; `sandbox` is None before there was a process. `host` is "" for this machine."""
 
     id: str
     backend_name: str
@@ -59,6 +59,7 @@ class RunnerView:
     pinned: bool
     variant: str
     sandbox: Sandbox | None
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         pinned=slot.pinned,
         variant=slot.variant.label,
         sandbox=process.sandbox if process else None,
+        host=slot.option.place.host,
     )
 
 

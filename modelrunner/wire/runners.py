@@ -30,7 +30,8 @@ class SandboxStatus(msgspec.Struct, frozen=True):
 
 class RunnerStatus(msgspec.Struct, frozen=True):
     """An entry of `GET /engines/ps`. `state` is starting, ready, sleeping, draining or stopping. Times are RFC 3339 in
-    UTC; `variant` says how the runner differs from its configuration, "" if it does not."""
+    UTC; `variant` says how the runner differs from its configuration, "" if it does not; `host` is the
+    machine on which it runs, "" for the daemon's."""
 
     id: str
     backend_name: str
@@ -54,6 +55,7 @@ class RunnerStatus(msgspec.Struct, frozen=True):
     in_use: bool
     loading: bool
     variant: str = ""
+    host: str = ""
     sandbox: SandboxStatus | None = None
 
 

@@ -132,6 +132,8 @@ TABLE = {
         POST /engines/unpin
         POST /engines/update-backend
         GET /engines/why
+        GET /hosts
+        POST /hosts/{name}/drain
         GET /engines/{backend}/_configure
         POST /engines/{backend}/_configure
         GET /keys

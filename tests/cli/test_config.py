@@ -10,7 +10,15 @@ from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
 from tests.cli.conftest import Cli
 
-_TABLES = {"mcp", "registries", "models", "aliases", "backends", "engines"}  # they have sections of their own
+_TABLES = {
+    "cluster",
+    "mcp",
+    "registries",
+    "models",
+    "aliases",
+    "backends",
+    "engines",
+}  # with sections of their own
 
 
 def _shown(cli: Cli) -> dict[str, tuple[str, str]]:

@@ -36,6 +36,7 @@ TEXT_BY_NATURE = {
         "transcribe",
     ),
     *(
+        "host",
         "batch run",
         "batch answers",
         "batch errors",
@@ -77,6 +78,7 @@ RECORDED: dict[str, Any] = {
     "path": "/v1/chat/completions",
     **{name: {"text": "{}", "size": 2, "whole": True, "redacted": 0} for name in ("body", "answer")},
 }
+HOSTS: dict[str, Any] = {"hosts": [], "problem": ""}
 DONE = lines({"type": "success", "message": "done: m", "model": "m"})
 STATE = {"model": "m", "state": "pinned", "message": "m is so"}
 # A command line -> what the daemon is asked, and answers.
@@ -120,6 +122,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "keys ls": {"GET /keys": []},
     "keys revoke kim": {"DELETE /keys/kim": {}},
     "reload": {"POST /engines/reload": {"changes": [], "dry_run": False}},
+    "hosts list": {"GET /hosts": HOSTS},
+    **{f"hosts {word} b": {"POST /hosts/b/drain": HOSTS} for word in ("drain", "use")},
     "configure m": {"GET /engines/_configure?model=m": []},
 }
 
@@ -143,6 +147,7 @@ def takes_json(command: click.Command) -> bool:
 def test_every_command_prints_json_or_is_named_among_those_that_do_not() -> None:
     without = {name for name, command in commands() if not takes_json(command)} - {
         "keys",
+        "hosts",
         "batch",
         "service",
         "engines",

@@ -1,0 +1,43 @@
+"""/hosts: the other machines of the cluster."""
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from modelrunner import wire
+from modelrunner.api import wireforms
+from modelrunner.api.documented import documented
+from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.reach import Reach
+from modelrunner.errors import NotFound
+from modelrunner.models.library import Library
+
+if TYPE_CHECKING:
+    from modelrunner.cluster.members import Members
+
+
+class HostRoutes:
+    """`members` is None without a cluster."""
+
+    def __init__(self, library: Library, members: "Members | None") -> None:
+        self._reach = Reach(library)
+        self._members = members
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/hosts", self.list), web.post("/hosts/{name}/drain", self.drain)]
+
+    @documented(wire.Hosts, query={})
+    async def list(self, request: web.Request) -> web.Response:
+        """Lists the hosts of the cluster."""
+        if self._members is None:
+            return json_response(wire.Hosts([], "there is no [cluster] in config.toml: models run on this machine"))
+        return json_response(wire.Hosts([*map(wireforms.host, self._members.view())], self._members.problem))
+
+    @documented(wire.Hosts, body=wire.DrainRequest, query={})
+    async def drain(self, request: web.Request) -> web.Response:
+        """Ends the host's runners after their last requests, and starts no others there; or uses it again."""
+        self._reach.check_all(request)
+        if self._members is None:
+            raise NotFound("there is no cluster: see `[cluster]` in docs/cluster.md", param="host")
+        await self._members.drain(request.match_info["name"], on=(await read_json(request, wire.DrainRequest)).drain)
+        return await self.list(request)

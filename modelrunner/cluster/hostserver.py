@@ -1,0 +1,396 @@
+"""The host's side of a cluster: runs what its head orders, and tells it the state of this machine.
+
+Every request needs the key that was made for this head. An engine is asked at a port of its own, whose connections
+begin with a request that has the runner's secret; from then on bytes pass both ways as they come."""
+
+import asyncio
+import hmac
+import logging
+import platform
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from aiohttp import web
+
+from modelrunner import __version__
+from modelrunner.cluster.messages import (
+    HEADLESS,
+    Fault,
+    HostReport,
+    Received,
+    RunnerOrder,
+    RunnerReport,
+    RunnerStarted,
+)
+from modelrunner.engine.localrunner import LocalRunner
+from modelrunner.errors import BadRequest, ModelRunnerError, RunnerNotFound, Unauthorized
+from modelrunner.models.installs import Installer
+from modelrunner.models.library import Library
+from modelrunner.models.runspecs import RunSpecs
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.progress import WorkProgress
+from modelrunner.sandbox import Sandbox
+from modelrunner.scheduler.host import Held
+from modelrunner.scheduler.localhost import LocalHost
+from modelrunner.scheduler.state import RunnerId
+from modelrunner.types import Mode, RequiredMemory, RunnerKey
+
+log = logging.getLogger(__name__)
+_BEAT = 1.0  # seconds between two reports
+_LARGEST_ORDER = 4 << 20
+_LARGEST_HEAD = 64 << 10
+_PATIENCE = 10.0  # seconds in which a connection must say its secret
+_PIECE = 1 << 20
+
+
+class HostServer:
+    """Listens on `address` with the certificate of `tls`. `folder` keeps models that have come in part."""
+
+    def __init__(
+        self,
+        local: LocalHost,
+        registry: BackendRegistry,
+        specs: RunSpecs,
+        library: Library,
+        installer: Installer,
+        *,
+        key: str,
+        address: str,
+        tls: ssl.SSLContext,
+        folder: Path,
+    ) -> None:
+        self._local, self._registry, self._specs = local, registry, specs
+        self._library, self._installer = library, installer
+        self._key, self._address, self._tls, self._folder = key, address, tls, folder
+        self._runners: dict[str, HostedRun] = {}
+        self._changes = asyncio.Event()
+        self._heads = 0
+        app = web.Application(middlewares=[self._guarded], client_max_size=_LARGEST_ORDER)
+        app.add_routes(
+            [
+                web.get("/state", self._state),
+                web.put("/runners/{id}", self._start),
+                web.delete("/runners/{id}", self._stop),
+                web.post("/runners/{id}/sleep", self._sleep),
+                web.post("/runners/{id}/wake", self._wake),
+                web.get("/runners/{id}/memory", self._memory),
+                web.get("/runners/{id}/log", self._log),
+                web.get("/models/{digest}", self._received),
+                web.put("/models/{digest}", self._receive),
+                web.post("/engines/{backend}", self._install),
+            ]
+        )
+        self._app = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self) -> int:
+        """Begins to listen, and returns the port."""
+        await self._app.setup()
+        site = web.TCPSite(self._app, self._address, 0, ssl_context=self._tls)
+        await site.start()
+        self._watch = asyncio.create_task(self._watch_head(), name="head")
+        port: int = self._app.addresses[0][1]
+        return port
+
+    async def close(self) -> None:
+        """Ends every runner. Returns when nothing is left of them."""
+        self._watch.cancel()
+        await self._end_all()
+        await self._app.cleanup()
+
+    async def _watch_head(self) -> None:
+        """Ends the runners of a head that is gone: another one, or the same one later, begins anew."""
+        quiet = 0.0
+        while True:
+            await asyncio.sleep(_BEAT)
+            quiet = 0.0 if self._heads else quiet + _BEAT
+            if quiet >= HEADLESS and self._runners:
+                log.warning("the head has not asked for %d s: its runners end", HEADLESS)
+                await self._end_all()
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(*(self._end(id) for id in list(self._runners)))
+
+    async def _end(self, id: str) -> None:
+        if (run := self._runners.get(id)) is not None:
+            await run.stop()
+            self._runners.pop(id, None)
+            self._changes.set()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
+        try:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key.encode()):
+                raise Unauthorized("this host belongs to another head: its key is needed")
+            answer: web.StreamResponse = await handler(request)  # type: ignore[misc]
+            return answer
+        except ModelRunnerError as error:
+            return _json(Fault.of(error), error.status)
+        except (OSError, msgspec.MsgspecError) as error:
+            return _json(Fault("BadRequest" if isinstance(error, ValueError) else "EngineFailed", str(error)), 400)
+
+    def _report(self) -> HostReport:
+        held = [Held(run.runner, run.memory) for run in self._runners.values() if not run.task.done()]
+        return HostReport(
+            __version__,
+            platform.machine(),
+            self._local.budget(held),
+            self._local.devices(),
+            {backend.name: self._local.numbers(backend.name) for backend in self._registry},
+            frozenset([model.id for model in self._library]),
+            {id: run.report() for id, run in self._runners.items()},
+        )
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        """Sends a report each second, and after each change of a runner, one in a line."""
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        self._heads += 1
+        try:
+            while True:
+                self._changes.clear()
+                await response.write(msgspec.json.encode(self._report()) + b"\n")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changes.wait(), _BEAT)
+        finally:
+            self._heads -= 1
+
+    async def _start(self, request: web.Request) -> web.Response:
+        id = request.match_info["id"]
+        order = msgspec.json.decode(await request.read(), type=RunnerOrder)
+        if id in self._runners:
+            raise BadRequest(f"there is a runner {id} already")
+        spec = await asyncio.to_thread(self._specs.opened, bytes(order.values))
+        key = RunnerKey(order.backend, order.model_id, Mode(order.mode), order.revision)
+        runner = self._local.start(RunnerId(key, order.number), spec)
+        if not isinstance(runner, LocalRunner):
+            raise BadRequest(f"{order.backend} runs no engine, so it is asked by the head itself")
+        runner.expect(order.memory)
+        run = self._runners[id] = HostedRun(runner, order.memory, self._changes.set)
+        await run.listen(self._address, self._tls)
+        return _json(RunnerStarted(run.port, run.secret))
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        await self._end(request.match_info["id"])
+        return web.Response(status=204)
+
+    def _of(self, request: web.Request) -> LocalRunner:
+        if (run := self._runners.get(request.match_info["id"])) is None:
+            raise RunnerNotFound(f"there is no runner {request.match_info['id']} on this host")
+        return run.runner
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        await self._of(request).sleep()
+        return web.Response(status=204)
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        await self._of(request).wake()
+        return web.Response(status=204)
+
+    async def _memory(self, request: web.Request) -> web.Response:
+        return _json(await self._of(request).memory())
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        """Sends the log's last `lines`, all without; with `follow` it goes on until the head leaves."""
+        lines = request.query.get("lines")
+        ending = asyncio.Event() if "follow" in request.query else None
+        pieces = self._local.log(self._of(request), int(lines) if lines else None, ending)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        async for piece in pieces:
+            await response.write(piece)
+        return response
+
+    def _partial(self, digest: str) -> Path:
+        if not digest.isalnum():
+            raise BadRequest(f"{digest[:80]!r} is no digest")
+        return self._folder / f"{digest}.tar"
+
+    async def _received(self, request: web.Request) -> web.Response:
+        digest = request.match_info["digest"]
+        path = self._partial(digest)
+        complete = any(model.id == f"sha256:{digest}" for model in self._library)
+        return _json(Received(path.stat().st_size if path.exists() else 0, complete))
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        """Takes the rest of a model's archive from `offset` on, and stores the model."""
+        path, offset = self._partial(request.match_info["digest"]), int(request.query["offset"])
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = await asyncio.to_thread(open, path, "ab")
+        with file:
+            if file.tell() != offset:
+                raise BadRequest(f"{file.tell()} bytes have come, so the rest cannot begin at {offset}")
+            async for piece in request.content.iter_chunked(_PIECE):
+                await asyncio.to_thread(file.write, piece)
+        try:
+            size = path.stat().st_size
+            await self._library.load(_pieces(path), lambda step: None, name=None, trust=True, size=size)
+        finally:
+            path.unlink(missing_ok=True)
+        self._changes.set()
+        return web.Response(status=204)
+
+    async def _install(self, request: web.Request) -> web.StreamResponse:
+        """Installs the engine if it is missing. Sends a line of progress each second, and a fault if it fails."""
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        last = WorkProgress("Looking for the engine", "install")
+
+        def told(step: WorkProgress) -> None:
+            nonlocal last
+            last = step
+
+        work = asyncio.ensure_future(self._installer.need(request.match_info["backend"], told))
+        while not work.done():
+            await asyncio.wait([work], timeout=_BEAT)
+            await response.write(msgspec.json.encode({"message": last.message}) + b"\n")
+        if (error := work.exception()) is not None:
+            await response.write(msgspec.json.encode({"fault": Fault.of(error)}) + b"\n")
+        return response
+
+
+class HostedRun:
+    """A runner of the head's on this host, and the port at which its engine is asked."""
+
+    def __init__(self, runner: LocalRunner, memory: RequiredMemory, changed: Callable[[], None]) -> None:
+        self.runner, self.memory = runner, memory
+        self.secret = secrets.token_hex(16)
+        self.port = 0
+        self._changed = changed
+        self._failure: Fault | None = None
+        self._front: asyncio.Server | None = None
+        self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"runner {runner.id}")
+
+    async def _run(self) -> None:
+        try:
+            await self.runner.run(self._changed, lambda: None)
+        except ModelRunnerError as error:
+            self._failure = Fault.of(error)
+        except Exception as error:  # of a backend
+            log.exception("the runner %s failed", self.runner.id)
+            self._failure = Fault("EngineFailed", f"{type(error).__name__}: {error}")
+        finally:
+            self._changed()
+
+    async def listen(self, address: str, tls: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        self._front = await loop.create_server(lambda: _Front(self.runner, self.secret), address, 0, ssl=tls)
+        self.port = self._front.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._front is not None:
+            self._front.close()
+        if not self.task.done():
+            self.runner.mark_stopping()
+            self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def report(self) -> RunnerReport:
+        runner = self.runner
+        reads = {path: endpoint.reads for path, endpoint in runner.api.endpoints.items() if endpoint.reads is not None}
+        return RunnerReport(
+            runner.stage,
+            runner.ready_at is not None,
+            runner.names,
+            reads,
+            runner.sleep_level,
+            runner.pid,
+            runner.process.sandbox if runner.process else Sandbox(),
+            self._failure,
+        )
+
+
+class _Pass(asyncio.Protocol):
+    """Passes the bytes of one connection on to another one, no faster than that takes them."""
+
+    transport: asyncio.Transport
+    other: "asyncio.Transport | None" = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.write(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None:
+            self.other.close()
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and not self.other.is_closing():
+            self.other.resume_reading()
+
+
+class _Front(_Pass):
+    """A connection of the head's: the head of its first request must have the secret."""
+
+    def __init__(self, runner: LocalRunner, secret: str) -> None:
+        self._runner = runner
+        self._line = f"\r\nAuthorization: Bearer {secret}\r\n".encode()
+        self._begun = bytearray()
+        self._dialing: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._limit = asyncio.get_running_loop().call_later(_PATIENCE, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.other.write(data)
+            return
+        self._begun += data
+        if self._dialing is None and (end := self._begun.find(b"\r\n\r\n")) >= 0:
+            self._limit.cancel()
+            if self._line not in self._begun[: end + 2]:
+                self.transport.close()
+                return
+            self._dialing = asyncio.create_task(self._dial())
+        elif self._dialing is None and len(self._begun) > _LARGEST_HEAD:
+            self.transport.close()
+
+    async def _dial(self) -> None:
+        loop, endpoint, engine = asyncio.get_running_loop(), self._runner.endpoint, _Pass()
+        self.transport.pause_reading()
+        try:
+            if endpoint.path is not None:
+                await loop.create_unix_connection(lambda: engine, str(endpoint.path))
+            else:
+                await loop.create_connection(lambda: engine, endpoint.host or "127.0.0.1", endpoint.port or 0)
+        except OSError:
+            self.transport.close()
+            return
+        engine.other, self.other = self.transport, engine.transport
+        if self.transport.is_closing():
+            engine.transport.close()
+            return
+        engine.transport.write(bytes(self._begun))
+        self._begun.clear()
+        self.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._limit.cancel()
+        super().connection_lost(error)
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(open, path, "rb")
+    with file:
+        while piece := await asyncio.to_thread(file.read, _PIECE):
+            yield piece
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

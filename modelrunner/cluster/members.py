@@ -1,0 +1,140 @@
+"""The members of a Ray cluster as hosts. Ray is asked by a process of its own (`raymembers.py`): a cluster that does
+not answer, and Ray's threads, do not touch the daemon."""
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from modelrunner.cluster.messages import HostAddress
+from modelrunner.cluster.remotehost import RemoteHost
+from modelrunner.errors import BadRequest, NotFound
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.scheduler import Scheduler
+from modelrunner.store import Store
+from modelrunner.types import RequiredMemory
+
+log = logging.getLogger(__name__)
+_AGAIN = 10.0  # seconds until a lost cluster is asked again
+_LONGEST_LINE = 1 << 20
+
+
+class ClusterMember(msgspec.Struct, frozen=True):
+    """A line of `raymembers.py`: a node that has come (`address` and so on), has gone, or cannot be used (`problem`); a
+    line without a `node` is about the cluster."""
+
+    node: str = ""
+    name: str = ""
+    address: str = ""
+    port: int = 0
+    certificate: str = ""
+    gone: bool = False
+    problem: str = ""
+
+
+class HostView(msgspec.Struct, frozen=True):
+    """A host as it is shown. `budget` is None while it does not answer."""
+
+    name: str
+    state: str
+    address: str
+    budget: RequiredMemory | None = None
+    devices: tuple[str, ...] = ()
+    models: int = 0
+    runners: int = 0
+
+
+class Members:
+    """Keeps the scheduler's hosts as the cluster has them. `address` is Ray's; nodes must have the `label`
+    (`NAME=VALUE`), "" for all. `problem` says why the cluster cannot be used, "" if it can."""
+
+    def __init__(
+        self, scheduler: Scheduler, registry: BackendRegistry, store: Store, address: str, label: str = ""
+    ) -> None:
+        self._scheduler, self._registry, self._store = scheduler, registry, store
+        self._address, self._label = address, label
+        self._key = secrets.token_hex(16)
+        self._hosts: dict[str, RemoteHost] = {}
+        self._problems: dict[str, str] = {}
+        self.problem = f"the Ray cluster at {address} was not reached yet"
+
+    async def run(self) -> None:
+        """Follows the cluster until it is cancelled. The nodes are left by then."""
+        while True:
+            await self._follow()
+            for host in self._hosts.values():
+                host.leave()
+            log.warning("the cluster: %s", self.problem)
+            await asyncio.sleep(_AGAIN)
+
+    async def _follow(self) -> None:
+        """Returns when the process has ended."""
+        command = [sys.executable, "-m", "modelrunner.cluster.raymembers", self._address, self._label]
+        environment = os.environ | {"MODELRUNNER_HOST_KEY": self._key, "RAY_USAGE_STATS_ENABLED": "0"}
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=-1, stdout=-1, stderr=asyncio.subprocess.DEVNULL, env=environment, limit=_LONGEST_LINE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            while line := await process.stdout.readline():
+                with suppress(msgspec.MsgspecError):  # another program's words
+                    self._learn(msgspec.json.decode(line, type=ClusterMember))
+        except ValueError:
+            self.problem = "its process says too much"
+        finally:
+            process.stdin.close()
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+    def _learn(self, told: ClusterMember) -> None:
+        if not told.node:
+            if told.problem and told.problem != self.problem:
+                log.warning("the cluster: %s", told.problem)
+            self.problem = told.problem
+        elif told.gone:
+            self._problems.pop(told.name, None)
+            if (host := self._hosts.get(told.name)) is not None:
+                host.leave()
+        elif told.problem:
+            self._problems[told.name] = told.problem
+            log.warning("the host %s cannot be used: %s", told.name, told.problem)
+        else:
+            self._problems.pop(told.name, None)
+            where = HostAddress(told.address, told.port, self._key, told.certificate)
+            changed: Callable[[], None] = self._scheduler.hosts_changed
+            if (former := self._hosts.get(told.name)) is not None:
+                former.leave()
+            host = self._hosts[told.name] = RemoteHost(told.name, where, self._registry, self._store, changed)
+            self._scheduler.add_host(host)
+            log.info("the host %s at %s has joined", told.name, told.address)
+
+    def view(self) -> list[HostView]:
+        """Returns the hosts, sorted by name."""
+        found = []
+        for name, host in self._hosts.items():
+            report = host.report
+            devices = tuple([device.name for device in report.devices]) if report else ()
+            budget, models = (report.budget, len(report.models)) if report else (None, 0)
+            where = host.where.address
+            found.append(HostView(name, host.state, where, budget, devices, models, len(host.runners)))
+        found += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self._hosts]
+        return sorted(found, key=lambda host: host.name)
+
+    async def drain(self, name: str, *, on: bool) -> None:
+        """Starts no more runners on the host, and ends its idle ones; with `on` False uses it again. Raises
+        `NotFound`."""
+        if (host := self._hosts.get(name)) is None:
+            raise NotFound(f"there is no host {name!r}: `modelrunner hosts` shows them", param="host")
+        if host.report is None:
+            raise BadRequest(f"the host {name} does not answer", param="host")
+        host.is_draining = on
+        self._scheduler.hosts_changed()
+        if on:
+            await self._scheduler.unload(host=name)

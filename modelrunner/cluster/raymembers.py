@@ -1,0 +1,115 @@
+"""A program: asks Ray for the nodes of a cluster, and keeps an actor on each that runs `modelrunner host`. It prints a
+line of JSON (`members.ClusterMember`) for each change, and ends, with all its actors, when its input ends.
+
+    python -m modelrunner.cluster.raymembers ADDRESS [LABEL=VALUE]
+
+Ray: https://docs.ray.io/en/latest/ray-core/scheduling (node affinity), and its reference of `ray.nodes`."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from importlib import import_module
+from typing import Any
+
+_LOOK = 1.0  # seconds between two looks at the nodes
+_PATIENCE = 10.0  # seconds in which an actor must answer
+_KEY = "MODELRUNNER_HOST_KEY"
+
+
+class HostActor:
+    """Runs on the node, and starts the host there as a process, which ends with this one."""
+
+    def start(self, address: str, key: str) -> dict[str, Any]:
+        """Returns what the host prints: its port and its certificate, or a problem."""
+        command = [sys.executable, "-m", "modelrunner", "host", address]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {_KEY: key}, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            told: dict[str, Any] = json.loads(line)
+        except ValueError:
+            told = {"problem": f"modelrunner does not start there: exit code {self._process.wait()}"}
+        return {"address": address, **told}
+
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+
+def say(**told: object) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def main(address: str, label: str = "") -> None:
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    try:
+        ray: Any = import_module("ray")
+        at_node = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    except ImportError as error:
+        say(problem=f"Ray is not installed here ({error}): `pip install 'modelrunner[ray]'`")
+        return
+    try:
+        ray.init(address=address, namespace="modelrunner", log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        say(problem=f"Ray at {address} does not answer, or is another version: {' '.join(str(error).split())[:300]}")
+        return
+    say(problem="")
+    mine = ray.get_runtime_context().get_node_id()
+    make = ray.remote(num_cpus=0, max_restarts=0)(HostActor)
+    actors: dict[str, Any] = {}
+    starts: dict[str, Any] = {}  # those whose host has not said its port yet
+    nodes: dict[str, dict[str, Any]] = {}
+    name, _, value = label.partition("=")
+    while True:
+        for node in ray.nodes():
+            id, labels = node["NodeID"], node.get("Labels") or {}
+            if id == mine or (label and labels.get(name) != value):
+                continue
+            if node["Alive"] and id not in actors:
+                nodes[id] = node
+                actors[id] = make.options(scheduling_strategy=at_node(id, soft=False)).remote()
+                starts[id] = actors[id].start.remote(node["NodeManagerAddress"], os.environ[_KEY])
+            elif not node["Alive"] and id in actors:
+                _leave(ray, id, actors, starts, nodes)
+        for id in [id for id, start in starts.items() if ray.wait([start], timeout=0)[0]]:
+            try:
+                told = ray.get(starts.pop(id))
+            except Exception as error:
+                told = {"problem": f"no host can be started there: {' '.join(str(error).split())[:300]}"}
+            say(node=id, name=_name(nodes[id], id), **told)
+        for id in [id for id in actors if id not in starts]:
+            try:
+                there = ray.get(actors[id].is_there.remote(), timeout=_PATIENCE)
+            except Exception:
+                there = False
+            if not there:
+                _leave(ray, id, actors, starts, nodes)
+        time.sleep(_LOOK)
+
+
+def _leave(ray: Any, id: str, actors: dict[str, Any], starts: dict[str, Any], nodes: dict[str, Any]) -> None:
+    starts.pop(id, None)
+    ray.kill(actors.pop(id))
+    say(node=id, name=_name(nodes[id], id), gone=True)
+
+
+def _name(node: dict[str, Any], id: str) -> str:
+    """Returns the name that the node was given, or its host's, with the beginning of its ID, which tells two nodes of
+    one machine apart."""
+    given = node.get("NodeName") or node["NodeManagerHostname"]
+    is_own = given not in (node["NodeManagerAddress"], node["NodeManagerHostname"])
+    return str(given) if is_own else f"{node['NodeManagerHostname']}-{id[:6]}"
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,387 @@
+"""The head's side of a host: a `Host` and its `Runner`s, over HTTPS."""
+
+import asyncio
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
+
+import httpx
+import msgspec
+
+from modelrunner import __version__
+from modelrunner.backend import ChecksRequests, ExplainsErrors
+from modelrunner.cluster.messages import (
+    NAME,
+    SILENCE,
+    Fault,
+    HostAddress,
+    HostReport,
+    Received,
+    RunnerOrder,
+    RunnerReport,
+    RunnerStarted,
+)
+from modelrunner.concurrency.joint import JointWork
+from modelrunner.engine.abandoned import Abandoned
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.questions import settled
+from modelrunner.engine.runner import EngineProcess, Runner
+from modelrunner.engineapi import OPENAI
+from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.models.runspecs import values_of
+from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.scheduler.devices import Device, kind_of
+from modelrunner.scheduler.host import Held
+from modelrunner.scheduler.state import RunnerId
+from modelrunner.store import Store
+from modelrunner.store.layout import archive_of
+from modelrunner.types import Endpoint, RequiredMemory, RunSpec, Served
+
+log = logging.getLogger(__name__)
+_AGAIN = 1.0  # seconds between two tries to reach a host
+_CALL = 15.0  # seconds of an ordinary call
+_LONG = 600.0  # seconds of a call that waits for an engine
+_PIECE = 1 << 20
+_NOWHERE = Endpoint(host="127.0.0.1", port=9)  # of a runner whose port is not known yet
+T = TypeVar("T")
+
+
+class RemoteHost:
+    """A `Host` that listens at `where`. `changed` is called when it comes, goes, or tells of a runner's change.
+    `state` is a word for it: joining, ready, draining, silent, gone, or another version."""
+
+    def __init__(
+        self, name: str, where: HostAddress, registry: BackendRegistry, store: Store, changed: Callable[[], None]
+    ) -> None:
+        self.name, self.where = name, where
+        self.registry = registry
+        self.gone = asyncio.Event()
+        """Set once the runners that it had are lost."""
+        self.is_draining = False
+        self.report: HostReport | None = None
+        self.runners: dict[str, HostRunner] = {}
+        self.trusted = ssl.create_default_context(cadata=where.certificate)
+        self._store, self._changed = store, changed
+        self._seen = 0.0
+        self._fetching: dict[str, JointWork[None, None]] = {}
+        self._client = httpx.AsyncClient(
+            base_url=f"https://{where.address}:{where.port}",
+            headers={"Authorization": f"Bearer {where.key}"},
+            verify=self.trusted,
+            trust_env=False,
+            timeout=_CALL,
+        )
+        self._following = asyncio.create_task(self._follow(), name=f"host {name}")
+
+    @property
+    def state(self) -> str:
+        if self._following.done():
+            return "gone"
+        if self.report is None:
+            return "silent" if self.gone.is_set() else "joining"
+        if self.report.version != __version__:
+            return f"of version {self.report.version}, and this daemon of {__version__}: it is not used"
+        return "draining" if self.is_draining else "ready"
+
+    @property
+    def _is_usable(self) -> bool:
+        return self.report is not None and self.report.version == __version__
+
+    def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
+        """See `Host`. One that drains has no more than its runners hold."""
+        if self.report is None or not self._is_usable:
+            return None
+        if self.is_draining:
+            held = [each.memory for each in runners]
+            return sum(held, start=RequiredMemory(0, (0,) * len(self.report.budget.vram)))
+        return self.report.budget
+
+    def kind(self, devices: tuple[int, ...]) -> str:
+        """See `Host`."""
+        return kind_of(self.report.machine, self.report.devices, devices) if self.report else self.name
+
+    def devices(self) -> tuple[Device, ...]:
+        """See `Host`."""
+        return self.report.devices if self.report else ()
+
+    def numbers(self, backend: str) -> tuple[int, ...] | None:
+        """See `Host`."""
+        return self.report.numbers.get(backend) if self.report else None
+
+    def has(self, model_id: str) -> bool:
+        """See `Host`."""
+        return self.report is not None and model_id in self.report.models
+
+    async def fetch(self, spec: RunSpec) -> None:
+        """See `Host`. One transfer for all that wait for the same model; it goes on where an earlier one stopped."""
+        models = [bundle.model_id for bundle in (spec.bundle, spec.draft) if bundle is not None]
+        for id in models:
+            if not self.has(id):
+                if (work := self._fetching.get(id)) is None:
+                    work = self._fetching[id] = self._sending(id)
+                await work.follow()
+
+    def _sending(self, id: str) -> JointWork[None, None]:
+        work: JointWork[None, None] = JointWork(lambda report: self._send(id), stops_alone=True, name=f"send {id[:19]}")
+        work.task.add_done_callback(lambda task: self._fetching.pop(id, None))
+        return work
+
+    async def _send(self, id: str) -> None:
+        archive = await asyncio.to_thread(archive_of, self._store, id)
+        place = f"/models/{id.removeprefix('sha256:')}"
+        there = await self.call("GET", place, Received)
+        if there.complete:
+            return
+        log.info("sending %s to the host %s, from byte %d of %d", id[:19], self.name, there.bytes, archive.size)
+
+        async def rest() -> AsyncIterator[bytes]:
+            done, pieces = 0, archive.pieces()
+            while (piece := await asyncio.to_thread(next, pieces, b"")) or done < archive.size:
+                before, done = done, done + len(piece)
+                if done > there.bytes:
+                    yield piece[max(0, there.bytes - before) :]
+
+        headers = {"Content-Length": str(archive.size - there.bytes)}
+        await self.call(
+            "PUT", f"{place}?offset={there.bytes}", type(None), content=rest(), headers=headers, timeout=None
+        )
+
+    async def install(self, backend: str, stage: Callable[[str], None]) -> None:
+        """Installs the engine there if it is missing; `stage` takes what it does. Raises what the installation
+        raises."""
+        try:
+            async with self._client.stream("POST", f"/engines/{backend}", timeout=None) as answer:
+                async for line in answer.aiter_lines():
+                    told = msgspec.json.decode(line)
+                    if "fault" in told:
+                        raise msgspec.convert(told["fault"], Fault).error()
+                    stage(f"on {self.name}: {told['message']}")
+        except httpx.HTTPError as error:
+            raise self.unreachable(error) from error
+
+    def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
+        """See `Host`."""
+        made = HostRunner(self, runner, spec)
+        self.runners[made.id] = made
+        return made
+
+    def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+        """See `Host`."""
+        if self.report is None:
+            raise EngineFailed(f"the host {self.name} does not answer: its logs cannot be read")
+        return self._log(runner.id, lines, ending)
+
+    async def _log(self, id: str, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+        query = {"lines": str(lines)} if lines is not None else {}
+        query |= {"follow": "1"} if ending is not None else {}
+        with suppress(httpx.HTTPError):
+            async with self._client.stream("GET", f"/runners/{id}/log", params=query, timeout=None) as answer:
+                pieces = aiter(answer.aiter_bytes())
+                end = asyncio.ensure_future(ending.wait()) if ending is not None else None
+                while True:
+                    piece: asyncio.Future[bytes] = asyncio.ensure_future(anext(pieces))
+                    waits: list[asyncio.Future[Any]] = [piece, end] if end is not None else [piece]
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    if not piece.done():
+                        piece.cancel()
+                        return
+                    try:
+                        yield piece.result()
+                    except StopAsyncIteration:
+                        return
+
+    async def close(self) -> None:
+        """See `Host`."""
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+
+    def leave(self) -> None:
+        """Ends the connection: the cluster says that the host is gone."""
+        self._following.cancel()
+        self._lost()
+
+    async def call(self, method: str, path: str, kind: type[T], *, timeout: float | None = _CALL, **options: Any) -> T:
+        """Asks the host; the answer is of the `kind`. Raises the host's error, and `EngineFailed` if it
+        does not answer."""
+        try:
+            answer = await self._client.request(method, path, timeout=timeout, **options)
+        except (httpx.HTTPError, RuntimeError) as error:  # a closed client raises the second
+            raise self.unreachable(error) from error
+        try:
+            if answer.is_error:
+                raise msgspec.json.decode(answer.content, type=Fault).error()
+            return msgspec.json.decode(answer.content or b"null", type=kind)
+        except msgspec.MsgspecError as error:
+            raise EngineFailed(f"the host {self.name} answers in another language: {error}") from error
+
+    def unreachable(self, error: Exception) -> EngineFailed:
+        why = str(error) or type(error).__name__
+        return EngineFailed(f"the host {self.name} does not answer ({why}): `modelrunner hosts` shows the hosts")
+
+    async def _follow(self) -> NoReturn:
+        """Keeps the newest report, for as long as the host tells one."""
+        try:
+            while True:
+                try:
+                    timeout = httpx.Timeout(_CALL, read=SILENCE)
+                    async with self._client.stream("GET", "/state", timeout=timeout) as answer:
+                        async for line in answer.aiter_lines():
+                            await self._learn(msgspec.json.decode(line, type=HostReport))
+                except (httpx.HTTPError, msgspec.MsgspecError, ModelRunnerError) as error:
+                    if self.report is not None:
+                        log.warning("the host %s is lost: %s", self.name, str(error) or type(error).__name__)
+                self._lost()
+                await asyncio.sleep(_AGAIN)
+        finally:
+            self._lost()
+            await self._client.aclose()
+
+    async def _learn(self, report: HostReport) -> None:
+        came = self.report is None
+        self._seen = time.monotonic()
+        if came:
+            for id in report.runners.keys() - self.runners.keys():  # of an earlier connection
+                await self.call("DELETE", f"/runners/{id}", type(None), timeout=_LONG)
+            self.gone = asyncio.Event()
+        before, self.report = self.report, report
+        for id, told in report.runners.items():
+            if id in self.runners:
+                self.runners[id].learn(told)
+        if came or (before is not None and (before.budget != report.budget or before.models != report.models)):
+            self._changed()
+
+    def _lost(self) -> None:
+        if self.report is not None or not self.gone.is_set():
+            self.report = None
+            self.gone.set()
+            self._changed()
+
+
+class HostRunner:
+    """A `Runner` of another host."""
+
+    def __init__(self, host: RemoteHost, runner: RunnerId, spec: RunSpec) -> None:
+        self.id, self.key, self.spec = secrets.token_hex(4), runner.key, spec
+        self.served = Served(spec.bundle.name, runner.key.backend, self.id)
+        self.names: tuple[str, ...] | None = None
+        self.api = OPENAI
+        self.upstream = UpstreamPool(_NOWHERE)
+        self.abandoned = Abandoned(self._settled)
+        self.stage = "starting"
+        self.ready_at: float | None = None
+        self.failure: ModelRunnerError | None = None
+        self.owners: set[str] = set()
+        self.sleep_level = 0
+        self.process: EngineProcess | None = None
+        self._host, self._number = host, runner.number
+        self._backend = host.registry.get(runner.key.backend)
+        self._gone = host.gone
+        self._memory = RequiredMemory(0)
+        self._news = asyncio.Event()
+        self._told: RunnerReport | None = None
+
+    async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
+        """See `Runner`."""
+
+        def stage(text: str) -> None:
+            self.stage = text
+            changed()
+
+        host = self._host
+        try:
+            await host.install(self.key.backend, stage)
+            self.api = await asked(self._backend.api, self.spec)
+            backend, model_id, mode, revision = self.key
+            values = msgspec.Raw(values_of(self.spec))
+            order = RunnerOrder(backend, model_id, str(mode), revision, self._number, values, self._memory)
+            body = msgspec.json.encode(order)
+            started = await host.call("PUT", f"/runners/{self.id}", RunnerStarted, content=body)
+            headers = (("Authorization", f"Bearer {started.secret}"),)
+            where = Endpoint(host=host.where.address, port=started.port, tls=host.trusted, name=NAME, headers=headers)
+            self.upstream.move(where)
+            while True:
+                await self._next()
+                if (told := self._told) is not None:
+                    self._apply(told)
+                    changed()
+        except ModelRunnerError as error:
+            self.failure = error
+            raise
+        finally:
+            self.process = None
+            self.abandoned.end()
+            self.upstream.close()
+            host.runners.pop(self.id, None)
+            if not self._gone.is_set():
+                with suppress(ModelRunnerError):  # a host that does not answer ends it by itself
+                    await host.call("DELETE", f"/runners/{self.id}", type(None), timeout=_LONG)
+
+    async def _next(self) -> None:
+        """Waits for the next report. Raises `EngineFailed` when the host is gone, and the failure of the engine."""
+        news, gone = asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait([news, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+            gone.cancel()
+        if self._gone.is_set():
+            raise EngineFailed(f"the host {self._host.name} does not answer any more, and its engines are lost")
+        self._news.clear()
+        if self._told is not None and self._told.failure is not None:
+            raise self._told.failure.error()
+
+    def learn(self, told: RunnerReport) -> None:
+        """Takes what the host tells of it."""
+        if told != self._told:
+            self._told = told
+            self._news.set()
+
+    def _apply(self, told: RunnerReport) -> None:
+        self.stage = f"on {self._host.name}: {told.stage}" if told.stage else ""
+        self.names, self.sleep_level = told.names, told.sleep_level
+        self.api = self.api.reading(told.reads)
+        self.process = EngineProcess(told.pid, told.sandbox) if told.pid is not None else None
+        if told.ready and self.ready_at is None:
+            self.ready_at = time.monotonic()
+
+    def mark_stopping(self) -> None:
+        """See `Runner`."""
+        self.stage = "stopping"
+
+    def expect(self, memory: RequiredMemory) -> None:
+        """See `Runner`."""
+        self._memory = memory
+
+    async def memory(self) -> RequiredMemory | None:
+        """See `Runner`."""
+        try:
+            return await self._host.call("GET", f"/runners/{self.id}/memory", RequiredMemory | None)  # type: ignore[arg-type]
+        except ModelRunnerError:
+            return None
+
+    async def sleep(self) -> None:
+        """See `Runner`."""
+        await self._host.call("POST", f"/runners/{self.id}/sleep", type(None), timeout=_LONG)
+
+    async def wake(self) -> None:
+        """See `Runner`."""
+        await self._host.call("POST", f"/runners/{self.id}/wake", type(None), timeout=_LONG)
+
+    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `Runner`."""
+        checks = interface_of(self._backend, ChecksRequests)
+        return tuple(await asked(checks.check_request, self.spec, path, fields)) if checks else ()
+
+    async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """See `Runner`."""
+        knows = interface_of(self._backend, ExplainsErrors)
+        return await asked(knows.request_error, status, message, fields) if knows else None
+
+    async def _settled(self) -> None:
+        if self.api.settled is not None:
+            await settled(self.upstream.endpoint, self.api.settled)

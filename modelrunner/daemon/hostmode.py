@@ -1,0 +1,71 @@
+"""The daemon as a host of another one, its head: the same supervision, without queues and clients."""
+
+import asyncio
+import json
+import os
+import sys
+
+from modelrunner.cluster.hostserver import HostServer
+from modelrunner.cluster.messages import NAME
+from modelrunner.concurrency.threads import Pool
+from modelrunner.config.settings import Settings
+from modelrunner.daemon import instance, logs
+from modelrunner.daemon.certificates import self_signed
+from modelrunner.daemon.parts import build
+from modelrunner.errors import BadRequest
+from modelrunner.processes.processtree import sweep_orphans
+
+KEY = "MODELRUNNER_HOST_KEY"
+
+
+def run_host(settings: Settings, address: str) -> None:
+    """Runs until the standard input ends or a signal comes. Raises as `serve_host`."""
+    import uvloop
+
+    instance.prepare_process()
+    uvloop.run(serve_host(settings, address))
+
+
+async def serve_host(settings: Settings, address: str) -> None:
+    """Listens on the `address` of this machine for the head that knows the key in the environment, and prints one line
+    of JSON, its port and certificate. Nothing is left at its end. Raises `BadRequest` without a key, `AlreadyRunning`,
+    `ConfigurationError`, `StorageFailed`."""
+    if not (key := os.environ.pop(KEY, "")):
+        raise BadRequest(f"a host is started by its head, which gives it a key in {KEY}")
+    with (
+        instance.hold(settings.data_dir, settings.socket),
+        logs.logging_to(settings.data_dir / "logs", settings.log_level),
+    ):
+        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
+        await asyncio.to_thread(sweep_orphans)
+        runtime = settings.runtime_folder()
+        instance.remove_dead_sockets(runtime)
+        instance.remove_abandoned(runtime)
+        parts = await asyncio.to_thread(build, settings)
+        folder = settings.data_dir / "cluster"
+        certificate = await asyncio.to_thread(self_signed, folder, [address, NAME])
+        server = HostServer(
+            parts.host,
+            parts.registry,
+            parts.specs,
+            parts.library,
+            parts.installer,
+            key=key,
+            address=address,
+            tls=certificate.current(),
+            folder=folder,
+        )
+        lifecycle = instance.Lifecycle()
+        with lifecycle.on_signals(last=True):
+            port = await server.start()
+            text = await asyncio.to_thread((folder / "certificate.pem").read_text, "ascii")
+            print(json.dumps({"port": port, "certificate": text}), flush=True)
+            ended = asyncio.create_task(asyncio.to_thread(sys.stdin.buffer.read))
+            ended.add_done_callback(lambda task: lifecycle.request_stop())
+            try:
+                await lifecycle.stop.wait()
+            finally:
+                await server.close()
+                await parts.installer.close()
+                parts.registry.close()
+                parts.store.close()

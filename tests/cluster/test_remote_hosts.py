@@ -1,0 +1,248 @@
+"""A second machine as a host, over its own listener: two daemons' parts in one process, and real engine processes."""
+
+import asyncio
+import os
+import signal
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from modelrunner.cluster import hostserver, remotehost
+from modelrunner.cluster.hostserver import HostServer
+from modelrunner.cluster.messages import NAME, HostAddress, HostReport
+from modelrunner.cluster.remotehost import RemoteHost
+from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.daemon.certificates import self_signed
+from modelrunner.daemon.parts import Parts, build
+from modelrunner.engine.localrunner import LocalRunner
+from modelrunner.errors import EngineFailed, InsufficientMemory, Unauthorized
+from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.scheduler import Lease, Target
+from modelrunner.store.layout import archive_of
+from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
+from tests.api.conftest import make_settings
+from tests.fakes import FakeBackend
+from tests.gateway.fakes import until
+from tests.store.samples import add_model
+from tests.waiting import HUNG
+
+MIB = 1 << 20
+MODEL = 64 * MIB
+
+
+@dataclass
+class Machine:
+    parts: Parts
+    backend: FakeBackend
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path, budget: str) -> "Machine":
+        (folder / "data_dir").mkdir(parents=True)
+        backend = FakeBackend(folder, memory=RequiredMemory(MODEL))
+        settings = make_settings(folder, memory_budget=budget)
+        return cls(build(settings, BackendRegistry({"fake": backend})), backend, folder)
+
+    def serve(self, key: str = "key") -> HostServer:
+        parts = self.parts
+        tls = self_signed(self.folder / "tls", ["127.0.0.1", NAME]).current()
+        return HostServer(
+            parts.host,
+            parts.registry,
+            parts.specs,
+            parts.library,
+            parts.installer,
+            key=key,
+            address="127.0.0.1",
+            tls=tls,
+            folder=self.folder / "cluster",
+        )
+
+    @property
+    def certificate(self) -> str:
+        return (self.folder / "tls/certificate.pem").read_text()
+
+
+class Cluster:
+    """This machine, on which nothing fits, and the host b with room for one model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.head, self.there = Machine.make(folder / "head", "1MiB"), Machine.make(folder / "there", "100MiB")
+        self.scheduler = self.head.parts.scheduler
+
+    async def start(self) -> None:
+        self.server = self.there.serve()
+        where = HostAddress("127.0.0.1", await self.server.start(), "key", self.there.certificate)
+        registry, store = self.head.parts.registry, self.head.parts.store
+        self.host = RemoteHost("b", where, registry, store, self.scheduler.hosts_changed)
+        self.scheduler.add_host(self.host)
+
+    async def ready(self) -> None:
+        await until(lambda: self.host.state == "ready")
+
+    def target(self, name: str) -> Target:
+        parts = self.head.parts
+        if name not in (names := {ref for model in parts.store.list() for ref in model.tags}):
+            add_model(parts.store, name, seed=len(names))
+        bundle = parts.store.bundle(name)
+        key = RunnerKey("fake", bundle.model_id, Mode.COMPLETION)
+        spec, api = parts.specs.make(self.head.backend, bundle, ModelConfiguration(), key)
+        return Target(key, spec, KeepAlive(300), api=api)
+
+    async def lease(self, name: str = "smol") -> Lease:
+        async with asyncio.timeout(HUNG):
+            return await self.scheduler.acquire(self.target(name))
+
+    async def close(self) -> None:
+        await self.scheduler.close(0)
+        await self.server.close()
+        assert not list((self.there.folder / "r").glob("*/e.sock")), "no engine is left there"
+
+
+@pytest.fixture(autouse=True)
+def not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate stays, whatever Python needs on this machine."""
+
+    async def nothing(runner: LocalRunner) -> None: ...
+
+    monkeypatch.setattr(LocalRunner, "memory", nothing)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path)
+    await made.start()
+    await made.ready()
+    yield made
+    await made.close()
+
+
+async def test_a_model_that_fits_nowhere_else_runs_there_with_its_files(cluster: Cluster) -> None:
+    lease = await cluster.lease()
+    [view] = cluster.scheduler.runners()
+    assert (view.host, view.state) == ("b", "ready")
+    assert [model.tags for model in cluster.there.parts.store.list()] == [["smol"]]
+    status, body = await lease.runner.upstream.fetch("GET", "/health", timeout=HUNG)
+    assert status == 200, body
+    log = b"".join([piece async for piece in cluster.scheduler.log(lease.runner.id, None, None)])
+    assert log
+    lease.release()
+    await cluster.scheduler.unload(all=True)
+    assert cluster.scheduler.runners() == []
+    await until(lambda: cluster.host.report is not None and not cluster.host.report.runners)
+
+
+async def test_two_models_take_turns_there(cluster: Cluster) -> None:
+    for name in ("a", "b", "a"):
+        (await cluster.lease(name)).release()
+    assert [view.model_name for view in cluster.scheduler.runners()] == ["a"]
+    assert len(cluster.there.parts.store.list()) == 2
+
+
+async def test_nobody_is_answered_without_the_key_or_the_secret(cluster: Cluster) -> None:
+    where = cluster.host.where
+    trusted = ssl.create_default_context(cadata=where.certificate)
+    async with httpx.AsyncClient(verify=trusted, trust_env=False, timeout=HUNG) as client:
+        for headers in ({}, {"Authorization": "Bearer other"}):
+            answer = await client.get(f"https://127.0.0.1:{where.port}/state", headers=headers)
+            assert (answer.status_code, answer.json()["kind"]) == (Unauthorized.status, "Unauthorized")
+        endpoint = (await cluster.lease()).runner.upstream.endpoint
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(f"https://127.0.0.1:{endpoint.port}/health")
+    assert endpoint.tls is not None
+
+
+async def test_an_engine_that_dies_there_fails_as_one_here(cluster: Cluster) -> None:
+    lease = await cluster.lease()
+    assert lease.runner.process is not None
+    engine = psutil.Process(lease.runner.process.pid)
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: lease.runner.failure is not None)
+    assert "ended by signal 9" in str(lease.runner.failure)
+    lease.release()
+    (await cluster.lease()).release()
+
+
+async def test_a_host_that_falls_silent_loses_its_runners_and_is_used_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remotehost, "_AGAIN", 0.01)
+    lease = await cluster.lease()
+    await cluster.server.close()
+    await until(lambda: cluster.host.report is None)
+    await until(lambda: lease.runner.failure is not None)
+    assert isinstance(lease.runner.failure, EngineFailed)
+    assert "the host b does not answer" in str(lease.runner.failure)
+    lease.release()
+    with pytest.raises(InsufficientMemory):
+        await cluster.lease()
+    cluster.host.leave()
+    await cluster.start()
+    await cluster.ready()
+    (await cluster.lease()).release()
+
+
+async def test_runners_of_a_head_that_is_gone_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = await cluster.lease()
+    assert lease.runner.process is not None
+    engine = psutil.Process(lease.runner.process.pid)
+    monkeypatch.setattr(hostserver, "HEADLESS", 1.0)
+    monkeypatch.setattr(hostserver, "_BEAT", 0.05)
+    cluster.host._following.cancel()  # nothing is closed, but nobody asks any more
+    await until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_a_transfer_goes_on_where_it_stopped(cluster: Cluster) -> None:
+    target = cluster.target("smol")
+    digest = target.key.model_id.removeprefix("sha256:")
+    folder = cluster.there.folder / "cluster"
+    folder.mkdir()
+    archive = archive_of(cluster.head.parts.store, target.key.model_id)
+    begun = b"".join(archive.pieces())[:1000]
+    (folder / f"{digest}.tar").write_bytes(begun)
+    (await cluster.lease()).release()
+    assert cluster.there.parts.store.verify("smol") == ()
+    assert list(folder.iterdir()) == []
+
+
+async def test_a_host_of_another_version_is_not_used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = cluster.host.report
+    assert isinstance(report, HostReport)
+    monkeypatch.setattr(remotehost, "__version__", "9.9")
+    assert "of version" in cluster.host.state
+    assert cluster.host.budget(()) is None
+    with pytest.raises(InsufficientMemory):
+        await cluster.lease()
+
+
+async def test_one_that_is_drained_gets_nothing_new(cluster: Cluster) -> None:
+    (await cluster.lease("a")).release()
+    cluster.host.is_draining = True
+    await cluster.scheduler.unload(host="b")
+    assert cluster.scheduler.runners() == []
+    with pytest.raises(InsufficientMemory):
+        await cluster.lease("a")
+    cluster.host.is_draining = False
+    (await cluster.lease("a")).release()
+
+
+async def test_a_request_that_waits_takes_a_host_that_joins(tmp_path: Path) -> None:
+    made = Cluster(tmp_path)
+    small = made.target("smol")
+    made.head.backend.memory = RequiredMemory(MODEL)
+    held = replace(small, keep_alive=KeepAlive(300))
+    made.head.parts.probe.set_limits(100 * MIB, None)
+    first = await made.scheduler.acquire(held)
+    waiting = asyncio.create_task(made.scheduler.acquire(made.target("other")))
+    await until(lambda: bool(made.scheduler.waiting()))
+    await made.start()
+    second = await asyncio.wait_for(waiting, HUNG)
+    assert sorted(view.host for view in made.scheduler.runners()) == ["", "b"]
+    first.release()
+    second.release()
+    await made.close()
