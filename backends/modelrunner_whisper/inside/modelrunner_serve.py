@@ -38,8 +38,6 @@ T = TypeVar("T")
 _WINDOW = 180
 """Seconds that Whisper hears at a time. A piece of text at the end of a window may be cut, so the next begins with
 it."""
-_REMEMBERED = 400
-"""Characters of the text before a window."""
 _MOST_PARTS = 64
 _LONGEST_PART = 64 << 10  # bytes of a part that is no file
 _TEMPERATURES = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -70,7 +68,7 @@ class Recogniser:
 
     def hear(self, task: Task, sound: IO[bytes], samples: int) -> Iterator[tuple[str, Segment]]:
         """Yields each segment with the language of the sound."""
-        at, language, text = 0, task.language, task.prompt or ""
+        at, language = 0, task.language
         while at < samples:
             sound.seek(at * SAMPLE)
             window = numpy.frombuffer(sound.read(_WINDOW * RATE * SAMPLE), numpy.int16).astype(numpy.float32) / 32768
@@ -80,7 +78,7 @@ class Recogniser:
                 language=language,
                 beam_size=self._beams,
                 temperature=task.temperature or _TEMPERATURES,
-                initial_prompt=text[-_REMEMBERED:] or None,
+                initial_prompt=task.prompt,  # the text before a window makes Whisper repeat itself in silence
                 word_timestamps=task.words or task.format in ("srt", "vtt"),  # which makes those of segments exact
                 vad_filter=task.pauses,
             )
@@ -88,14 +86,12 @@ class Recogniser:
             held: Segment | None = None
             for found in segments:
                 if held is not None:
-                    text += held.text
                     yield info.language, held
                 held = _segment(found, start)
             if held is not None and not last and held.start > start:
                 at = int(held.start * RATE)
                 continue
             if held is not None:
-                text += held.text
                 yield info.language, held
             at += len(window)
 
