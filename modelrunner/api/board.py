@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from modelrunner import wire
-from modelrunner.api import recordforms, wireforms
+from modelrunner.api import modelforms, recordforms, wireforms
 from modelrunner.api.streaming import ALIVE
 from modelrunner.concurrency.feed import Feed
+from modelrunner.progress import RunningPull
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry.telemetry import Telemetry
 
@@ -21,12 +22,19 @@ _EVENTS = 50
 
 class Board:
     """Reads the state twice a second while a client watches, and sends the changes. Its cost does not grow with the
-    number of requests: it sends only the newest of those that ended since. `is_counted` is True if requests are
-    recorded."""
+    number of requests: it sends only the newest of those that ended since. `pulls` are those under way; `is_counted`
+    is True if requests are recorded."""
 
-    def __init__(self, scheduler: Scheduler, telemetry: Telemetry, is_counted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        telemetry: Telemetry,
+        pulls: Callable[[], list[RunningPull]],
+        is_counted: Callable[[], bool],
+    ) -> None:
         self._scheduler = scheduler
         self._telemetry = telemetry
+        self._pulls = pulls
         self._is_counted = is_counted
         self._frames: Feed[bytes] = Feed(1, 16)
         self._watchers = 0
@@ -45,6 +53,7 @@ class Board:
             running=len(running),
             requests=[recordforms.request(entry) for entry in running[:_SHOWN]],
             counted=self._is_counted(),
+            pulls=[modelforms.pull(running) for running in self._pulls()],
         )
 
     async def watch(self) -> AsyncGenerator[bytes | None, None]:

@@ -90,6 +90,7 @@ class ModelRoutes:
     @documented(
         PROGRESS,
         body=wire.PullRequest,
+        also={202: wire.PullBegun},
         errors=(409, 422, 501, 502, 504, 507),
         local={"from": FILE_IS_PACKAGED, "trust-remote-code": "a model's code can be trusted"},
     )
@@ -117,6 +118,9 @@ class ModelRoutes:
         if order.trust:
             check_local(request, "trust-remote-code")
         self._reach.check_order(request, order, "from")
+        if wanted.background:
+            await self._library.begin(order)
+            return json_response(wire.PullBegun(wanted.name or wanted.from_), status=202)
 
         async def pull(report: ProgressReport) -> wire.Progress:
             name = (await self._library.pull(order, report)).name

@@ -273,6 +273,7 @@ class Daemon:
         self._doorway.close()
         for lane in self._lanes:
             lane.drain()
+        await self._parts.library.close()
         await self._parts.installer.close()
         await self._toolbox.close()
         await self._runner.cleanup()
@@ -288,7 +289,9 @@ class Daemon:
     def _application(self) -> web.Application:
         """Makes the control plane."""
         parts, pipeline, lifecycle = self._parts, self._pipeline, self.lifecycle
-        board = Board(parts.scheduler, self._telemetry, lambda: self._telemetry in pipeline.observers)
+        board = Board(
+            parts.scheduler, self._telemetry, parts.library.pulls, lambda: self._telemetry in pipeline.observers
+        )
         sandbox = confinement.capability() if self._settings.sandbox == "on" else "off"
         revocation = Revocation(pipeline, parts.keys)
         envelope = RequestEnvelope(lifecycle.stop.is_set, pipeline.addresses, pipeline.observers, revocation)

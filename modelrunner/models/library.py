@@ -10,6 +10,7 @@ from typing import Protocol
 
 from modelrunner import wire
 from modelrunner.backend import SavesState
+from modelrunner.concurrency.tasks import all_stopped
 from modelrunner.concurrency.threads import HASHING, in_thread
 from modelrunner.errors import (
     BadRequest,
@@ -76,6 +77,7 @@ class Library:
         self._abilities = abilities
         self._renderings = renderings
         self._aliases: AliasNames | None = None
+        self._pulling: set[asyncio.Task[PullResult]] = set()  # without a caller
 
     def __iter__(self) -> Iterator[StoredModel]:
         """Yields the usable models, the oldest first."""
@@ -228,6 +230,32 @@ class Library:
             await self._remove_former(former.id)
         return pulled
 
+    async def begin(self, order: PullOrder) -> None:
+        """Begins a pull that needs no caller, and returns with its first progress; events tell the rest. Raises as
+        `pull` what ends it before."""
+        begun = asyncio.Event()
+
+        def report(step: WorkProgress) -> None:
+            begun.set()
+            if step.warning:
+                self._scheduler.events.emit("pull", model=order.name or order.model or "", reason=step.message)
+
+        task = asyncio.create_task(self.pull(order, report), name=f"pull {order}")
+        self._pulling.add(task)
+        task.add_done_callback(self._pulling.discard)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # an event has told it
+        waiting = asyncio.create_task(begun.wait())
+        try:
+            await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if task.done():
+            task.result()
+
+    async def close(self) -> None:
+        """Ends the pulls without a caller; the received bytes are kept."""
+        await all_stopped(*self._pulling)
+
     def _origin(self, order: PullOrder, base: str) -> str | LocalOrigin:
         """Returns what the puller pulls; `base` is the ID of the model that the new one is made of. Raises
         `BadRequest`, `InvalidReference`."""
@@ -353,6 +381,7 @@ class Library:
         """Gives the model one more name, which another model that has it loses. Raises as `Store.whole`, and
         `InsufficientDisk`, `StorageFailed`."""
         await asyncio.to_thread(self._store.tag, reference, name)
+        self._scheduler.events.emit("tag", model=name, reason=f"a name of {reference}")
 
     async def remove(self, reference: str, *, force: bool = False) -> RemoveResult:
         """Takes the name away, and the model with its last name. A removal that has begun is ended even if the caller
@@ -369,6 +398,9 @@ class Library:
             if force:
                 await self._scheduler.unload(model_ids=[model.id], force=True)
         removed = await asyncio.to_thread(self._store.remove, reference, force=force)
+        self._scheduler.events.emit(
+            "remove", model=name or model.name, reason="" if removed.deleted else "a name of it"
+        )
         if removed.deleted:
             await self._forget(model)
             self._scheduler.resume(model.id)

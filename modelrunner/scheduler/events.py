@@ -21,6 +21,8 @@ Kind = Literal[
     "configure",
     "install",
     "damage",
+    "remove",
+    "tag",
 ]
 _KEPT = 1000
 _LONGEST = 4000  # characters of a name and of a reason: clients may have written them

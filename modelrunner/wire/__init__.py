@@ -5,6 +5,7 @@ from modelrunner.wire.anthropic import *  # noqa: F403
 from modelrunner.wire.daemon import *  # noqa: F403
 from modelrunner.wire.hosts import *  # noqa: F403
 from modelrunner.wire.models import *  # noqa: F403
+from modelrunner.wire.now import *  # noqa: F403
 from modelrunner.wire.openai import *  # noqa: F403
 from modelrunner.wire.runners import *  # noqa: F403
 from modelrunner.wire.tools import *  # noqa: F403

@@ -83,7 +83,8 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     `lora` are files to package with a model of this machine: `file:///path`, and for an adapter also
     `file:///path:SCALE`. `verify_key` is a public key in PEM that must have signed the model. `folder` is the one of
     `model_dirs` in which the model is stored. The fields from `system` on are carried by the new model, and replace
-    those of the model `from`; `template` is the text of a chat template in Jinja, `parameters` are Ollama's options."""
+    those of the model `from`; `template` is the text of a chat template in Jinja, `parameters` are Ollama's options. A
+    pull in the `background` goes on without its client."""
 
     from_: str
     bearer_token: str | None = None
@@ -101,6 +102,7 @@ class PullRequest(msgspec.Struct, frozen=True, rename=_PULL_NAMES, forbid_unknow
     messages: list[CarriedMessage] = []
     license: list[str] = []
     context_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    background: bool = False
 
 
 class RepackageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,6 +207,12 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     remaining: float | None = None
     error: dict[str, Any] | None = None
     model: str | None = None
+
+
+class PullBegun(msgspec.Struct, frozen=True):
+    """The answer to a pull in the background: the model that was asked for."""
+
+    model: str
 
 
 class PullStatus(msgspec.Struct, frozen=True):

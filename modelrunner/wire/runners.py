@@ -4,8 +4,6 @@ from typing import Any
 
 import msgspec
 
-from modelrunner.wire.daemon import RequestStatus
-
 
 class Memory(msgspec.Struct, frozen=True):
     """Memory in bytes."""
@@ -57,22 +55,6 @@ class RunnerStatus(msgspec.Struct, frozen=True):
     variant: str = ""
     host: str = ""
     sandbox: SandboxStatus | None = None
-
-
-class Now(msgspec.Struct, frozen=True):
-    """The answer of `GET /engines/now`. `status` is that of `/health`; `free` is the unused budget; `waiting` counts
-    the requests that wait for a runner, by model, `paused` the IDs of models; `requests` are the oldest of the
-    `running` ones under way; `counted` is false where requests that ended are not kept."""
-
-    status: str
-    budget: Memory
-    free: Memory
-    runners: list[RunnerStatus]
-    waiting: dict[str, int]
-    paused: list[str]
-    running: int
-    requests: list[RequestStatus]
-    counted: bool
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -50,6 +50,26 @@ async def test_a_pull_with_its_progress_and_a_cancel(start_daemon: StartDaemon, 
     await expect(page.get_by_role("article", name=NAME)).to_be_visible()
 
 
+async def test_a_pull_goes_on_without_the_page_and_everybody_sees_it(
+    start_daemon: StartDaemon, open_page: OpenPage, hub: Hub
+) -> None:
+    daemon = await start_daemon()
+    page = await open_page(daemon, "#/models")
+    hold = asyncio.Event()
+    hub.faults.append(Fault(hold=hold))
+    await page.get_by_label("Name of the model").fill(NAME)
+    await page.get_by_role("button", name="Pull", exact=True).click()
+    await hub.held.wait()
+    await page.close()
+    other = await open_page(daemon, "#/models")
+    await expect(other.get_by_role("progressbar", name=f"Pull {NAME}")).to_be_visible()
+    hold.set()
+    await expect(other.get_by_role("article", name=NAME)).to_be_visible()
+    async with daemon.unix.delete(f"/models/{NAME}") as removed:  # by somebody else
+        assert removed.status == 200
+    await expect(other.get_by_text("No model is here")).to_be_visible()
+
+
 async def test_a_pull_that_fails_says_why(start_daemon: StartDaemon, open_page: OpenPage, hub: Hub, watch):
     watch.allowed = ["404"]
     daemon = await start_daemon()

@@ -99,6 +99,10 @@ function Login({ trouble }) {
 
 function View({ name, load, rest }) {
   const [shown, setShown] = useState({});
+  const { joined } = useStore(live);
+  useEffect(() => {
+    if (shown.fault) location.reload(); // a module that could not be fetched is not asked for again
+  }, [joined]);
   useEffect(() => {
     let gone = false;
     Promise.resolve(load()).then(

@@ -35,9 +35,9 @@ export function useStore(store) {
   return value;
 }
 
-// `phase` is connecting, live, reconnecting, denied (the key lacks a scope) or locked (a key is needed).
+// `joined` grows with each connection after the daemon was away. `phase` is connecting, live, reconnecting, denied (the key lacks a scope) or locked (a key is needed).
 export const live = new Store({
-  phase: "connecting", error: "", retryAt: 0, now: null, events: [], requests: [], skipped: 0, speeds: {}, steps: [],
+  phase: "connecting", error: "", retryAt: 0, now: null, events: [], requests: [], skipped: 0, speeds: {}, steps: [], joined: 0,
 });
 
 const tail = (list, count) => (list.length > count ? list.slice(-count) : list);
@@ -80,6 +80,7 @@ async function follow() {
       if (mine.signal.aborted) return;
       if (pause) { // the daemon may have started anew: its last requests are others
         pause = 0;
+        live.set({ joined: live.value.joined + 1 });
         history();
       }
       handlers[event]?.(JSON.parse(data));

