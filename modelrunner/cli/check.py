@@ -195,7 +195,7 @@ class _Checker:
 @json_option
 @with_client()
 def check(client: HttpClient, model: str, as_json: bool) -> int:
-    """Try what programs ask of a model, and for whom each failure matters.
+    """Try what programs ask of a model: tools, schemas, thinking, a full window.
 
     It holds a dozen short conversations: turns, tools, structured output, thinking, pictures, and a prompt that fills
     the window. A failure is the model's or its chat template's; the exit code is then 1.

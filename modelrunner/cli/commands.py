@@ -62,7 +62,7 @@ SECTIONS = {
         "install": ("engine_commands:install", "Install an inference engine"),
         "update": ("engine_commands:update", "Update an engine to the version that belongs to this release"),
         "uninstall": ("engine_commands:uninstall", "Remove an engine"),
-        "engines": ("engines_commands:engines", "Add engines by configuration, and test them"),
+        "engines": ("engines_commands:engines", "Add engines that are commands, or servers elsewhere, and test them"),
     },
     "Daemon": {
         "status": ("daemon_commands:status", "Show the daemon, its engines and its memory"),
@@ -73,7 +73,10 @@ SECTIONS = {
         "config": ("config_commands:config", "Show the settings, and where each is from"),
         "reload": ("configure_commands:reload", "Read the configuration file again"),
         "hosts": ("host_commands:hosts", "List the machines of the cluster, or drain one"),
-        "host": ("host_commands:host", "Serve as a host of another machine, which starts this command"),
+        "host": (
+            "host_commands:host",
+            "Serve as a host of another machine, which starts this command and gives it a key",
+        ),
         "serve": ("daemon_commands:serve", "Run the daemon in the foreground"),
         "shutdown": ("daemon_commands:shutdown", "Stop the daemon and everything that it runs"),
         "service": ("service:service", "Start the daemon with this user's session"),

@@ -528,6 +528,9 @@ def test_looking_starts_no_daemon(folders: Path, cli: Cli, command: str) -> None
     assert not (folders / "data").exists()
 
 
+ALONE = ("serve", "host", "help", "login", "logout", "engines")
+
+
 def test_every_command_that_asks_a_daemon_takes_host_and_its_help_is_told_once() -> None:
     context = click.Context(group)
     for section in SECTIONS.values():
@@ -537,7 +540,7 @@ def test_every_command_that_asks_a_daemon_takes_host_and_its_help_is_told_once()
             assert command.get_short_help_str(limit=200).removesuffix(".") == line
             is_plain_group = isinstance(command, click.Group) and not command.invoke_without_command
             for each in list(command.commands.values()) if is_plain_group else [command]:  # type: ignore[attr-defined]
-                assert (name in ("serve", "help", "login", "logout", "service", "completion", "config")) != any(
+                assert (name in (*ALONE, "service", "completion", "config")) != any(
                     "--host" in option.opts for option in each.params
                 )
 
