@@ -19,7 +19,7 @@ from modelrunner.gateway.response_store import ResponseStore
 from modelrunner.gateway.uploads import RequestUpload
 from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
-from modelrunner.keys.allowances import Allowance
+from modelrunner.keys.allowances import Allowance, network_of
 from modelrunner.keys.ring import KeyHolder
 from modelrunner.progress import LoadProgress
 from modelrunner.types import Bundle, KeepAlive, Mode
@@ -322,6 +322,12 @@ class InferenceHead(msgspec.Struct, frozen=True, gc=False):
         return self.key.key.name if self.key is not None else ""
 
 
+def client_of(head: InferenceHead, peer: str) -> str:
+    """Returns what the bodies of a request count for: its API key, else its network; "" on the Unix socket without a
+    key. `peer` is its address."""
+    return head.key_name or network_of(peer)
+
+
 class Inference(msgspec.Struct, frozen=True, gc=False):
     """An admitted request."""
 
@@ -349,6 +355,11 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     """What was dropped since it did not fit in the model's window, by name: `X-Modelrunner-Truncated`."""
     tries: int = 0
     """How often it was shortened."""
+
+    @property
+    def client(self) -> str:
+        """See `client_of`."""
+        return client_of(self.head, self.peer)
 
     @property
     def size(self) -> int:

@@ -23,6 +23,8 @@ class Limits:
     """From the first byte of a head (or from accept) to its last."""
     body_idle: float = 30.0
     """Between two pieces of a request's body."""
+    body_time: float = 600.0
+    """From the first byte of a body for a model to its last: the daemon keeps it until it is whole."""
     idle: float = 75.0
     """Of a connection between two requests."""
     write_stall: float = 60.0

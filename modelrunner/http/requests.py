@@ -184,11 +184,11 @@ class RequestBody:
         self.size += len(piece)
         return piece, rest
 
-    def deadline(self, now: float, idle: float) -> float:
+    def deadline(self, now: float, idle: float, longest: float) -> float:
         """Returns the time limit of the body, on the clock of `now`: `idle` seconds after the last piece, or earlier if
-        its average rate is too low."""
+        its average rate is too low, or if it takes `longest` seconds in all."""
         self._began = self._began or now
-        return min(now + idle, self._began + idle + self.size / _SLOWEST)
+        return min(now + idle, self._began + longest, self._began + idle + self.size / _SLOWEST)
 
 
 class _Chunks:

@@ -177,7 +177,7 @@ class AddressAllowances:
         """Returns the allowance of this address; None without limits, and for "" (the Unix socket)."""
         if not self.active or not peer:
             return None
-        address = _counted_as(peer)
+        address = network_of(peer)
         allowance = self._allowances.get(address)
         if allowance is None:
             if len(self._allowances) >= self._look_at:
@@ -193,8 +193,8 @@ def _estimate(size: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _counted_as(peer: str) -> str:
-    """Returns the address, or the network that counts as one; for an IPv4 address on an IPv6 socket, the IPv4
+def network_of(peer: str) -> str:
+    """Returns a client's address, or the network that counts as one; for an IPv4 address on an IPv6 socket, the IPv4
     address."""
     if not peer:
         return ""

@@ -187,6 +187,31 @@ async def test_structured_outputs_are_held_by_what_the_engine_has(
     assert (status, sent) == ((200, {"messages": [], **got}) if got is not None else (400, {}))
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "got"),
+    [
+        ("guided_json", {"type": "object"}, {"json_schema": {"type": "object"}}),
+        ("guided_json", '{"type": "object"}', {"json_schema": {"type": "object"}}),
+        ("guided_choice", ["yes", "no"], {"grammar": 'root ::= "yes" | "no"'}),
+        ("guided_grammar", "root ::= [0-9]", {"grammar": "root ::= [0-9]"}),
+        ("guided_regex", "a+", None),
+        ("guided_json", "{", None),
+    ],
+)
+async def test_the_earlier_names_of_structured_outputs_hold(
+    folder: Path, name: str, given: Any, got: dict[str, Any] | None
+) -> None:
+    reads = {"messages", "json_schema", "grammar"}
+    status, sent = await engine_gets(folder, CHAT, reads, messages=[], **{name: given})
+    assert (status, sent) == ((200, {"messages": [], **got}) if got is not None else (400, {}))
+
+
+async def test_the_earlier_names_become_structured_outputs_where_these_are_read(folder: Path) -> None:
+    reads = {"messages", "structured_outputs"}
+    _, sent = await engine_gets(folder, CHAT, reads, messages=[], guided_regex="a+", structured_outputs={"x": 1})
+    assert sent["structured_outputs"] == {"x": 1, "regex": "a+"}
+
+
 async def test_the_schema_of_a_json_object_holds(folder: Path) -> None:
     wanted = {"type": "json_object", "value": {"type": "object"}}
     _, sent = await engine_gets(folder, CHAT, {"messages", "response_format"}, messages=[], response_format=wanted)

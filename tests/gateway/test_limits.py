@@ -254,6 +254,34 @@ async def test_all_bodies_together(folder: Path, kind: str) -> None:
         assert (await served.ask(large)).status == 200
 
 
+async def test_one_client_leaves_room_for_the_bodies_of_others(folder: Path) -> None:
+    """Bodies that never end, of one address, against one body of the Unix socket."""
+    large = request(body={"model": "m", "x": "y" * 960})
+    async with proxy(folder, "fast", limits=only(body=1000, total_body=16_000)) as served:
+        endless = large.replace(b"Host: test", b"Host: " + served.host().encode())[:-10]
+        statuses = []
+        for _ in range(17):
+            client, before = await served.connect(tcp=True), served.pipeline.in_flight.buffered
+            answering = asyncio.ensure_future((await client.send(endless)).answer())
+            await until(lambda b=before, a=answering: a.done() or served.pipeline.in_flight.buffered > b)  # type: ignore[misc]
+            if answering.done():
+                statuses.append(answering.result().status)
+            else:
+                answering.cancel()
+        assert statuses == [503] * 9
+        assert (await served.ask(large)).status == 200
+
+
+async def test_a_body_that_comes_steadily_has_an_end(folder: Path) -> None:
+    async with proxy(folder, "fast", limits=only(body_time=0.3)) as served:
+        client = await served.connect()
+        ask = request(body={"model": "m", "x": "y" * 1000})
+        await client.send(ask[:-1000])
+        dripping = asyncio.ensure_future(drip(client, ask[-1000:], 0.01))
+        assert await client.closed() == b""
+        dripping.cancel()
+
+
 async def test_what_is_pipelined_is_not_read_without_end(folder: Path) -> None:
     gate = asyncio.Event()
 

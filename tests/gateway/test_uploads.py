@@ -109,7 +109,7 @@ async def test_a_large_body_is_never_whole_in_memory(folder: Path) -> None:
         writer.close()
 
     engine = await asyncio.start_unix_server(take, str(folder / "slow.sock"))
-    async with engine, proxy(folder, "fast", limits=only(body=1, total_body=IN_MEMORY, upload=size * 2)) as served:
+    async with engine, proxy(folder, "fast", limits=only(body=1, total_body=2 * IN_MEMORY, upload=size * 2)) as served:
         serves_sounds(served)
         served.pipeline.spool = folder
         served.runner.upstream = UpstreamPool(Endpoint(path=folder / "slow.sock"))

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from modelrunner.errors import HeadersTooLarge, MethodNotAllowed, ModelRunnerError
-from modelrunner.gateway.calls import Fields, InferenceHead
+from modelrunner.gateway.calls import Fields, InferenceHead, client_of
 from modelrunner.gateway.connection.admission import Admission, AdmittedHead
 from modelrunner.gateway.connection.decode import LARGE, Decoding
 from modelrunner.gateway.connection.handover import HandoverTransport
@@ -60,6 +60,7 @@ class ClientConnection(asyncio.Protocol):
         self._pipeline, self._admission = pipeline, admission
         self._fallback = fallback
         self.peer = ""
+        self._client = ""  # what the bodies count for
         self._data = b""
         self._admitted: AdmittedHead | None = None
         self._body: RequestBody | None = None  # an incomplete one
@@ -169,9 +170,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _drop_body(self) -> None:
         in_flight, upload = self._pipeline.in_flight, self._upload
-        in_flight.unbuffer(sum(map(len, self._pieces)))
+        in_flight.unbuffer(self._client, sum(map(len, self._pieces)))
         if upload is not None:
-            in_flight.drop(upload)
+            in_flight.drop(self._client, upload)
         self._body, self._upload, self._pieces, self._held = None, None, [], False
 
     # reading
@@ -236,12 +237,13 @@ class ClientConnection(asyncio.Protocol):
             if inference is not None:
                 if admitted.key is not None and not admitted.key.may_always_ask:
                     admitted.key.check(Scope.INFERENCE)
+                self._client = client_of(inference, self.peer)
                 if inference.route.uploads:
                     upload = RequestUpload(self._pipeline.spool, self.hold)
-                    self._pipeline.in_flight.upload(0, 0 if admitted.chunked else length, upload)
+                    self._pipeline.in_flight.upload(self._client, 0, 0 if admitted.chunked else length, upload)
                     self._upload = upload
                 else:
-                    self._pipeline.in_flight.buffer(len(body), 0 if admitted.chunked else length)
+                    self._pipeline.in_flight.buffer(self._client, len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
             ask_id, origin = self._admission.identify(data[:end])
             self._cors = cors(origin)
@@ -280,13 +282,15 @@ class ClientConnection(asyncio.Protocol):
             if admitted.inference is not None:
                 whole = body.size if body.length is None else body.length
                 if self._upload is not None:
-                    self._pipeline.in_flight.upload(len(piece), whole, self._upload)
+                    self._pipeline.in_flight.upload(self._client, len(piece), whole, self._upload)
                     self._upload.add(piece)
                 else:
-                    self._pipeline.in_flight.buffer(len(piece), whole)
+                    self._pipeline.in_flight.buffer(self._client, len(piece), whole)
                     self._pieces.append(piece)
                 if body.done and admitted.generation != self._pipeline.access.generation:
                     admitted, _ = self._admit(self._head)  # its key may have been revoked while the body came
+                    upload = self._upload
+                    self._count_for(admitted, body.size if upload is None else upload.held(upload.size))
         except ModelRunnerError as error:
             self._refuse_body(error, admitted)
             return
@@ -295,13 +299,25 @@ class ClientConnection(asyncio.Protocol):
             self._deadline = _NEVER
             self._listener.busy(self)
         else:
-            self._deadline = body.deadline(self._loop.time(), self._limits.body_idle)
+            longest = self._limits.body_time if admitted.inference is not None else _NEVER
+            self._deadline = body.deadline(self._loop.time(), self._limits.body_idle, longest)
             self._listener.idle(self)
         if isinstance(work, HandoverTransport):
             work.feed_body(piece, last=body.done)
         elif body.done and admitted.inference is not None:
             pieces, upload, self._pieces, self._upload = self._pieces, self._upload, [], None
             self._ask(admitted.inference, upload if upload is not None else b"".join(pieces))
+
+    def _count_for(self, admitted: AdmittedHead, size: int) -> None:
+        """Counts `size` bytes of the body for the client as it is now: keys may have been made or removed."""
+        assert admitted.inference is not None
+        in_flight, before, self._client = (
+            self._pipeline.in_flight,
+            self._client,
+            client_of(admitted.inference, self.peer),
+        )
+        in_flight.unbuffer(before, size)
+        in_flight.count(self._client, size)
 
     def _refuse_body(self, error: ModelRunnerError, admitted: AdmittedHead) -> None:
         if isinstance(self._work, HandoverTransport):
@@ -322,7 +338,7 @@ class ClientConnection(asyncio.Protocol):
                 body,
                 partial(pipeline.read, head, body),
                 lambda fields: self._ask(head, body, fields),
-                lambda: pipeline.in_flight.drop(body),
+                partial(pipeline.in_flight.drop, self._client, body),
             )
             return
         ask_id = head.request_id or new_request_id()
@@ -332,7 +348,7 @@ class ClientConnection(asyncio.Protocol):
             self._work = exchange = pipeline.exchange(head, body, ask_id, self, fields, peer=self.peer)
         except Exception as raised:
             error = raised if isinstance(raised, ModelRunnerError) else fault(ask_id)
-            pipeline.in_flight.drop(body)
+            pipeline.in_flight.drop(self._client, body)
             self._say_no(error, ask_id, head)
         else:
             exchange.start()

@@ -13,6 +13,7 @@ from modelrunner.gateway.dialects.bodies import JsonDialect
 from modelrunner.gateway.dialects.choices import ChoiceCounts, ChoiceEvents
 from modelrunner.gateway.dialects.completion_logprobs import CompletionEvents
 from modelrunner.gateway.dialects.dialect import WITH_ENGINE, refusal_headers, streamed
+from modelrunner.gateway.dialects.nesting import decode_with_room
 from modelrunner.gateway.dialects.normalize import LEAST_LOGPROBS
 from modelrunner.gateway.dialects.openai_answer import OpenAIAnswer
 from modelrunner.gateway.engine_request import EngineRequest
@@ -52,6 +53,9 @@ _DETOKENIZE = Call(
 )
 _COMPLETIONS = "/v1/completions"
 _GENERATING = ("/v1/chat/completions", _COMPLETIONS)
+_HELD = "structured_outputs"
+_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
+"""vLLM's earlier names for what `structured_outputs` has."""
 _SAME = {"prompt": "content", "add_special_tokens": "add_special"}
 """What vLLM's clients call what llama.cpp's call so, when they tokenize."""
 
@@ -197,25 +201,43 @@ class OpenAI(JsonDialect):
 
 
 def _hold(request: EngineRequest, read: Collection[str]) -> None:
-    """Writes what holds the answer as the engine reads it: vLLM's `structured_outputs` as llama.cpp's `json_schema` and
-    `grammar`, and the schema beside Hugging Face's `json_object` as one of OpenAI's. What has no such form stays, and
-    is refused."""
+    """Writes what holds the answer as the engine reads it: vLLM's `guided_json` and its like as `structured_outputs`,
+    these as llama.cpp's `json_schema` and `grammar`, and the schema beside Hugging Face's `json_object` as one of
+    OpenAI's. What has no such form stays, and is refused."""
     wanted = request.get("response_format") if request.has("response_format") else None
     if isinstance(wanted, dict) and wanted.get("type") in ("json", "json_object") and "value" in wanted:
         schema = {"name": "answer", "schema": wanted["value"]}
         request.set({"response_format": {"type": "json_schema", "json_schema": schema}})
-    name = "structured_outputs"
-    outputs = request.get(name) if request.has(name) and name not in read else None
-    match {key: value for key, value in outputs.items() if value is not None} if isinstance(outputs, dict) else None:
-        case {"json": dict() as held, **more} if not more and "json_schema" in read:
-            request.set({name: None, "json_schema": held})
+    guided = [name for name in _GUIDED if request.has(name) and name not in read]
+    outputs = request.get(_HELD) if request.has(_HELD) else None
+    if (not guided and _HELD in read) or not (outputs is None or isinstance(outputs, dict)):
+        return
+    held = (outputs or {}) | {_GUIDED[name]: _guiding(request, name) for name in guided}
+    held = {name: value for name, value in held.items() if value is not None}
+    gone: dict[str, Any] = dict.fromkeys((*guided, _HELD))
+    match held:
+        case _ if _HELD in read:
+            request.set(gone | {_HELD: held})
+        case {"json": dict() as schema, **more} if not more and "json_schema" in read:
+            request.set(gone | {"json_schema": schema})
         case {"json_object": True, **more} if not more and "response_format" in read:
-            request.set({name: None, "response_format": {"type": "json_object"}})
-        case {"grammar": str() as held, **more} if not more and "grammar" in read:
-            request.set({name: None, "grammar": held})
-        case {"choice": list() as held, **more} if not more and "grammar" in read and held:
-            texts = [msgspec.json.encode(str(one)).decode() for one in held]
-            request.set({name: None, "grammar": f"root ::= {' | '.join(texts)}"})
+            request.set(gone | {"response_format": {"type": "json_object"}})
+        case {"grammar": str() as grammar, **more} if not more and "grammar" in read:
+            request.set(gone | {"grammar": grammar})
+        case {"choice": list() as choices, **more} if not more and "grammar" in read and choices:
+            texts = [msgspec.json.encode(str(one)).decode() for one in choices]
+            request.set(gone | {"grammar": f"root ::= {' | '.join(texts)}"})
+
+
+def _guiding(request: EngineRequest, name: str) -> Any:
+    """Returns the value of a field of `_GUIDED`. A schema may be a text of JSON. Raises `BadRequest`."""
+    value = request.get(name)
+    if name != "guided_json" or not isinstance(value, str):
+        return value
+    try:
+        return decode_with_room(msgspec.json.decode, value.encode())
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise BadRequest("`guided_json` is a schema, or the JSON of one", param=name) from None
 
 
 def _rename(request: EngineRequest, read: Collection[str]) -> None:

@@ -122,7 +122,7 @@ class _EmbeddingBatch:
         together = msgspec.structs.replace(
             ask, head=head, counted=(), body=body, request_id=new_request_id(), arrived=perf_counter()
         )
-        self._exchanges.in_flight.buffered += len(body)
+        self._exchanges.in_flight.count(together.client, len(body))
         # Each request is recorded in its place.
         self._exchange = Exchange(self._exchanges, together, self, is_told=False)
         self._exchange.start()

@@ -24,55 +24,70 @@ class InFlight:
         """The bytes in memory of their bodies, and of those that still come."""
         self.uploaded = 0
         """The bytes of those bodies that go through files when they are large."""
+        self._of_client: dict[str, int] = {}  # `buffered` of each client that has any
         self.observers = Observers()
         """They hear of every request."""
         self.quarantine = Quarantine()
 
-    def buffer(self, size: int, whole: int) -> None:
-        """Counts `size` more bytes of a body with at least `whole` bytes. Raises `LengthRequired` for a negative
-        length, `PayloadTooLarge`, and `Unavailable` if all bodies together are too large."""
+    def buffer(self, client: str, size: int, whole: int) -> None:
+        """Counts `size` more bytes of a body with at least `whole` bytes, of a `client` (`client_of`). One client has
+        at most as much as is left for the others, but always room for one body. Raises `LengthRequired` for a negative
+        length, `PayloadTooLarge`, and `Unavailable` if the client's bodies, or all together, are too large."""
         if whole < 0:
             raise LengthRequired("the request has no body: send it with a Content-Length")
         if whole > self.limits.body:
             raise PayloadTooLarge(f"the body has {whole} bytes; body_limit allows {self.limits.body}")
-        if self.buffered + size > self.limits.total_body:
-            raise Unavailable("the requests under way have too many bytes together; try again later")
-        self.buffered += size
+        self._count_within(client, size)
 
-    def upload(self, size: int, whole: int, upload: RequestUpload) -> None:
+    def _count_within(self, client: str, size: int) -> None:
+        left = self.limits.total_body - self.buffered - size
+        if left < 0:
+            raise Unavailable("the requests under way have too many bytes together; try again later")
+        if self._of_client.get(client, 0) + size > max(self.limits.body, left):
+            raise Unavailable("your requests under way have too many bytes together; wait for answers, then try again")
+        self.count(client, size)
+
+    def upload(self, client: str, size: int, whole: int, upload: RequestUpload) -> None:
         """Counts the next `size` bytes of an upload. Otherwise does as `buffer`."""
         if whole < 0:
             raise LengthRequired("the request has no body: send it with a Content-Length")
         if whole > self.limits.upload:
             raise PayloadTooLarge(f"the body has {whole} bytes; upload_limit allows {self.limits.upload}")
         held = upload.held(upload.size + size) - upload.held(upload.size)
-        if (
-            self.buffered + held > self.limits.total_body
-            or self.uploaded + size > _UPLOADS_TOGETHER * self.limits.upload
-        ):
+        if self.uploaded + size > _UPLOADS_TOGETHER * self.limits.upload:
             raise Unavailable("the requests under way have too many bytes together; try again later")
-        self.buffered += held
+        self._count_within(client, held)
         self.uploaded += size
 
-    def unbuffer(self, size: int) -> None:
+    def count(self, client: str, size: int) -> None:
+        """Counts bytes of the daemon's own making for a client, however many there are."""
+        self.buffered += size
+        self._of_client[client] = self._of_client.get(client, 0) + size
+
+    def unbuffer(self, client: str, size: int) -> None:
         """Subtracts bytes that are not kept any more."""
         self.buffered -= size
+        left = self._of_client.get(client, 0) - size
+        if left > 0:
+            self._of_client[client] = left
+        else:
+            self._of_client.pop(client, None)
 
-    def drop(self, body: bytes | RequestUpload) -> None:
+    def drop(self, client: str, body: bytes | RequestUpload) -> None:
         """Frees a body that is not needed any more."""
         if isinstance(body, RequestUpload):
-            self.buffered -= body.held(body.size)
+            self.unbuffer(client, body.held(body.size))
             self.uploaded -= body.size
             body.close()
         else:
-            self.buffered -= len(body)
+            self.unbuffer(client, len(body))
 
     def end(self, work: UnderWay, *, is_told: bool) -> None:
         """Called once when a request is over: frees its body, and tells the allowances that count it and the
         observers, unless none `is_told`."""
         ask = work.ask
         self.running.discard(work)
-        self.drop(ask.body if ask.upload is None else ask.upload)
+        self.drop(ask.client, ask.body if ask.upload is None else ask.upload)
         if not is_told:
             return
         record = work.record()
