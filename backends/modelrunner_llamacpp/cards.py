@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from modelrunner_llamacpp import repack
+
 _MANY = 1 << 30  # bytes of a card's own memory; the share that a processor's own graphics keep aside is smaller
 
 
@@ -54,9 +56,12 @@ _PREBUILT_GLIBC = (2, 35)
 
 
 def has_prebuilt() -> bool:
-    """Returns True if the prebuilt Vulkan engine (engines.py) runs on this system."""
+    """Returns True if the prebuilt Vulkan engine (engines.py) runs on this system. It is compiled for processors with
+    AVX-512: on others it lists its devices, and ends with SIGILL once it loads a model."""
     name, version = platform.libc_ver()
     if (sys.platform, platform.machine(), name) != ("linux", "x86_64", "glibc"):
+        return False
+    if "avx512f" not in repack.features():
         return False
     return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) >= _PREBUILT_GLIBC
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 import shutil
 import sys
 import zipfile
@@ -13,7 +14,7 @@ import pytest
 from modelrunner.backend import BackendContext, BackendState, InstallProgress
 from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError
 from modelrunner.types import EngineDevice
-from modelrunner_llamacpp import LlamaCppBackend, cards, engines, install
+from modelrunner_llamacpp import LlamaCppBackend, cards, engines, install, repack
 from modelrunner_llamacpp.engines import WHEEL_VERSION, EngineKind, link
 from tests.llamacpp.test_install import make_index
 
@@ -146,6 +147,15 @@ async def test_a_variant_that_this_machine_cannot_run(
 ) -> None:
     with pytest.raises(kind, match=why):
         await a_backend(tmp_path).install(lambda step: None, variant=variant)
+
+
+@pytest.mark.parametrize("has_avx512", [True, False])
+def test_the_prebuilt_engine_for_vulkan_needs_avx512(has_avx512: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(repack, "features", lambda: {"avx2", *(["avx512f"] if has_avx512 else [])})
+    assert cards.has_prebuilt() == has_avx512
 
 
 @pytest.mark.usefixtures("nvidia")
