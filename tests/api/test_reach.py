@@ -72,6 +72,7 @@ NAMES_NO_MODEL = """
     POST /v1/responses/compact
     POST /v1/responses/{id}/cancel
     GET /v1/responses/{id}/input_items
+    DELETE /v1/streams/{id}
     GET /v1/tools
     GET /version
 """
