@@ -43,7 +43,7 @@ from modelrunner.batches.worker import BatchWorker
 from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
-from modelrunner.daemon import instance, logs
+from modelrunner.daemon import instance, logs, shapes
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.handedover import handed_over
@@ -147,6 +147,7 @@ def _members(settings: Settings, parts: Parts) -> "Members | None":
         return None
     from modelrunner.cluster.members import Members  # only here: a machine alone pays nothing for it
 
+    shapes.prime()
     table = settings.cluster
     return Members(parts.scheduler, parts.registry, parts.store, table.ray_address, table.label)
 
