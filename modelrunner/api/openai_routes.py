@@ -13,7 +13,6 @@ from modelrunner.store import StoredModel
 
 _NOT_OFFERED = {
     "moderations": "no engine here moderates: ask a chat model that was made for it, such as Llama Guard",
-    "audio/speech": "no engine here speaks",
     **dict.fromkeys(
         ("images/generations", "images/edits", "images/variations"),
         "no engine here draws: a chat model with vision reads images",

@@ -24,7 +24,6 @@ NAMES_NO_MODEL = """
     POST /api/blobs/{digest}
     GET /engines/df
     GET /engines/requests/{id}
-    POST /engines/v1/audio/speech
     GET /engines/v1/batches
     POST /engines/v1/batches
     GET /engines/v1/batches/{id}
@@ -51,7 +50,6 @@ NAMES_NO_MODEL = """
     POST /models/prune
     GET /models/search
     GET /pulls
-    POST /v1/audio/speech
     GET /v1/batches
     POST /v1/batches
     GET /v1/batches/{id}

@@ -24,7 +24,6 @@ TABLE = {
         POST /api/show
         GET /api/tags
         GET /api/version
-        POST /engines/v1/audio/speech
         GET /engines/v1/batches
         POST /engines/v1/batches
         GET /engines/v1/batches/{id}
@@ -53,7 +52,6 @@ TABLE = {
         GET /models/{ref}
         GET /models/{ref}/fit
         GET /models/{ref}/show
-        POST /v1/audio/speech
         GET /v1/batches
         POST /v1/batches
         GET /v1/batches/{id}

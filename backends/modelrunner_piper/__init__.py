@@ -1,0 +1,5 @@
+"""Speaks texts, with voices of Piper."""
+
+from modelrunner_piper.backend import PiperBackend
+
+__all__ = ["PiperBackend"]

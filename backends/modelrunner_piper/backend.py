@@ -1,0 +1,114 @@
+"""The backend of Piper's voices: piper-tts behind a small HTTP server of ours."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn
+
+from modelrunner.sdk import (
+    ApiShape,
+    BadRequest,
+    Bundle,
+    EndpointApi,
+    EngineApi,
+    Launch,
+    Mode,
+    ModelFormat,
+    ModelRunnerError,
+    Permissions,
+    RequiredMemory,
+    RunSpec,
+    ServiceCall,
+    run,
+    scrubbed_environment,
+)
+from modelrunner.sdk.diagnosis import Cause, Diagnosis
+from modelrunner.sdk.packages import PackagesBackend, interpreter
+from modelrunner_piper.model import FORMAT, PIPER
+
+SPEECH = Mode("speech")
+_PATH = "/v1/audio/speech"
+_INSIDE = Path(__file__).with_name("inside")
+_PROCESS = 100 << 20
+"""Bytes of the interpreter with its libraries."""
+_SEQUENCE = 320 << 20
+"""Bytes of the work on the longest piece of a text."""
+_DIAGNOSIS = Diagnosis(
+    [
+        Cause(r"No module named '([^']*)'|error while loading shared libraries: (\S+?):",
+              "the engine's environment is incomplete ({0}): install it again with `modelrunner install piper`"),
+        Cause(r"std::bad_alloc|MemoryError|Cannot allocate memory",
+              "there is not enough memory for the voice: stop other models first", memory=True),
+        Cause(r"InvalidProtobuf|InvalidGraph|Protobuf parsing failed",
+              "the voice's files are damaged: remove the model and pull it again"),
+    ],
+    [("loading the voice", "loading weights")],
+)  # fmt: skip
+
+
+class PiperBackend(PackagesBackend):
+    name: ClassVar[str] = "piper"
+    title = "piper-tts"
+    packages_version = "1.8.0"
+    lock = Path(__file__).with_name("locks") / "piper.lock"
+    module = "piper, av, starlette.applications, uvicorn"
+    disk_needed = 600 << 20
+    formats: ClassVar[frozenset[ModelFormat]] = frozenset({PIPER})
+    modes: ClassVar[frozenset[Mode]] = frozenset({SPEECH})
+    file_formats = (FORMAT,)
+    calls = MappingProxyType(
+        {_PATH: ServiceCall(SPEECH, ApiShape.SPEECH, "Speaks a text; the sound comes as it is made.")}
+    )
+
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        environment = self.environment()
+        settings = {
+            "voice": str(spec.bundle.model_file),
+            "socket": str(launch.endpoint.path),
+            "sequences": spec.parallel,
+            "threads": min(_processors(), 4),
+        }
+        variables = {"PYTHONNOUSERSITE": "1", "MODELRUNNER_PIPER": json.dumps(settings)}
+        await run(
+            [str(interpreter(environment)), str(_INSIDE / "modelrunner_speak.py")],
+            env=scrubbed_environment() | variables | dict(spec.environment),
+            options=launch.process,
+            permissions=Permissions(reads=(environment, _INSIDE)),
+        )
+
+    def api(self, spec: RunSpec) -> EngineApi:
+        return EngineApi({_PATH: EndpointApi(ApiShape.SPEECH)}, metrics=None, settled="/settled")
+
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        return RequiredMemory(_PROCESS + spec.bundle.size) + self.growth(spec)
+
+    def growth(self, spec: RunSpec) -> RequiredMemory:
+        return RequiredMemory(spec.parallel * _SEQUENCE)
+
+    def default_context_size(self, bundle: Bundle) -> int:
+        """Returns the characters of the longest text."""
+        return 4096
+
+    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
+        """Returns two, so that a long text does not keep a short one waiting."""
+        return 2
+
+    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """Keeps the name of the field that is at fault."""
+        param = fields.get("param")
+        return BadRequest(message, param=param if isinstance(param, str) else None) if status == 400 else None
+
+    def progress(self, line: str) -> str | None:
+        return _DIAGNOSIS.stage(line)
+
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        return _DIAGNOSIS.explain(tail, quotes)
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        return _DIAGNOSIS.ran_out_of_memory(tail)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
