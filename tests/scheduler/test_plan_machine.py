@@ -483,7 +483,7 @@ class PlanMachine(RuleBasedStateMachine):
         wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
         if len(wanting) != 1 or self.closing or NAMES[wanting[0]].startswith("mapped"):
             return
-        if any(s.key.model_id == "mapped" and s.phase in (Phase.DRAINING, Phase.STOPPING) for s in self.slots.values()):
+        if any(s.key.files == "mapped" and s.phase in (Phase.DRAINING, Phase.STOPPING) for s in self.slots.values()):
             return  # what its end gives depends on who else maps its files: seen once it is gone
         [where] = wanting
         mine = [w for w in self.waiting.values() if w.where == where]
@@ -499,7 +499,7 @@ class PlanMachine(RuleBasedStateMachine):
         patience = POLICY.patience
         waiting = [w for w in self.waiting.values() if w.where == slot.key]
         urgent = any(not w.batch or self.is_aged(w) for w in waiting)
-        if slot.pinned or slot.key.model_id == "mapped":
+        if slot.pinned or slot.key.files == "mapped":
             return True
         if slot.phase is Phase.STARTING:
             return urgent
@@ -529,7 +529,7 @@ def held(slots: Iterable[Slot]) -> RequiredMemory:
     own, shared = RequiredMemory(0), dict[str, int]()
     for slot in slots:
         own += replace(slot.memory, ram=slot.memory.ram - slot.memory.shared)
-        shared[slot.key.model_id] = max(slot.memory.shared, shared.get(slot.key.model_id, 0))
+        shared[slot.key.files] = max(slot.memory.shared, shared.get(slot.key.files, 0))
     return own + RequiredMemory(sum(shared.values()))
 
 
