@@ -38,8 +38,8 @@ class Residency:
         return self._of(model)
 
     async def pause(self, reference: str) -> ModelResidency:
-        """Unloads the model and the presets of it, and lets their requests wait until `resume`. Returns when the runners are gone, or after the
-        time limit of a drain."""
+        """Unloads the model and the presets of it, and lets their requests wait until `resume`. Returns when the
+        runners are gone, or after the time limit of a drain."""
         model = self._whole(reference)
         bundle = await asyncio.to_thread(self._store.bundle, model.id)
         await asyncio.shield(asyncio.ensure_future(self._scheduler.pause(bundle.files_id)))

@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 
 class Reconciler:
     """Called only from the event loop's thread. `Scheduler` reads `slots` and `queues`; they are changed here. `stuck`
-    is true if the last plan could not be made or carried out. `load_seconds` has the duration of each key's last load, `failed` the IDs of the
-    models that the last runner of a key served which ended by itself.
-    `unasked` is described at `Scheduler`."""
+    is true if the last plan could not be made or carried out. `load_seconds` has the duration of each key's last load,
+    `failed` the IDs of the models that the last runner of a key served which ended by itself. `unasked` is described at
+    `Scheduler`."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class Reconciler:
         prefix: int | None = None,
         asked: Target | None = None,
     ) -> Ticket:
-        """Puts a request, for the model of `asked` (default: the target's), at the end of the target's queue; one that is asked again after its lease was `broken` goes
-        to its place by the time that it has waited in all."""
+        """Puts a request, for the model of `asked` (default: the target's), at the end of the target's queue; one that
+        is asked again after its lease was `broken` goes to its place by the time that it has waited in all."""
         queue, since, crashes = self.open_queue(target), self.time(), 0
         if broken is not None:
             since, crashes = since - broken.waited, broken.crashes + 1

@@ -91,7 +91,7 @@ class Cluster:
             add_model(parts.store, name, seed=len(names))
         bundle = parts.store.bundle(name)
         key = RunnerKey("fake", bundle.model_id, Mode.COMPLETION)
-        spec, api = parts.specs.make(self.head.backend, bundle, ModelConfiguration(), key)
+        spec, api = parts.specs.make(self.head.backend, bundle, ModelConfiguration(), key.mode)
         return Target(key, spec, KeepAlive(300), api=api)
 
     async def lease(self, name: str = "smol") -> Lease:

@@ -17,7 +17,7 @@ def _preset(name: str, revision: int = 0) -> Target:
 
 @virtual
 async def test_presets_share_a_runner_and_keep_their_names() -> None:
-    world = World(10, {"a": Engine(6)})
+    world = World(10, {"a": Engine(6), "b": Engine(6)})
     scheduler = world.scheduler()
     for _ in range(10):
         for asked in (target("a"), _preset("b")):
@@ -32,7 +32,7 @@ async def test_presets_share_a_runner_and_keep_their_names() -> None:
 
 @virtual
 async def test_a_preset_that_starts_its_engine_otherwise_has_its_own() -> None:
-    world = World(20, {"a": Engine(6)})
+    world = World(20, {"a": Engine(6), "b": Engine(6)})
     scheduler = world.scheduler()
     with await scheduler.acquire(target("a")) as one, await scheduler.acquire(_preset("b", revision=7)) as other:
         assert one.runner is not other.runner
@@ -41,7 +41,7 @@ async def test_a_preset_that_starts_its_engine_otherwise_has_its_own() -> None:
 
 @virtual
 async def test_a_pin_of_one_preset_keeps_the_runner() -> None:
-    world = World(10, {"a": Engine(6)})
+    world = World(10, {"a": Engine(6), "b": Engine(6)})
     scheduler = world.scheduler()
     (await scheduler.acquire(target("a"))).release()
     (await scheduler.acquire(_preset("b"))).release()
@@ -54,7 +54,7 @@ async def test_a_pin_of_one_preset_keeps_the_runner() -> None:
 
 @virtual
 async def test_only_the_preset_that_is_asked_is_in_use() -> None:
-    world = World(10, {"a": Engine(6)})
+    world = World(10, {"a": Engine(6), "b": Engine(6)})
     scheduler = world.scheduler()
     (await scheduler.acquire(_preset("b"))).release()
     with await scheduler.acquire(target("a")):
