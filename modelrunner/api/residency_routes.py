@@ -54,5 +54,5 @@ class ResidencyRoutes:
     @documented(wire.ModelState, body=wire.ModelName)
     async def resume(self, request: web.Request) -> web.Response:
         """Ends a pause."""
-        residency = await self._residency.resume((await read_json(request, wire.ModelName)).model)
+        residency = self._residency.resume((await read_json(request, wire.ModelName)).model)
         return json_response(wireforms.model_state(residency, "answers again: its next request loads it"))

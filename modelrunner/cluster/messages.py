@@ -40,7 +40,7 @@ class RunnerOrder(msgspec.Struct, frozen=True):
     gave it."""
 
     backend: str
-    files: str
+    model_id: str
     mode: str
     revision: int
     number: int

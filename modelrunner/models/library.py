@@ -394,7 +394,6 @@ class Library:
         if name is None or len(model.tags) <= 1:
             if not force and self._scheduler.uses(model.id):
                 raise Conflict(f"{reference} is answering a request: wait, or remove it with force", param="model")
-            self._scheduler.forget(model.id)
             await self._scheduler.unload(model_ids=[model.id])  # drains
             if force:
                 await self._scheduler.unload(model_ids=[model.id], force=True)
@@ -404,7 +403,7 @@ class Library:
         )
         if removed.deleted:
             await self._forget(model)
-            self._scheduler.forget(model.id)
+            self._scheduler.resume(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
             await asyncio.to_thread(self._registry.forget, model.id)
             for backend in self._registry:

@@ -38,18 +38,16 @@ class Residency:
         return self._of(model)
 
     async def pause(self, reference: str) -> ModelResidency:
-        """Unloads the model and the presets of it, and lets their requests wait until `resume`. Returns when the
-        runners are gone, or after the time limit of a drain."""
+        """Unloads the model, and lets its requests wait until `resume`. Returns when the runners are gone, or after the
+        time limit of a drain."""
         model = self._whole(reference)
-        bundle = await asyncio.to_thread(self._store.bundle, model.id)
-        await asyncio.shield(asyncio.ensure_future(self._scheduler.pause(bundle.files_id)))
+        await asyncio.shield(asyncio.ensure_future(self._scheduler.pause(model.id)))
         return self._of(model)
 
-    async def resume(self, reference: str) -> ModelResidency:
-        """Lets a paused model answer again, and the presets of it."""
+    def resume(self, reference: str) -> ModelResidency:
+        """Lets a paused model answer again."""
         model = self._whole(reference)
-        bundle = await asyncio.to_thread(self._store.bundle, model.id)
-        self._scheduler.resume(bundle.files_id)
+        self._scheduler.resume(model.id)
         return self._of(model)
 
     async def unload(
@@ -79,5 +77,5 @@ class Residency:
         return self._store.whole(reference)[0]
 
     def _of(self, model: StoredModel) -> ModelResidency:
-        states = (runner.state for runner in self._scheduler.runners() if model.id in runner.models)
+        states = (runner.state for runner in self._scheduler.runners() if runner.model_id == model.id)
         return ModelResidency(model, next(states, None))

@@ -41,12 +41,7 @@ class Diagnostics:
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
         context = why.ExplainContext(self._names(), stage, variant, self._load_left(target.key))
         answer = why.explain(self._reconciler.state(), group, context, self._clock())
-        runner = slot.runner.id if slot else None  # which may have been started for another preset
-        concerned = [
-            e
-            for e in self._events.recent()
-            if target.name in (e.model, e.details.get("room_for")) or e.runner == runner
-        ]
+        concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
         return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))
 
     def absent(self, model: str, state: Standing, waiting_for: Obstacle, reason: str) -> Explanation:
@@ -71,7 +66,7 @@ class Diagnostics:
         reconciler = self._reconciler
         key = reconciler.slots.standing(target).key
         slot, queue = reconciler.slots.first(key), reconciler.queues.get(key)
-        if key.files in reconciler.paused:
+        if key.model_id in reconciler.paused:
             stage = "paused"
         elif slot is not None:
             stage = slot.runner.stage or slot.phase
@@ -92,10 +87,9 @@ class Diagnostics:
         `names` (ID to name)."""
         now, reconciler = self._clock(), self._reconciler
         return {
-            model_id: failures.backing_off(Group(key, (), (), names[model_id]), failure, now).message
+            key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
             for (key, _), failure in reconciler.state().failures.items()
-            for model_id in reconciler.failed.get(key, ())
-            if model_id in names and not reconciler.slots.of(key) and not failure.waits and now < failure.until
+            if key.model_id in names and not reconciler.slots.of(key) and not failure.waits and now < failure.until
         }
 
     async def trouble(self) -> str:

@@ -144,7 +144,6 @@ class Bundles:
             brings_code=reader.brings_code(files),
             adapters=adapters.among(files),
             defaults=_defaults(entry.config_data, trained),
-            digest=_digest(contents),
         )
 
 
@@ -161,11 +160,6 @@ def _defaults(config: bytes, trained: int | None) -> ModelDefaults | None:
     if found.context_size is None and type(asked) is int and 0 < asked < (trained or sys.maxsize):
         found = msgspec.structs.replace(found, context_size=asked)
     return found if found != NO_DEFAULTS else None
-
-
-def _digest(contents: Contents) -> str:
-    named = [(name, str(file.digest)) for name, file in contents.files.items()]
-    return "sha256:" + hashlib.sha256(msgspec.json.encode(named)).hexdigest()
 
 
 def _clear(path: Path) -> None:

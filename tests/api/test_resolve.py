@@ -182,4 +182,4 @@ async def test_a_change_during_the_resolving_is_not_missed(world: World, prepare
         await world.resolve.prepare("fake", "smol", Mode.COMPLETION)
     else:
         world.resolve("fake", "smol", Mode.COMPLETION)
-    assert world.resolve("fake", "smol", Mode.COMPLETION).key.files == world.store.get("smol").id != old.id
+    assert world.resolve("fake", "smol", Mode.COMPLETION).key.model_id == world.store.get("smol").id != old.id

@@ -88,7 +88,7 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     assert made.scheduler.runners()[0].pinned
     assert (await made.residency.pause("mine")).state is None
     assert (await made.explainer.why("mine")).waiting_for == "resume"
-    await made.residency.resume("mine")
+    made.residency.resume("mine")
     assert (await made.disk.usage()).store.models[0].size == model.size
 
     assert await made.library.remove("mine") == RemoveResult(("mine",))
