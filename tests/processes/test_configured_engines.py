@@ -100,7 +100,7 @@ def upload(daemon: Daemon, path: str, model: bytes) -> Any:
 
 def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: MakeDaemon, server: Path) -> None:
     running = daemon(f"""
-        [engines.whisper]
+        [engines.listener]
         command = {words(PYTHON, server, "{port}", "{name}", "{threads}", "{context}")}
         models = [{{ name = "whisper-base", capabilities = ["transcription"], size = "142MB" }}]
         endpoints = {{ "/v1/audio/transcriptions" = "transcription" }}
@@ -124,7 +124,7 @@ def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: Ma
     assert runners == {"whisper-base": "transcription", "tiny-sd": "image-generation"}
     listed = {model["id"] for model in running.get("/v1/models").json()["data"]}
     assert listed == {"whisper-base", "tiny-sd"}
-    assert running.get("/engines/status").json()["whisper"] == f"Running: whisper at {PYTHON}"
+    assert running.get("/engines/status").json()["listener"] == f"Running: listener at {PYTHON}"
 
 
 def test_models_of_the_store_go_to_a_configured_engine(daemon: MakeDaemon, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_model_of_an_engine_has_settings_of_its_own_and_is_loaded_at_the_start
     daemon: MakeDaemon, server: Path
 ) -> None:
     running = daemon(f"""
-        [engines.whisper]
+        [engines.listener]
         command = {words(PYTHON, server, "{port}", "{name}")}
         models = ["Whisper:Base"]
         endpoints = {{ "/v1/audio/transcriptions" = "transcription" }}
