@@ -24,6 +24,7 @@ import standin
 
 from modelrunner.config.locations import Locations
 from modelrunner.pull import Puller
+from modelrunner.pull.file import LocalFiles
 from modelrunner.store import Store
 from modelrunner_llamacpp.build import fetch_source
 from modelrunner_llamacpp.engines import SOURCE_TREE, SOURCE_VERSION
@@ -104,7 +105,7 @@ def _models(place: Path) -> Path:
     )
     store = Store(data)
     standin.write(place / "small.gguf", store.bundle(SMOLLM2).model_file)
-    asyncio.run(Puller(store).pull((place / "small.gguf").as_uri(), ignore, name=standin.NAME))
+    asyncio.run(Puller(store).pull(LocalFiles(place / "small.gguf"), ignore, name=standin.NAME))
     return data
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from modelrunner.config.locations import Locations
 from modelrunner.progress import WorkProgress
 from modelrunner.pull import Puller
+from modelrunner.pull.file import LocalFiles
 from modelrunner.store import Store
 from tests.models import bert, llama, tiny
 
@@ -54,7 +55,7 @@ async def _make(store: Store) -> None:
         await puller.pull(text, ignore)
     with tempfile.TemporaryDirectory() as place:
         for name, path in _convert(store, Path(place)).items():
-            await puller.pull(path.as_uri(), ignore, name=name)
+            await puller.pull(LocalFiles(path), ignore, name=name)
 
 
 async def _make_whisper(store: Store) -> None:
