@@ -2,21 +2,18 @@
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from modelrunner.sdk import (
     ApiShape,
-    BadRequest,
     Bundle,
     EndpointApi,
     EngineApi,
     Launch,
     Mode,
     ModelFormat,
-    ModelRunnerError,
     Permissions,
     RequiredMemory,
     RunSpec,
@@ -24,8 +21,8 @@ from modelrunner.sdk import (
     run,
     scrubbed_environment,
 )
-from modelrunner.sdk.diagnosis import Cause, Diagnosis
-from modelrunner.sdk.packages import PackagesBackend, interpreter
+from modelrunner.sdk.diagnosis import Cause
+from modelrunner.sdk.packages import PackagesBackend, diagnosis, interpreter
 from modelrunner_piper.model import FORMAT, PIPER
 
 SPEECH = Mode("speech")
@@ -35,17 +32,6 @@ _PROCESS = 100 << 20
 """Bytes of the interpreter with its libraries."""
 _SEQUENCE = 320 << 20
 """Bytes of the work on the longest piece of a text."""
-_DIAGNOSIS = Diagnosis(
-    [
-        Cause(r"No module named '([^']*)'|error while loading shared libraries: (\S+?):",
-              "the engine's environment is incomplete ({0}): install it again with `modelrunner install piper`"),
-        Cause(r"std::bad_alloc|MemoryError|Cannot allocate memory",
-              "there is not enough memory for the voice: stop other models first", memory=True),
-        Cause(r"InvalidProtobuf|InvalidGraph|Protobuf parsing failed",
-              "the voice's files are damaged: remove the model and pull it again"),
-    ],
-    [("loading the voice", "loading weights")],
-)  # fmt: skip
 
 
 class PiperBackend(PackagesBackend):
@@ -55,6 +41,12 @@ class PiperBackend(PackagesBackend):
     lock = Path(__file__).with_name("locks") / "piper.lock"
     module = "piper, av, starlette.applications, uvicorn"
     disk_needed = 600 << 20
+    diagnosis = diagnosis(
+        "piper", "voice",
+        Cause(r"InvalidProtobuf|InvalidGraph|Protobuf parsing failed",
+              "the voice's files are damaged: remove the model and pull it again"),
+        stages=[("loading the voice", "loading weights")],
+    )  # fmt: skip
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({PIPER})
     modes: ClassVar[frozenset[Mode]] = frozenset({SPEECH})
     file_formats = (FORMAT,)
@@ -94,20 +86,6 @@ class PiperBackend(PackagesBackend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         """Returns two, so that a long text does not keep a short one waiting."""
         return 2
-
-    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-        """Keeps the name of the field that is at fault."""
-        param = fields.get("param")
-        return BadRequest(message, param=param if isinstance(param, str) else None) if status == 400 else None
-
-    def progress(self, line: str) -> str | None:
-        return _DIAGNOSIS.stage(line)
-
-    def explain(self, tail: str, quotes: bool) -> str | None:
-        return _DIAGNOSIS.explain(tail, quotes)
-
-    def ran_out_of_memory(self, tail: str) -> bool:
-        return _DIAGNOSIS.ran_out_of_memory(tail)
 
 
 def _processors() -> int:

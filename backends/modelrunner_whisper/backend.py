@@ -4,24 +4,21 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from modelrunner.sdk import (
     ApiShape,
     BackendContext,
     BackendUnavailable,
-    BadRequest,
     Bundle,
     EndpointApi,
     EngineApi,
     Launch,
     Mode,
     ModelFormat,
-    ModelRunnerError,
     Permissions,
     RequiredMemory,
     RunSpec,
@@ -29,9 +26,9 @@ from modelrunner.sdk import (
     run,
     scrubbed_environment,
 )
-from modelrunner.sdk.packages import PackagesBackend, interpreter
+from modelrunner.sdk.diagnosis import Cause
+from modelrunner.sdk.packages import PackagesBackend, diagnosis, interpreter
 from modelrunner_whisper import memory
-from modelrunner_whisper.errors import DIAGNOSIS
 from modelrunner_whisper.model import CTRANSLATE2, FORMAT
 from modelrunner_whisper.options import WhisperOptions
 
@@ -52,6 +49,12 @@ class WhisperBackend(PackagesBackend):
     lock = Path(__file__).with_name("locks") / "whisper.lock"
     module = "faster_whisper, starlette.applications, uvicorn, python_multipart"
     disk_needed = 700 << 20  # the environment took 416 MiB; the rest is room for the wheels
+    diagnosis = diagnosis(
+        "whisper", "model",
+        Cause(r"Unsupported model binary version|Unable to open file|Entry not found",
+              "the model's files are damaged or of another release of CTranslate2: remove the model and pull it again"),
+        stages=[("importing", "importing"), ("loading the model", "loading weights")],
+    )  # fmt: skip
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({CTRANSLATE2})
     modes: ClassVar[frozenset[Mode]] = frozenset({TRANSCRIPTION})
     file_formats = (FORMAT,)
@@ -116,20 +119,6 @@ class WhisperBackend(PackagesBackend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         """Returns two sequences at least, so that a long file does not keep a short one waiting."""
         return min(max(2, _processors() // 4), 8)
-
-    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
-        """Keeps the name of the part of the form that is at fault."""
-        param = fields.get("param")
-        return BadRequest(message, param=param if isinstance(param, str) else None) if status == 400 else None
-
-    def progress(self, line: str) -> str | None:
-        return DIAGNOSIS.stage(line)
-
-    def explain(self, tail: str, quotes: bool) -> str | None:
-        return DIAGNOSIS.explain(tail, quotes)
-
-    def ran_out_of_memory(self, tail: str) -> bool:
-        return DIAGNOSIS.ran_out_of_memory(tail)
 
 
 def _processors() -> int:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,8 +26,9 @@ from modelrunner.backend import (
     InstallProgress,
     ProgressCallback,
 )
-from modelrunner.errors import BackendUnavailable, BadRequest
+from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError
 from modelrunner.sdk import enginecache, programs
+from modelrunner.sdk.diagnosis import Cause, Diagnosis
 
 _REQUIREMENT = re.compile(r"^[a-z0-9][a-z0-9._-]*==", re.IGNORECASE | re.MULTILINE)
 _PARTS = ".wheels"
@@ -124,6 +125,21 @@ class PackagesSettings(BaseModel):
     python: Path | None = None
 
 
+def diagnosis(engine: str, kind: str, *causes: Cause, stages: Sequence[tuple[str, str]]) -> Diagnosis:
+    """Returns the explanations of the log of the backend `engine`: an incomplete environment, too little memory for a
+    `kind` of model, and these further causes."""
+    return Diagnosis(
+        [
+            Cause(r"No module named '([^']*)'|error while loading shared libraries: (\S+?):",
+                  f"its environment is incomplete ({{0}}): install it again with `modelrunner install {engine}`"),
+            Cause(r"std::bad_alloc|MemoryError|Cannot allocate memory",
+                  f"there is not enough memory for the {kind}: stop other models first", memory=True),
+            *causes,
+        ],
+        stages,
+    )  # fmt: skip
+
+
 class PackagesBackend(Backend):
     """A backend whose engine is the packages of one lock, for every machine."""
 
@@ -136,6 +152,8 @@ class PackagesBackend(Backend):
     """What must be importable in the environment."""
     disk_needed: ClassVar[int]
     """Bytes during the installation: the environment, and the wheels that it is made of."""
+    diagnosis: ClassVar[Diagnosis]
+    """Explains the engine's log."""
     settings_model = PackagesSettings
     settings: PackagesSettings
 
@@ -184,6 +202,20 @@ class PackagesBackend(Backend):
     async def disk_usage(self) -> int:
         folder = self._link.resolve()
         return await asyncio.to_thread(enginecache.disk_usage, [folder]) if folder.exists() else 0
+
+    def progress(self, line: str) -> str | None:
+        return self.diagnosis.stage(line)
+
+    def explain(self, tail: str, quotes: bool) -> str | None:
+        return self.diagnosis.explain(tail, quotes)
+
+    def ran_out_of_memory(self, tail: str) -> bool:
+        return self.diagnosis.ran_out_of_memory(tail)
+
+    def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
+        """Returns the error of a 400, with the name of the field or part that is at fault."""
+        param = fields.get("param")
+        return BadRequest(message, param=param if isinstance(param, str) else None) if status == 400 else None
 
     def environment(self) -> Path:
         """Returns the folder of the installed environment, without links: an update may change the link before a
