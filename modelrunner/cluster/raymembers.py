@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 _LOOK = 1.0  # seconds between two looks at the nodes
+_AGAIN = 60.0  # seconds until a node on which no host came up is tried again
 _PATIENCE = 10.0  # seconds in which an actor must answer
 _KEY = "MODELRUNNER_HOST_KEY"
 
@@ -64,13 +65,14 @@ def main(address: str, label: str = "") -> None:
     actors: dict[str, Any] = {}
     starts: dict[str, Any] = {}  # those whose host has not said its port yet
     nodes: dict[str, dict[str, Any]] = {}
+    failed: dict[str, float] = {}  # when a node on which no host came up is tried again
     name, _, value = label.partition("=")
     while True:
         for node in ray.nodes():
             id, labels = node["NodeID"], node.get("Labels") or {}
             if id == mine or (label and labels.get(name) != value):
                 continue
-            if node["Alive"] and id not in actors:
+            if node["Alive"] and id not in actors and time.monotonic() >= failed.get(id, 0.0):
                 nodes[id] = node
                 actors[id] = make.options(scheduling_strategy=at_node(id, soft=False)).remote()
                 starts[id] = actors[id].start.remote(node["NodeManagerAddress"], os.environ[_KEY])
@@ -79,13 +81,16 @@ def main(address: str, label: str = "") -> None:
         for id in [id for id, start in starts.items() if ray.wait([start], timeout=0)[0]]:
             try:
                 told = ray.get(starts.pop(id))
-            except Exception as error:
+            except Exception as error:  # Ray raises what the actor does, and errors of its own
                 told = {"problem": f"no host can be started there: {' '.join(str(error).split())[:300]}"}
+            if "problem" in told:
+                ray.kill(actors.pop(id))
+                failed[id] = time.monotonic() + _AGAIN
             say(node=id, name=_name(nodes[id], id), **told)
         for id in [id for id in actors if id not in starts]:
             try:
                 there = ray.get(actors[id].is_there.remote(), timeout=_PATIENCE)
-            except Exception:
+            except Exception:  # the actor, its node or Ray is gone: Ray has an error for each
                 there = False
             if not there:
                 _leave(ray, id, actors, starts, nodes)
