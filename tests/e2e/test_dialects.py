@@ -75,7 +75,7 @@ def test_fields_that_llama_cpp_does_not_read(daemon: Daemon) -> None:
     asked = {"model": SMOLLM2, "messages": user("x"), "max_tokens": 1}
     answer = daemon.post(CHAT, asked | {"user": "kim", "repetition_penalty": 1.1, "mirostat": 2, "seed": 1})
     assert (answer.status_code, answer.headers["x-modelrunner-ignored"]) == (200, "user, repetition_penalty")
-    for name, value in (("guided_json", {"type": "object"}), ("modalities", ["text", "audio"])):
+    for name, value in (("guided_regex", "[a-z]+"), ("modalities", ["text", "audio"])):
         refused = daemon.post(CHAT, asked | {name: value})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
     refused = daemon.post("/v1/completions", {"model": SMOLLM2, "prompt": "x", "suffix": "y"})
