@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from modelrunner import __version__
 from modelrunner.scheduler import RunnerView, Scheduler
+from modelrunner.scheduler.devices import Device
 from modelrunner.telemetry import engines
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.types import RequiredMemory
@@ -70,6 +71,7 @@ class Exposition:
             for device, size in _by_device(sizes):
                 devices.add_metric((device, figure), size)
         yield devices
+        yield from _devices(self._scheduler.devices())
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         yield from registry.collect()
@@ -113,6 +115,26 @@ def _runners(runners: list[RunnerView]) -> Iterator[Metric]:
                     memory.add_metric((*key, device, figure), size)
     yield leases
     yield memory
+
+
+def _devices(seen: Iterable[Device]) -> Iterator[Metric]:
+    """Yields what drivers and engines say of each device; a figure that they do not tell is left out."""
+    labels = ("device", "name")
+    works = GaugeMetricFamily("modelrunner_device_up", "1 for a device that works, else 0", labels=labels)
+    total = GaugeMetricFamily("modelrunner_device_total_bytes", "Memory of a device", labels=labels)
+    free = GaugeMetricFamily("modelrunner_device_free_bytes", "Memory of a device that nobody holds", labels=labels)
+    busy = GaugeMetricFamily("modelrunner_device_utilization_ratio", "How busy a device is, 0 to 1", labels=labels)
+    warm = GaugeMetricFamily("modelrunner_device_temperature_celsius", "How warm a device is", labels=labels)
+    for number, device in enumerate(seen):
+        key = f"gpu{number}", device.name
+        works.add_metric(key, not device.fault)
+        total.add_metric(key, device.total)
+        free.add_metric(key, device.free)
+        if device.utilization is not None:
+            busy.add_metric(key, device.utilization / 100)
+        if device.temperature is not None:
+            warm.add_metric(key, device.temperature)
+    yield from (works, total, free, busy, warm)
 
 
 def _by_device(memory: RequiredMemory) -> Iterator[tuple[str, int]]:

@@ -14,7 +14,9 @@ from modelrunner.errors import RequestNotFound
 from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
+from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import Phase
+from modelrunner.telemetry import exposition
 from modelrunner.telemetry.engines import EngineMetrics, fetch, merged
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.telemetry import Telemetry
@@ -112,3 +114,21 @@ async def test_requests_are_chosen_by_model_and_status(tmp_path: Path) -> None:
     assert ids(RequestFilter(), 1) == ["c"]
     with pytest.raises(RequestNotFound):
         requests.telemetry.cancel("a")
+
+
+def test_each_device_is_told_as_far_as_its_driver_tells() -> None:
+    sound = Device(24, 20, name="NVIDIA A30", utilization=7, temperature=61)
+    lost = Device(0, 0, name="Vulkan", fault="it does not answer")
+    told = {
+        (s.name, s.labels["device"]): s.value for family in exposition._devices([sound, lost]) for s in family.samples
+    }
+    assert told == {
+        ("modelrunner_device_up", "gpu0"): 1,
+        ("modelrunner_device_up", "gpu1"): 0,
+        ("modelrunner_device_total_bytes", "gpu0"): 24,
+        ("modelrunner_device_total_bytes", "gpu1"): 0,
+        ("modelrunner_device_free_bytes", "gpu0"): 20,
+        ("modelrunner_device_free_bytes", "gpu1"): 0,
+        ("modelrunner_device_utilization_ratio", "gpu0"): 0.07,
+        ("modelrunner_device_temperature_celsius", "gpu0"): 61,
+    }
