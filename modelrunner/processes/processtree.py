@@ -19,6 +19,7 @@ from modelrunner.types import RequiredMemory
 MARK = "MODELRUNNER_PROCESS"
 _LINUX = sys.platform == "linux"
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_KTHREAD = 0x200000  # include/linux/sched.h
 _LASTING, _START_BITS = 1 << 62, 40
 _ROUNDS = 50
 _LOOPBACK_AND_ANY = {"127.0.0.1": ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"), "::1": ("::1", "::")}
@@ -117,6 +118,8 @@ def _kill(chosen: Callable[[str], bool]) -> tuple[int, int]:
     killed = missed = 0
     for pid in sorted(psutil.pids(), reverse=True):  # the newest first, which may be about to replace itself
         try:
+            if _has_no_program(pid):
+                continue
             process, group = psutil.Process(pid), os.getpgid(pid)
             if any(map(chosen, _marks(process))):
                 if group != os.getpgrp():
@@ -131,6 +134,17 @@ def _kill(chosen: Callable[[str], bool]) -> tuple[int, int]:
         except (psutil.Error, OSError):  # it belongs to another user
             continue
     return killed, missed
+
+
+def _has_no_program(pid: int) -> bool:
+    """True of a process that has ended and is not reaped, of which there may be thousands, and of a thread of the
+    kernel. They have no environment, and psutil reports a kernel's thread as gone, in each round anew. Raises
+    `FileNotFoundError` or `ProcessLookupError` for a process that is not there."""
+    if not _LINUX:
+        return False
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()  # proc(5): from the third on
+    return fields[0] in (b"Z", b"X") or int(fields[6]) & _PF_KTHREAD != 0
 
 
 def _marks(process: psutil.Process) -> list[str]:

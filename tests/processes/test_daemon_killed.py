@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from modelrunner.processes.processtree import sweep_orphans
+from tests.cost import cost
 from tests.fakes import FAKE_ENGINE
 from tests.waiting import HUNG
 
@@ -137,3 +138,26 @@ def test_the_sweep_spares_the_engines_of_living_daemons(tmp_path, stepped):
     script = [sys.executable, "-m", "tests.processes.stepped_clock", str(stepped), str(tmp_path)]
     done = subprocess.run([*isolated, *script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "swept 0 of a living daemon\n"), done.stderr
+
+
+FORGETFUL = """
+import os, time
+for _ in range(1000):
+    if os.fork() == 0:
+        os._exit(0)
+print(flush=True)
+time.sleep(3600)
+"""
+
+
+def test_processes_that_nobody_reaped_cost_the_next_daemon_little() -> None:
+    """A program that forgets its children must not keep a daemon from its start: each was looked at for a millisecond,
+    in each of fifty rounds."""
+    alone = cost(sweep_orphans)
+    with subprocess.Popen([sys.executable, "-c", FORGETFUL], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        try:
+            assert cost(sweep_orphans) < 10 * alone
+        finally:
+            program.kill()
