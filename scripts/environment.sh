@@ -18,14 +18,16 @@ find_python() {
 }
 
 # Whether a script in .venv was made for this place: a checkout that was moved has scripts of a Python that is not there.
-is_of_this_place() { grep -qF "$(pwd -P)/.venv/bin/" "$1" 2>/dev/null; }
+is_of_this_place() { grep -qF "$(pwd -P)/.venv" "$1" 2>/dev/null; }
 
 # Installs $2 and what follows for the Python $1: by the uv of .venv, twenty times as fast as pip; by pip where uv is not
-# there or does not reach pip's index. Neither compiles what may never be imported.
+# there or does not reach pip's index. Neither compiles what may never be imported. uv takes the certificates of the
+# system, as other programs do behind a company's proxy.
 install() {
   local python=$1 && shift
-  .venv/bin/python -m uv pip install --quiet --python "$python" "$@" 2>/dev/null ||
-    "$python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
+  UV_SYSTEM_CERTS=1 .venv/bin/python -m uv pip install --quiet --python "$python" "$@" 2>/dev/null && return
+  "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null
+  "$python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
 }
 
 environment() {
@@ -35,10 +37,12 @@ environment() {
   if is_of_this_place .venv/bin/modelrunner && [ "$(cat ".venv/installed-$1" 2>/dev/null)" = "$wanted" ]; then return; fi
   python=$(find_python) || exit 1
   say "Installing into $PWD/.venv (from $lock)"
-  # An environment whose making was interrupted has a Python without a working pip.
-  is_of_this_place .venv/bin/pip && .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --only-binary :all: \
-    -r scripts/uv.lock 2>/dev/null || true
+  # `activate` is the last file that venv writes.
+  is_of_this_place .venv/bin/activate || "$python" -m venv --clear --without-pip .venv
+  # The pip that is here brings uv in three seconds; an environment's own pip takes eight more to be made.
+  local uv=(install --quiet --disable-pip-version-check --no-compile --require-hashes --only-binary :all: -r scripts/uv.lock)
+  "$python" -m pip --python .venv/bin/python "${uv[@]}" 2>/dev/null ||
+    { .venv/bin/python -m ensurepip >/dev/null && .venv/bin/python -m pip "${uv[@]}" 2>/dev/null; } || true
   install .venv/bin/python --require-hashes -r "$lock"
   install .venv/bin/python --no-deps --editable .
   printf '%s\n' "$wanted" > ".venv/installed-$1"

@@ -12,12 +12,12 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 PYTHON = """#!/bin/sh
 echo "$*" >> "$CALLS"
 case "$*" in
-  "-m venv --clear .venv")
+  "-m venv --clear --without-pip .venv")
     rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python
     [ -n "$INTERRUPTED" ] && exit 130
-    echo "#!$(pwd -P)/.venv/bin/python" > .venv/bin/pip ;;
-  "-m pip --version") [ -e .venv/bin/pip ] ;;
-  *--editable*) cp .venv/bin/pip .venv/bin/modelrunner ;;
+    echo "VIRTUAL_ENV=$(pwd -P)/.venv" > .venv/bin/activate ;;
+  "-m pip --python"*) [ -z "$NO_PIP" ] ;;
+  *--editable*) cp .venv/bin/activate .venv/bin/modelrunner ;;
 esac
 """
 
@@ -41,7 +41,7 @@ def made(checkout: Path, **environ: str) -> int:
     environ = {**os.environ, "CALLS": str(calls), "PYTHON": str(checkout.parent / "python"), **environ}
     script = "set -euo pipefail; source scripts/environment.sh; environment run"
     subprocess.run(["bash", "-c", script], cwd=checkout, env=environ, capture_output=True, check=False)
-    return calls.read_text().splitlines().count("-m venv --clear .venv")
+    return calls.read_text().splitlines().count("-m venv --clear --without-pip .venv")
 
 
 def test_it_is_made_once(checkout: Path) -> None:
@@ -61,3 +61,10 @@ def test_a_moved_checkout_gets_another(checkout: Path) -> None:
     moved = checkout.rename(checkout.parent / "moved")
     assert made(moved) == 1
     assert made(moved) == 0
+
+
+def test_where_the_machine_has_no_pip_the_environment_gets_its_own(checkout: Path) -> None:
+    assert made(checkout, NO_PIP="yes") == 1
+    calls = (checkout.parent / "calls").read_text().splitlines()
+    assert "-m ensurepip" in calls
+    assert made(checkout) == 0
