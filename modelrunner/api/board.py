@@ -54,6 +54,7 @@ class Board:
             requests=[recordforms.request(entry) for entry in running[:_SHOWN]],
             counted=self._is_counted(),
             pulls=[modelforms.pull(running) for running in self._pulls()],
+            devices=wireforms.devices(scheduler.devices(), memory),
         )
 
     async def watch(self) -> AsyncGenerator[bytes | None, None]:

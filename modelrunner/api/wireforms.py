@@ -166,6 +166,7 @@ def devices(seen: Sequence[Device], memory: MemoryUse) -> list[wire.DeviceStatus
             address=device.address or device.uuid,
             total=device.total,
             free=device.free,
+            others=device.others,
             budget=budgets[number] if number < len(budgets) else 0,
             engines=dict(device.names or {}),
             utilization=device.utilization,

@@ -16,6 +16,7 @@ from modelrunner import __version__, wire
 from modelrunner.cli import output
 from modelrunner.cli.client import HttpClient, decode, path
 from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.devices import device_text
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
 from modelrunner.units import format_bytes
 
@@ -202,15 +203,3 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def device_text(device: wire.DeviceStatus) -> str:
-    """Returns a line about a device: its name, what engines call it, its memory, and how busy and warm it is."""
-    names = ", ".join(f"{name} of {engine}" for engine, name in device.engines.items())
-    named = f"{device.name} ({names})" if names else device.name
-    if device.fault:
-        return f"{named}: not used, {device.fault}"
-    figures = [f"{format_bytes(device.free)} of {format_bytes(device.total)} free"]
-    figures += [] if device.utilization is None else [f"{device.utilization} % busy"]
-    figures += [] if device.temperature is None else [f"{device.temperature} °C"]
-    return f"{named}: {', '.join(figures)}"

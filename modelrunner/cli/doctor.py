@@ -15,7 +15,7 @@ from modelrunner import __version__, wire
 from modelrunner.cli import FAILED, output
 from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import connect, json_option
-from modelrunner.cli.daemon_commands import device_text
+from modelrunner.cli.devices import device_text
 from modelrunner.cli.prepare import is_missing
 from modelrunner.config.locations import ConfigurationError, Locations, first_private
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError

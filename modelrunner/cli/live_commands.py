@@ -6,6 +6,7 @@ from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.devices import print_devices
 from modelrunner.cli.live import states
 from modelrunner.cli.times import until
 from modelrunner.units import format_bytes
@@ -57,6 +58,7 @@ def _show(now: wire.Now) -> None:
             for runner in now.runners
         ],
     )
+    print_devices(now.devices, now.runners)
     loaded = {runner.model_name for runner in now.runners}
     for model, count in now.waiting.items():
         if model not in loaded:

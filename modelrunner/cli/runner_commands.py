@@ -7,6 +7,7 @@ from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import HttpClient, decode
 from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.devices import print_devices
 from modelrunner.cli.live import states
 from modelrunner.cli.times import until
 from modelrunner.errors import ModelRunnerError
@@ -43,18 +44,20 @@ def list_runners(client: HttpClient, watch: bool, as_json: bool) -> None:
                 output.say(msgspec.json.encode(now.runners).decode(), flush=True)
             else:
                 output.clear()
-                _print(now.runners)
+                _print(now.runners, now.devices)
         return
     raw = client.fetch("GET", "/engines/ps")
     runners = decode(raw, list[wire.RunnerStatus])
     if as_json:
         output.json(raw)
     else:
-        _print(runners)
+        on_devices = any(runner.memory.estimated.vram for runner in runners)
+        _print(runners, client.call("GET", "/version", wire.Status).devices if on_devices else [])
 
 
-def _print(runners: list[wire.RunnerStatus]) -> None:
+def _print(runners: list[wire.RunnerStatus], devices: list[wire.DeviceStatus]) -> None:
     output.table(_HEADINGS, [_row(runner) for runner in runners], expendable=_EXPENDABLE)
+    print_devices(devices, runners)
 
 
 @click.command()

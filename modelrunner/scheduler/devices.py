@@ -54,6 +54,8 @@ class Device:
     is_listed: bool = False
     #: Why it is not used, "" for one that works.
     fault: str = ""
+    #: Bytes that other programs hold, as far as they can be told from what our runners do.
+    others: int = 0
 
     @property
     def id(self) -> str:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import failures, why
 from modelrunner.scheduler.events import Events
+from modelrunner.scheduler.host import Host
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.state import Group, Phase, RunnerId, RunOption, options_of
+from modelrunner.scheduler.state import Group, Phase, RunnerId, RunOption, RunPlace, options_of
 from modelrunner.scheduler.target import Target
 from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle, Standing
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -25,8 +26,11 @@ _OVERDUE = 5.0
 class Diagnostics:
     """Times are in seconds of `clock`. Used from the event loop's thread."""
 
-    def __init__(self, reconciler: Reconciler, events: Events, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, reconciler: Reconciler, hosts: Mapping[str, Host], events: Events, clock: Callable[[], float]
+    ) -> None:
         self._reconciler = reconciler
+        self._hosts = hosts
         self._slots, self._queues = reconciler.slots, reconciler.queues
         self._events = events
         self._clock = clock
@@ -39,7 +43,7 @@ class Diagnostics:
         group = await self._group(target)
         slot = self._slots.first(target.key)
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
-        context = why.ExplainContext(self._names(), stage, variant, self._load_left(target.key))
+        context = why.ExplainContext(self._names(), stage, variant, self._where, self._load_left(target.key))
         answer = why.explain(self._reconciler.state(), group, context, self._clock())
         concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
         return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))
@@ -53,7 +57,8 @@ class Diagnostics:
     async def fit(self, target: Target) -> FitForecast:
         """Says whether the target's model would get its memory now. Raises what the backend's estimate raises."""
         target = self._slots.standing(target)
-        return why.fit(self._reconciler.state(), await self._group(target), self._names(), self._clock())
+        group = await self._group(target)
+        return why.fit(self._reconciler.state(), group, self._names(), self._clock(), self._where)
 
     def fit_bytes(self, name: str, size: int) -> FitForecast:
         """Makes the forecast for a model with an unknown header. It needs at least the size of its files in bytes,
@@ -118,6 +123,10 @@ class Diagnostics:
 
     def _names(self) -> dict[RunnerId, str]:
         return {id: slot.target.name for id, slot in self._slots.items()}
+
+    def _where(self, place: RunPlace) -> str:
+        host = self._hosts.get(place.host)
+        return place.text(dict(enumerate(device.name for device in host.devices())) if host else {})
 
     def _load_left(self, key: RunnerKey) -> float | None:
         """Seconds until the model is loaded, by its last load: 0 for a ready runner, None before the first load, and

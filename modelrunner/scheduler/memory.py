@@ -139,7 +139,10 @@ class MemoryProbe:
         gone = [str(number) for number, device in enumerate(self._seen) if device.fault]
         self._say(f"device {', '.join(gone)} does not answer, and is not used" if gone else "")
         ours |= _process_ids(runners)
-        return tuple([_MemoryTotals(d.total, d.free + _held(i, d, runners, ours)) for i, d in enumerate(self._seen)])
+        found = [_MemoryTotals(d.total, d.free + _held(i, d, runners, ours)) for i, d in enumerate(self._seen)]
+        pairs = zip(self._seen, found, strict=True)
+        self._seen = tuple([replace(device, others=max(0, totals.total - totals.free)) for device, totals in pairs])
+        return tuple(found)
 
     def _say(self, fault: str) -> None:
         """Logs a fault of the devices once, and its end."""
@@ -163,7 +166,7 @@ def _in_old_places(cards: Sequence[Device], before: Sequence[Device]) -> list[De
 
 
 def _gone(device: Device, fault: str) -> Device:
-    return replace(device, total=0, free=0, held={}, utilization=None, temperature=None, fault=fault)
+    return replace(device, total=0, free=0, held={}, others=0, utilization=None, temperature=None, fault=fault)
 
 
 class _MemoryTotals(NamedTuple):

@@ -67,7 +67,7 @@ class Scheduler:
             clock=clock,
             unasked=unasked,
         )
-        self.diagnostics = Diagnostics(self._reconciler, self.events, clock)
+        self.diagnostics = Diagnostics(self._reconciler, self._hosts, self.events, clock)
         self._slots, self._queues = self._reconciler.slots, self._reconciler.queues
         self.warm = self._slots.warm
 

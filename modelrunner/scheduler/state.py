@@ -84,8 +84,12 @@ class RunPlace(NamedTuple):
 
     def __str__(self) -> str:
         """ " on device 1 of b", " on b", or "" for the processors of this machine."""
-        numbers, many = ", ".join(map(str, self.devices)), "s"[: len(self.devices) > 1]
-        where = f" on device{many} {numbers}" if numbers else ""
+        return self.text({})
+
+    def text(self, names: Mapping[int, str]) -> str:
+        """The same with the `names` of devices: " on device 1 (NVIDIA A30) of b"."""
+        told = [f"{number} ({names[number]})" if names.get(number) else str(number) for number in self.devices]
+        where = f" on device{'s'[: len(told) > 1]} {', '.join(told)}" if told else ""
         return where + (f" {'of' if where else 'on'} {self.host}" if self.host else "")
 
 

@@ -1,6 +1,6 @@
 """Explains why a model waits, or would wait: asks `plan` and does not carry its actions out. Decides nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -19,6 +19,7 @@ from modelrunner.scheduler.state import (
     Refuse,
     Request,
     RunnerId,
+    RunPlace,
     Slot,
     Start,
     State,
@@ -117,12 +118,13 @@ class Outlook:
 @dataclass(frozen=True, slots=True)
 class ExplainContext:
     """The input of `explain` beside the state of a plan. `names` has the model's name of each runner; `stage` and
-    `variant` ("" for the configured one) describe the model's own runner. `load` is the seconds that are left of its
-    load or that a load takes, None if none was measured."""
+    `variant` ("" for the configured one) describe the model's own runner. `where` names a place. `load` is
+    the seconds that are left of its load or that a load takes, None if none was measured."""
 
     names: Mapping[RunnerId, str]
     stage: str = ""
     variant: str = ""
+    where: Callable[[RunPlace], str] = str
     load: float | None = None
 
 
@@ -143,8 +145,14 @@ def outlook(state: State, group: Group, now: float) -> Outlook:
     return Outlook(start, victims=victims)
 
 
-def fit(state: State, group: Group, names: Mapping[RunnerId, str], now: float) -> FitForecast:
-    """Says whether and how the group's model would get its memory now."""
+def fit(
+    state: State,
+    group: Group,
+    names: Mapping[RunnerId, str],
+    now: float,
+    where: Callable[[RunPlace], str] = str,
+) -> FitForecast:
+    """Says whether and how the group's model would get its memory now. `where` names a place."""
     look, slot, name = outlook(state, group, now), _slot(state, group.key), group.name
     if slot is not None and slot.phase in (Phase.STARTING, Phase.READY):
         fits, reason = Fitting.NOW, f"{name} is loaded"
@@ -153,13 +161,13 @@ def fit(state: State, group: Group, names: Mapping[RunnerId, str], now: float) -
     elif look.start is not None and look.start.option.rank and (slot is None or slot.phase is not Phase.SLEEPING):
         fits, reason = (
             Fitting.SPLIT,
-            f"{name} fits in a smaller way than the one that was asked for{_where(look.start)}",
+            f"{name} fits in a smaller way than the one that was asked for{_where(look.start, where)}",
         )
     elif look.at_once:
-        fits, reason = Fitting.NOW, f"{name} fits into what is free{_where(look.start)}"
+        fits, reason = Fitting.NOW, f"{name} fits into what is free{_where(look.start, where)}"
     else:
         room = _making_room(state, look.victims, names)
-        fits, reason = Fitting.AFTER_EVICTION, f"{name} fits{_where(look.start)} once {room}"
+        fits, reason = Fitting.AFTER_EVICTION, f"{name} fits{_where(look.start, where)} once {room}"
     return FitForecast(fits, figures(state, group, look.start), [names[runner] for runner in look.victims], reason)
 
 
@@ -206,7 +214,7 @@ def _with_reason(
     present, action = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
     if look.at_once:
         waiting_for = Obstacle.LOAD if answer.position else None
-        reason = f"{name} {present}; a request {action} it{_where(look.start)}"
+        reason = f"{name} {present}; a request {action} it{_where(look.start, context.where)}"
         return replace(answer, reason=reason, waiting_for=waiting_for, expected_seconds=load)
     waits = "waits until" if answer.position else f"{present}; a request would wait until"
     going = (*_leaving(state), *look.victims)
@@ -254,8 +262,8 @@ def figures(state: State, group: Group, start: Start | None) -> Figures:
     return Figures(option.memory if option else None, RequiredMemory(free[0], tuple(free[1:])), budget)
 
 
-def _where(start: Start | None) -> str:
-    return str(start.option.place) if start is not None else ""
+def _where(start: Start | None, where: Callable[[RunPlace], str]) -> str:
+    return where(start.option.place) if start is not None else ""
 
 
 def _pause(state: State, group: Group, start: Start | None, now: float) -> Failure | None:

@@ -123,6 +123,9 @@ def _devices(seen: Iterable[Device]) -> Iterator[Metric]:
     works = GaugeMetricFamily("modelrunner_device_up", "1 for a device that works, else 0", labels=labels)
     total = GaugeMetricFamily("modelrunner_device_total_bytes", "Memory of a device", labels=labels)
     free = GaugeMetricFamily("modelrunner_device_free_bytes", "Memory of a device that nobody holds", labels=labels)
+    others = GaugeMetricFamily(
+        "modelrunner_device_others_bytes", "Memory of a device that other programs hold", labels=labels
+    )
     busy = GaugeMetricFamily("modelrunner_device_utilization_ratio", "How busy a device is, 0 to 1", labels=labels)
     warm = GaugeMetricFamily("modelrunner_device_temperature_celsius", "How warm a device is", labels=labels)
     for number, device in enumerate(seen):
@@ -130,11 +133,12 @@ def _devices(seen: Iterable[Device]) -> Iterator[Metric]:
         works.add_metric(key, not device.fault)
         total.add_metric(key, device.total)
         free.add_metric(key, device.free)
+        others.add_metric(key, device.others)
         if device.utilization is not None:
             busy.add_metric(key, device.utilization / 100)
         if device.temperature is not None:
             warm.add_metric(key, device.temperature)
-    yield from (works, total, free, busy, warm)
+    yield from (works, total, free, others, busy, warm)
 
 
 def _by_device(memory: RequiredMemory) -> Iterator[tuple[str, int]]:

@@ -72,14 +72,15 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """A device of this machine. `total` and `free` are bytes, and `budget` are those that our runners together may
-    hold. `engines` says what each engine calls it. `utilization` (percent) and `temperature` (degrees Celsius) are null
-    where the driver does not say. A device with a `fault` is not used."""
+    """A device of this machine. `total` and `free` are bytes, `others` those that other programs hold, and `budget`
+    those that our runners together may hold. `engines` says what each engine calls it. `utilization` (percent) and
+    `temperature` (degrees Celsius) are null where the driver does not say. A device with a `fault` is not used."""
 
     name: str
     address: str
     total: int
     free: int
+    others: int
     budget: int
     engines: dict[str, str]
     utilization: int | None

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from modelrunner.wire.daemon import RequestStatus
+from modelrunner.wire.daemon import DeviceStatus, RequestStatus
 from modelrunner.wire.models import PullStatus
 from modelrunner.wire.runners import Memory, RunnerStatus
 
@@ -11,7 +11,7 @@ class Now(msgspec.Struct, frozen=True):
     """The answer of `GET /engines/now`. `status` is that of `/health`; `free` is the unused budget; `waiting` counts
     the requests that wait for a runner, by model, `paused` the IDs of models; `requests` are the oldest of the
     `running` ones under way; `counted` is false where requests that ended are not kept; `pulls` are those of
-    `GET /pulls`."""
+    `GET /pulls`; `devices` have the order of the figures of `budget`."""
 
     status: str
     budget: Memory
@@ -23,3 +23,4 @@ class Now(msgspec.Struct, frozen=True):
     requests: list[RequestStatus]
     counted: bool
     pulls: list[PullStatus] = []
+    devices: list[DeviceStatus] = []

@@ -1,6 +1,7 @@
 """What whoever runs a daemon for others asks of it: keys, requests, usage, and what holds for its engines."""
 
 import json
+import re
 from typing import Any
 
 from tests.cli.conftest import Cli
@@ -126,7 +127,15 @@ def test_what_holds_for_an_engine_is_said(daemon: FakeDaemon, cli: Cli) -> None:
 def test_each_device_is_shown_and_a_lost_or_filled_one_is_a_fault(daemon: FakeDaemon, cli: Cli) -> None:
     gib = 1 << 30
     device = {"name": "NVIDIA A30", "address": "0000:01:00.0", "total": 24 * gib, "engines": {"llama.cpp": "CUDA0"}}
-    sound = {**device, "free": 20 * gib, "budget": 18 * gib, "utilization": 7, "temperature": 61, "fault": ""}
+    sound = {
+        **device,
+        "free": 20 * gib,
+        "others": gib,
+        "budget": 18 * gib,
+        "utilization": 7,
+        "temperature": 61,
+        "fault": "",
+    }
     filled = {**sound, "free": gib, "budget": 0, "utilization": None, "temperature": None}
     lost = {**filled, "total": 0, "free": 0, "fault": "it does not answer"}
     daemon.answers |= {"GET /version": {**STATUS, "devices": [sound, filled, lost]}, "GET /engines/status": {}}
@@ -134,6 +143,14 @@ def test_each_device_is_shown_and_a_lost_or_filled_one_is_a_fault(daemon: FakeDa
     shown = cli("status").out
     assert "NVIDIA A30 (CUDA0 of llama.cpp): 20GiB of 24GiB free, 7 % busy, 61 °C" in shown
     assert "NVIDIA A30 (CUDA0 of llama.cpp): not used, it does not answer" in shown
+    runner = {**RUNNER, "memory": {"estimated": {"ram": 1, "vram": [2 * gib, 0]}, "measured": {"ram": 1, "vram": []}}}
+    daemon.answers["GET /engines/ps"] = [runner]
+    rows = [re.split(r" {2,}", line) for line in cli("ps").out.splitlines()[-3:]]
+    assert [row[0:1] + row[2:] for row in rows] == [
+        ["0", "24GiB", f"{runner['model_name']} 2GiB", "1GiB", "7 % busy, 61 °C"],
+        ["1", "24GiB", "1GiB"],
+        ["2", "0B", "1GiB", "not used, it does not answer"],
+    ]
     found = {each["check"]: each for each in json.loads(cli("doctor", "--json").out)}
     assert [found[f"device {number}"]["state"] for number in range(3)] == ["ok", "warning", "error"]
     assert "other programs fill it" in found["device 1"]["text"]

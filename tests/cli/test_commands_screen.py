@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ RUNNER = {
     "endpoint": "",
     "context_size": 4096,
     "parallel": 1,
-    "memory": {"estimated": {"ram": GIB}},
+    "memory": {"estimated": {"ram": GIB, "vram": [2 * GIB]}},
     "leases": 0,
     "queued": 3,
     "started_at": "2026-01-01T00:00:00Z",
@@ -45,6 +46,18 @@ RUNNER = {
     "pinned": False,
     "in_use": False,
     "loading": True,
+}
+DEVICE = {
+    "name": "NVIDIA A30",
+    "address": "0000:01:00.0",
+    "total": 10 * GIB,
+    "free": 7 * GIB,
+    "others": GIB,
+    "budget": 8 * GIB,
+    "engines": {"llama.cpp": "CUDA0"},
+    "utilization": 7,
+    "temperature": 61,
+    "fault": "",
 }
 NOW: dict[str, Any] = {
     "status": "ready",
@@ -56,6 +69,7 @@ NOW: dict[str, Any] = {
     "running": 0,
     "requests": [],
     "counted": False,
+    "devices": [DEVICE],
 }
 MODEL = {
     "id": "sha256:1",
@@ -99,6 +113,7 @@ def test_top_has_a_bar_for_each_memory_and_what_waits(daemon: FakeDaemon, tmp_pa
         seen = terminal.wait_for("other: 2 wait; `modelrunner why other`")
         assert "main memory ████████░░░░░░░░░░░░░░░░░░░░░░ 1GiB of 4GiB" in seen
         assert "device 0    ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 0B of 8GiB" in seen
+        assert re.search(r"0 +NVIDIA A30 +10GiB +my/model 2GiB +1GiB +7 % busy, 61 °C", seen)
         terminal.press("C-c")
         over.set()
         assert terminal.ended() == 130

@@ -9,6 +9,7 @@ import pytest
 from modelrunner.errors import EngineFailed
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Explanation, Figures, RetainedSettings, Scheduler
+from modelrunner.scheduler.devices import Device
 from modelrunner.types import KeepAlive, Mode, RequiredMemory
 from tests.scheduler.fakes import Engine, FakeHost, VirtualLoop, World, settle, target, virtual
 
@@ -98,6 +99,20 @@ async def test_a_request_waits_for_a_place_in_the_engine() -> None:
     for lease in leases:
         lease.release()
     (await waiting).release()
+    await scheduler.close(0)
+
+
+@virtual
+async def test_the_device_is_named() -> None:
+    class Carded(FakeHost):
+        def devices(self) -> tuple[Device, ...]:
+            return (Device(100, 100), Device(100, 100, name="NVIDIA A30"))
+
+    there = World(100, {"a": Engine(1, vram=(0, 60))}, vram=(100, 100))
+    scheduler = there.scheduler(hosts=[Carded(there)])
+    assert (await why(scheduler, "a")).reason.endswith("a request loads it on device 1 (NVIDIA A30)")
+    told = await scheduler.diagnostics.fit(target("a"))
+    assert told.reason == "a fits into what is free on device 1 (NVIDIA A30)"
     await scheduler.close(0)
 
 

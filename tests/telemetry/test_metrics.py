@@ -117,7 +117,7 @@ async def test_requests_are_chosen_by_model_and_status(tmp_path: Path) -> None:
 
 
 def test_each_device_is_told_as_far_as_its_driver_tells() -> None:
-    sound = Device(24, 20, name="NVIDIA A30", utilization=7, temperature=61)
+    sound = Device(24, 20, others=3, name="NVIDIA A30", utilization=7, temperature=61)
     lost = Device(0, 0, name="Vulkan", fault="it does not answer")
     told = {
         (s.name, s.labels["device"]): s.value for family in exposition._devices([sound, lost]) for s in family.samples
@@ -129,6 +129,8 @@ def test_each_device_is_told_as_far_as_its_driver_tells() -> None:
         ("modelrunner_device_total_bytes", "gpu1"): 0,
         ("modelrunner_device_free_bytes", "gpu0"): 20,
         ("modelrunner_device_free_bytes", "gpu1"): 0,
+        ("modelrunner_device_others_bytes", "gpu0"): 3,
+        ("modelrunner_device_others_bytes", "gpu1"): 0,
         ("modelrunner_device_utilization_ratio", "gpu0"): 0.07,
         ("modelrunner_device_temperature_celsius", "gpu0"): 61,
     }

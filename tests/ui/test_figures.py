@@ -37,6 +37,7 @@ const step = (n) => ({
 });
 function look(n) {
   const now = {
+    devices: [{name: "card", total: 2e11, others: 0, utilization: n % 100, temperature: 60, fault: ""}],
     status: "ready", budget: {ram: 6e10, vram: [2e11]}, free: {ram: 3e10, vram: [3e10]}, waiting: {}, paused: [],
     runners: Array.from({length: 20}, (_, i) => runner(i)), running: 40, counted: true,
     requests: Array.from({length: 40}, (_, i) => ({...request(n * 100 + i), status: 0})),

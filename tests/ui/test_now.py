@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import expect
 
 from tests.api.conftest import Daemon, StartDaemon
-from tests.cli.test_commands_screen import GIB, NOW, RUNNER
+from tests.cli.test_commands_screen import DEVICE, GIB, NOW, RUNNER
 from tests.ui.conftest import OpenPage
 
 pytestmark = pytest.mark.engine
@@ -50,6 +50,7 @@ async def test_each_device_has_its_bar(start_daemon: StartDaemon, open_page: Ope
     now |= {
         "budget": {"ram": 4 * GIB, "vram": [8 * GIB, 8 * GIB]},
         "free": {"ram": 3 * GIB, "vram": [5 * GIB, 8 * GIB]},
+        "devices": [DEVICE, DEVICE | {"name": "AMD card1", "utilization": None, "fault": "it does not answer"}],
     }
     body = f"event: now\ndata: {json.dumps(now)}\n\n"
     page = await open_page(daemon, "#/models")
@@ -64,7 +65,11 @@ async def test_each_device_has_its_bar(start_daemon: StartDaemon, open_page: Ope
         await expect(page.get_by_role("img", name=told, exact=True)).to_be_visible()
     part = page.get_by_role("img", name="GPU 0").locator(".measured")
     await expect(part).to_have_attribute("style", re.compile(r"width: 37\.5%"))
-    await expect(page.locator(".device").nth(1)).to_contain_text("3.00 GiB measured, 2.00 GiB predicted")
+    first, second = page.locator(".device").nth(1), page.locator(".device").nth(2)
+    await expect(first).to_contain_text("3.00 GiB measured, 2.00 GiB predicted")
+    said = "NVIDIA A30 · 10.0 GiB in all · other programs hold 1.00 GiB · 7 % busy · 61 °C"
+    await expect(first.get_by_text(said)).to_be_visible()
+    await expect(second).to_contain_text("not used it does not answer")
 
 
 async def test_why_a_model_waits_and_a_cancel(start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path):

@@ -34,7 +34,13 @@ function useReasons(now) {
   return reasons;
 }
 
-function Device({ name, budget, free, runners, queued }) {
+// What the driver says of a device beside its memory, and what other programs hold of it.
+const about = (device) => device && [
+  device.name, `${bytes(device.total)} in all`, device.others > 0 && `other programs hold ${bytes(device.others)}`,
+  device.utilization != null && `${device.utilization} % busy`, device.temperature != null && `${device.temperature} °C`,
+].filter(Boolean).join(" · ");
+
+function Device({ name, budget, free, runners, queued, device }) {
   const used = budget - free;
   const width = (size) => ({ width: `${(100 * size) / scale}%` });
   const parts = runners.map(({ runner, hue, figure }) => ({ runner, hue, ...figure })).filter((part) => part.counted || part.predicted);
@@ -42,6 +48,8 @@ function Device({ name, budget, free, runners, queued }) {
   const told = `${name}: ${bytes(used)} of ${bytes(budget)} in use${queued ? `, ${bytes(queued)} queued` : ""}`;
   return html`<div class="device">
     <div class="row"><h3>${name}</h3><p class="figure"><strong>${bytes(used)}</strong> <span class="muted">of ${bytes(budget)}</span></p></div>
+    ${device && html`<p class="muted figure">${about(device)}</p>`}
+    ${device?.fault && html`<p><${Badge} kind="bad">not used<//> ${device.fault}</p>`}
     <div class="memory" role="img" aria-label=${told}>
       ${parts.map((part) => html`<div key=${part.runner.id} class=${`hue${part.hue}${part.known ? " measured" : ""}`} style=${width(part.counted)} title=${`${shortName(part.runner.model_name)}: ${bytes(part.counted)}`}></div>`)}
       ${queued > 0 && html`<div class="queued" style=${width(queued)} title=${`Queued: ${bytes(queued)}`}></div>`}
@@ -64,6 +72,7 @@ function Memory({ now, reasons }) {
     budget: size,
     free: free[device] || 0,
     runners: now.runners.map((runner, i) => ({ runner, hue: i % HUES, figure: counted(runner, device) })),
+    device: device ? now.devices[device - 1] : null,
     queued: Object.entries(reasons).reduce((sum, [model, why]) => sum + (why?.needed && !loading.has(model) ? figures(why.needed)[device] || 0 : 0), 0),
   }));
   return html`<section class="card" aria-labelledby="memory"><h2 id="memory">Memory</h2>${devices.map((device) => html`<${Device} key=${device.name} ...${device} />`)}</section>`;
