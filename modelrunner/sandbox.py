@@ -11,6 +11,7 @@ class Permissions:
     it listens on, None if it listens on a Unix socket. `network`, `processes`, `affinity` and `scheduling` are reasons:
     with one, the engine may open connections, start processes, bind threads to processors by their IDs, or give threads
     the normal scheduling class by their IDs; "" forbids it.
+    `asks_for_key` says that the engine on the port answers only requests with its endpoint's key.
     `private` are folders that stay closed, beside the home folder, where one of `reads` or the program's encloses
     them; `private_port` is a TCP port that stays closed also with `network`."""
 
@@ -23,6 +24,7 @@ class Permissions:
     scheduling: str = ""
     private: tuple[Path, ...] = ()
     private_port: int | None = None
+    asks_for_key: bool = False
 
     def __or__(self, other: "Permissions") -> "Permissions":
         return Permissions(
@@ -35,6 +37,7 @@ class Permissions:
             self.scheduling or other.scheduling,
             self.private + other.private,
             other.private_port if self.private_port is None else self.private_port,
+            self.asks_for_key or other.asks_for_key,
         )
 
 

@@ -47,6 +47,7 @@ from modelrunner.backend import (
     TakesFlags,
     Versioned,
 )
+from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.processphase import ProcessPhase
 from modelrunner.engine.readiness import free_port
@@ -160,6 +161,17 @@ class BackendContract:
             if (probe := runner.api.probe) is not None:
                 status, answer = await runner.upstream.fetch("POST", probe.path, probe.body, timeout=self.load_limit)
                 assert status == 200, answer
+
+    async def test_demands_the_key_that_it_was_given(self, backend: Backend, spec: RunSpec) -> None:
+        if not backend.uses_tcp:
+            return  # nobody else reaches its socket
+        async with running(backend, spec, self.load_limit) as (runner, _):
+            assert runner.process is not None
+            if any("asks for no key" in gap for gap in runner.process.sandbox.gaps):
+                return
+            bare = UpstreamPool(replace(runner.endpoint, headers=()))
+            status, answer = await bare.fetch("POST", next(iter(runner.api.endpoints)), b"{}", timeout=CALL_LIMIT)
+            assert status in (401, 403), f"it answers a request without its key: {answer!r}"
 
     async def test_another_model_is_misdirected(self, backend: Backend, spec: RunSpec) -> None:
         async with running(backend, spec, self.load_limit) as (runner, _):

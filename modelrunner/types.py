@@ -94,6 +94,11 @@ class Endpoint:
         return f"unix://{self.path}" if self.path else f"{scheme}://{self.host}:{self.port}"
 
     @property
+    def key(self) -> str:
+        """The key in `headers`, "" without one."""
+        return dict(self.headers).get("Authorization", "").removeprefix("Bearer ")
+
+    @property
     def tls_name(self) -> str | None:
         """The name in the certificate; None without TLS."""
         return urlsplit(f"//{self.name}").hostname if self.tls is not None else None

@@ -259,7 +259,7 @@ class HostedRun:
 
     def __init__(self, runner: LocalRunner, memory: RequiredMemory, changed: Callable[[], None]) -> None:
         self.runner, self.memory = runner, memory
-        self.secret = secrets.token_hex(16)
+        self.secret = runner.endpoint.key or secrets.token_hex(16)  # an engine on TCP has a key already
         self.port = 0
         self._changed = changed
         self._failure: Fault | None = None

@@ -19,6 +19,7 @@ PLACES = {
     "host": "the address to listen at",
     "port": "the port to listen at",
     "socket": "the path of the Unix socket to listen at, in place of host and port",
+    "key": "a key that each request to the engine at host and port brings; in the environment alone",
     "model": "the file that engines open (the first shard)",
     "folder": "the folder with all files of the model",
     "projector": "the model's projector, for images and sound",
@@ -36,6 +37,8 @@ _PLACE = re.compile(r"\{([a-z]+)\}")
 def _command(words: tuple[str, ...], *more: str) -> tuple[str, ...]:
     for word in words:
         for name in _PLACE.findall(word):
+            if name == "key":
+                raise ValueError("{key} stands in `environment` alone: everybody may read a program's command line")
             if name not in (*PLACES, *more):
                 raise ValueError(f"there is no place {{{name}}}{nearest(name, PLACES)}; places are {', '.join(PLACES)}")
     return words
@@ -195,6 +198,8 @@ class EngineTable(_EnginePart):
         text = " ".join(self.command) + " ".join(self.environment.values())
         if ("{port}" in text) == ("{socket}" in text):
             raise ValueError("the command needs either {port} or {socket}: the engine must listen where it is told")
+        if "{key}" in text and "{socket}" in text:
+            raise ValueError("{key} is for an engine at {port}: nobody else can reach {socket}")
         if "{device}" in text and self.memory.device is None:
             raise ValueError("the command has {device}: set memory.device, the device whose memory the engine takes")
         if self.models and self.formats:

@@ -90,6 +90,7 @@ def _command(name: str, table: EngineTable) -> type[Backend]:
             writes=permissions.writes,
             network=permissions.network,
             processes=permissions.processes,
+            asks_for_key=any("{key}" in value for value in table.environment.values()),
         ),
         "engine_api": EngineApi(
             endpoints or OPENAI_ENDPOINTS,

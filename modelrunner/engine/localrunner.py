@@ -321,7 +321,7 @@ class LocalRunner:
 
     def _move_to(self, endpoint: Endpoint) -> None:
         log.warning("runner %s: port %s is taken by another process: trying another", self.id, self.endpoint.port)
-        self.upstream.move(endpoint)
+        self.upstream.move(replace(endpoint, headers=self.endpoint.headers))
         self.process = None
         self._has_process.clear()
 

@@ -5,6 +5,7 @@ import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from secrets import token_hex
 
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engineapi import OPENAI
@@ -36,10 +37,12 @@ def is_free(endpoint: Endpoint) -> bool:
 
 
 def free_port() -> Endpoint:
-    """Returns a port of 127.0.0.1 that is free now. Another process may take it before the engine listens."""
+    """Returns a port of 127.0.0.1 that is free now, with a new key. Another process may take it before the engine
+    listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1])
+        headers = (("Authorization", f"Bearer {token_hex(16)}"),)
+        return Endpoint(host="127.0.0.1", port=probe.getsockname()[1], headers=headers)
 
 
 def pause(starting: float, silent: float) -> float:

@@ -166,6 +166,7 @@ class CommandBackend(Backend):
             "host": str(endpoint.host),
             "port": str(endpoint.port),
             "socket": str(endpoint.path),
+            "key": endpoint.key,
             "projector": str(projector),
             "context": str(spec.context_size),
             "parallel": str(spec.parallel),

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from pydantic import TypeAdapter
@@ -49,7 +50,9 @@ SERVER = textwrap.dedent("""
 
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            if "images" in self.path:
+            if "KEY" in os.environ and self.headers["Authorization"] != "Bearer " + os.environ["KEY"]:
+                self.say(401, b"{}")
+            elif "images" in self.path:
                 self.say(200, b"PNG of " + json.loads(body)["prompt"].encode(), "image/png")
             else:
                 heard = {"text": body.partition(b"RIFF")[2][:5].decode(), "model": sys.argv[2], "words": sys.argv[3:]}
@@ -125,6 +128,31 @@ def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: Ma
     listed = {model["id"] for model in running.get("/v1/models").json()["data"]}
     assert listed == {"whisper-base", "tiny-sd"}
     assert running.get("/engines/status").json()["listener"] == f"Running: listener at {PYTHON}"
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_an_engine_on_tcp_demands_a_key_that_the_daemon_alone_has(
+    daemon: MakeDaemon, server: Path, has_key: bool
+) -> None:
+    running = daemon(f"""
+        [engines.painter]
+        command = {words(PYTHON, server, "{port}", "{name}")}
+        environment = {{ {'KEY = "{key}"' if has_key else ""} }}
+        models = ["tiny-sd"]
+        endpoints = {{ "/v1/images/generations" = "image" }}
+        ready = {{}}
+    """)
+    body = {"model": "tiny-sd", "prompt": "a cat"}
+    assert running.post("/v1/images/generations", body).content == b"PNG of a cat"
+    [runner] = running.runners()
+    [port] = [each.laddr.port for each in psutil.Process(runner["pid"]).net_connections("tcp") if not each.raddr]
+    address = f"http://127.0.0.1:{port}/v1/images/generations"
+    asked = [httpx.post(address, json=body, headers=headers) for headers in ({}, {"Authorization": "Bearer x"})]
+    assert [answer.status_code for answer in asked] == ([401, 401] if has_key else [200, 200])
+    gap = f"requests of other users of this machine: TCP port {port} asks for no key"
+    assert (gap in runner["sandbox"]["gaps"]) is not has_key
+    command_lines = " ".join(psutil.Process(runner["pid"]).cmdline())
+    assert psutil.Process(runner["pid"]).environ().get("KEY", "no key") not in command_lines
 
 
 def test_models_of_the_store_go_to_a_configured_engine(daemon: MakeDaemon, tmp_path: Path) -> None:
@@ -414,6 +442,8 @@ def test_leftovers_are_stopped_at_once(context: BackendContext, tmp_path: Path) 
         ('command = ["x", "{port}"]\nendpoints = { "v1/x" = "chat" }', "is no path of an engine"),
         ('command = ["x", "{port}"]\nendpoints = { "/v1/x" = "chats" }', "endpoints"),
         ('command = ["x", "{port}", "{device}"]', "set memory.device"),
+        ('command = ["x", "{port}", "--api-key", "{key}"]', "{key} stands in `environment` alone"),
+        ('command = ["x", "{socket}"]\nenvironment = { KEY = "{key}" }', "nobody else can reach {socket}"),
         ('command = ["x", "{port}"]\nreddy = {}', "unknown"),
         ('command = ["x", "{port}"]\nworking-directory = "here"', "is not absolute"),
         ('command = ["x", "{port}"]\nmodels = ["a"]\nformats = ["gguf"]', "either formats"),
