@@ -62,6 +62,10 @@ _DAC_OVERRIDE, _IPC_LOCK = 1, 14  # what an engine of root's keeps: others' file
 
 
 _BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+_HELD_FOR_NONE = (
+    "held for no engine: abstract Unix sockets that it binds, memory that it executes as a file (memfd), the space "
+    "that it takes in folders which its backend names"
+)
 _NO_FILTER = "this kernel or processor has no filter of system calls"
 
 
@@ -109,10 +113,11 @@ def confined(
 
 
 def capability() -> str:
-    """Describes the means of this machine: "Landlock 7, seccomp"."""
+    """Describes the means of this machine, and what they hold for no engine: "Landlock 7, seccomp; held for no engine:
+    ..."."""
     means = [f"Landlock {landlock_abi()}"] if landlock_abi() else []
     means += ["seccomp"] if seccomp.supported() else []
-    return ", ".join(means) or "this machine has neither Landlock nor seccomp"
+    return f"{', '.join(means) or 'this machine has neither Landlock nor seccomp'}; {_HELD_FOR_NONE}"
 
 
 @cache
@@ -266,7 +271,7 @@ def _gaps(permissions: Permissions, abi: int, filters: bool, cuda: bool) -> Iter
             yield "settings of the kernel in /proc: CUDA names threads there in each process, and the daemon is root"
         if abi < _SCOPE_ABI:
             yield "signals: need Landlock 6 (Linux 6.12)"
-    if permissions.port is not None:
+    if permissions.port is not None and not permissions.asks_for_key:
         yield f"requests of other users of this machine: TCP port {permissions.port} asks for no key"
     if permissions.network:
         is_held = permissions.private_port is None or (abi >= _TCP_ABI and filters)
@@ -286,6 +291,7 @@ def _gaps(permissions: Permissions, abi: int, filters: bool, cuda: bool) -> Iter
     if permissions.processes:
         limit = "without a limit, since the daemon is root" if os.geteuid() == 0 else "up to a limit"
         yield f"new processes, {limit}: {permissions.processes}"
+        yield "new processes outlive a daemon and a guardian that are killed at once, until a daemon starts again"
     elif not filters:
         yield f"new processes: {_NO_FILTER}"
     if not filters:

@@ -15,3 +15,11 @@ async def test_an_engine_that_can_reach_the_data_directory_is_reported(start_dae
         (runner,) = await answer.json()
     gap = f"files in {daemon.settings.data_dir}: it lies in {tempfile.gettempdir()}"
     assert gap in runner["sandbox"]["gaps"]
+
+
+async def test_status_says_what_no_sandbox_holds(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(sandbox="on")
+    async with daemon.unix.get("/version") as answer:
+        means, _, never = (await answer.json())["sandbox"].partition("; held for no engine: ")
+    assert means
+    assert all(word in never for word in ("abstract Unix sockets", "memfd", "space"))

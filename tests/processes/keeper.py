@@ -1,5 +1,6 @@
 """A daemon in miniature, to be killed: keeps the engine of its arguments and kills itself with SIGKILL after so many
-seconds, its guardians with it if asked to. A confined engine may start processes."""
+seconds, its guardians with it if asked to. A confined engine may start processes, a
+lone one may not."""
 
 import asyncio
 import os
@@ -15,9 +16,8 @@ from modelrunner.types import ProcessOptions
 
 
 async def main(seconds: float, victims: str, log: Path, argv: list[str]) -> None:
-    permissions = (
-        Permissions(writes=(log.parent,), processes="workers") if victims == "daemon of a confined engine" else None
-    )
+    confined = {"daemon of a confined engine": "workers", "daemon of a lone engine": ""}
+    permissions = Permissions(writes=(log.parent,), processes=confined[victims]) if victims in confined else None
     options = ProcessOptions(log, permissions=permissions)
     kept = asyncio.create_task(process.run(argv, env=process.scrubbed_environment(), options=options))
     await asyncio.wait([kept], timeout=seconds)

@@ -86,6 +86,45 @@ def test_survivors_of_a_killed_guardian_are_swept_by_the_next_daemon(tmp_path):
     assert not survivors()
 
 
+def test_an_engine_that_may_start_nothing_ends_with_its_daemon_and_guardian(tmp_path):
+    """Whatever it tries against that, and though nobody sweeps."""
+    ready, script = tmp_path / "ready", f"import sys\n{CLINGS}"
+    command = [sys.executable, "-m", "tests.processes.keeper", "3600", "daemon of a lone engine"]
+    engine = [str(tmp_path / "log"), sys.executable, "-I", "-S", "-c", script, str(ready)]
+    with psutil.Popen([*command, *engine], cwd=ROOT) as daemon:
+        wait_for(ready, daemon)
+        [guardian] = daemon.children()
+        left = [guardian, *guardian.children(recursive=True)]
+        guardian.suspend()
+        daemon.kill()
+        guardian.kill()
+    assert not psutil.wait_procs(left, timeout=3)[1]
+
+
+CLINGS = """
+import ctypes, os, signal
+tries = [
+    lambda: os.fork() or os.execv("/bin/sleep", ["sleep", "3600"]),
+    lambda: os.posix_spawn("/bin/sleep", ["sleep", "3600"], {}),
+    lambda: os.setsid(),
+    lambda: os.setpgid(0, os.getpgid(os.getppid())),
+    lambda: ctypes.CDLL(None).prctl(1, 0, 0, 0, 0),
+]
+for attempt in tries:
+    try:
+        attempt()
+    except OSError:
+        pass
+for number in range(1, 64):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+open(sys.argv[1], "w").close()
+while True:
+    signal.pause()
+"""
+
 STRIPPED = """
 import ctypes, os, resource, sys, time
 try:
