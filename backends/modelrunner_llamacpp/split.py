@@ -30,9 +30,9 @@ def placements(
     blocks: Sequence[int], each: int, rooms: Sequence[int], *, main: int | None = None, exactly: int | None = None
 ) -> list[list[Placement]]:
     """Returns placements in order of preference; those of one list are the same run on other devices. First everything
-    on one device with enough room, `main` before the others, else on as few devices as can take it, else as much as
-    fits; then three quarters of that, half, a quarter, nothing. With `exactly`, only so many layers (with the output),
-    on the device with the most room if they fit nowhere."""
+    on one device with enough room, `main` before the others, else on as few devices as can take it, in shares of their
+    room, else as much as fits; then three quarters of that, half, a quarter, nothing. With `exactly`, only so many
+    layers (with the output), on the device with the most room if they fit nowhere."""
     if exactly is not None:
         wanted = min(exactly, len(blocks))
         roomiest = max(range(len(rooms)), key=lambda i: (i == main, rooms[i]))
@@ -54,12 +54,24 @@ def _ways(
     last = blocks[len(blocks) - count :]
     for size in range(1, len(rooms) + 1):
         sets = islice(combinations(range(len(rooms)), size), _MOST_SETS)
-        ways = [way for chosen in sets if sum(way := _within(last, each, rooms, chosen)) == count]
-        if ways:
+        whole = [chosen for chosen in sets if sum(_within(last, each, rooms, chosen)) == count]
+        if ways := [_even(last, each, rooms, chosen) for chosen in whole]:
             preferred = [way for way in ways if size == 1 and main is not None and way[main]]
             return [each for each in (preferred, [way for way in ways if way not in preferred]) if each]
-    together = fill(last, each, rooms)
-    return [[together]] if sum(together) == count else []
+    if sum(fill(last, each, rooms)) == count:
+        return [[_even(last, each, rooms, range(len(rooms)))]]
+    return []
+
+
+def _even(blocks: Sequence[int], each: int, rooms: Sequence[int], devices: Collection[int]) -> Placement:
+    """Returns the placement of all blocks on these devices, which can take them, that leaves every device about the
+    same part of its room free."""
+    room = sum(max(0, rooms[device] - each) for device in devices)
+    for percent in range(100 * sum(blocks) // max(1, room), 100):
+        parts = [each + (free - each) * percent // 100 if free > each else 0 for free in rooms]
+        if sum(way := _within(blocks, each, parts, devices)) == len(blocks):
+            return way
+    return _within(blocks, each, rooms, devices)
 
 
 def _within(blocks: Sequence[int], each: int, rooms: Sequence[int], devices: Collection[int]) -> Placement:

@@ -19,14 +19,22 @@ _TEMPLATE = "chat_template.jinja"
 _NO_DOMAIN = "media.invalid"
 
 
-def command(spec: RunSpec, endpoint: Endpoint, engine: Engine, *, kv_cache: int | None, scratch: Path) -> list[str]:
-    """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice; `scratch` is a
-    folder for files of this run. Raises `BadRequest`."""
+def command(
+    spec: RunSpec,
+    endpoint: Endpoint,
+    engine: Engine,
+    *,
+    kv_cache: int | None,
+    scratch: Path,
+    share: float | None = None,
+) -> list[str]:
+    """Returns the words to execute. `kv_cache` is bytes on each device, None for vLLM's own choice; `share` is
+    `memory.share`; `scratch` is a folder for files of this run. Raises `BadRequest`."""
     options = VllmOptions.of(spec.options)
     eager = engine.kind is EngineKind.CPU if options.enforce_eager is None else options.enforce_eager
     words = [
         *_owned(spec, endpoint),
-        *_sizes(spec, options, kv_cache),
+        *_sizes(spec, options, kv_cache, share),
         *_mode(spec, options),
         *_weights(options, eager=eager),
         *_devices(options),
@@ -51,12 +59,12 @@ def _owned(spec: RunSpec, endpoint: Endpoint) -> Iterator[str]:
         yield "--trust-remote-code"
 
 
-def _sizes(spec: RunSpec, options: VllmOptions, kv_cache: int | None) -> Iterator[str]:
+def _sizes(spec: RunSpec, options: VllmOptions, kv_cache: int | None, share: float | None) -> Iterator[str]:
     yield from ("--max-model-len", str(spec.context_size), "--max-num-seqs", str(spec.parallel))
     if kv_cache is not None:
         yield from ("--kv-cache-memory-bytes", str(kv_cache))
-    if options.gpu_memory_utilization is not None:
-        yield from ("--gpu-memory-utilization", str(options.gpu_memory_utilization))
+    if (utilization := options.gpu_memory_utilization or share) is not None:
+        yield from ("--gpu-memory-utilization", str(utilization))
     if options.kv_cache_dtype != "auto":
         yield from ("--kv-cache-dtype", options.kv_cache_dtype)
 

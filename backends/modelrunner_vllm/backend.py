@@ -78,11 +78,13 @@ class VllmBackend(Backend):
         if ray_address := VllmOptions.of(spec.options).ray_address:
             await check_reachable(ray_address)
         cache = memory.kv_cache(spec, engine.kind)
+        share = memory.share(spec, engine.kind, await asyncio.to_thread(self._totals))
         with self._scratch.run() as scratch:
-            argv = args.command(spec, launch.endpoint, engine, kv_cache=cache, scratch=scratch.folder)
+            folder = scratch.folder
+            argv = args.command(spec, launch.endpoint, engine, kv_cache=cache, share=share, scratch=folder)
             env = environment.variables(spec, engine, self._compiled(), scratch)
             permissions = environment.permissions(spec, engine, self._compiled(), scratch)
-            await run(argv, env=env, options=launch.process, cwd=scratch.folder, permissions=permissions)
+            await run(argv, env=env, options=launch.process, cwd=folder, permissions=permissions)
 
     def priority(self, bundle: Bundle) -> float:
         """Raises `BackendUnavailable` if there is no vLLM for the machine."""
@@ -121,7 +123,11 @@ class VllmBackend(Backend):
         """Returns a variant for each set of devices."""
         names = os.environ.get(memory.VISIBLE, "").split(",")
         visible = names if len(names) >= len(budget.vram) else [str(number) for number in range(len(budget.vram))]
-        return await asyncio.to_thread(memory.placed, spec, self._kind(), len(budget.vram), visible)
+
+        def place() -> list[Variant]:
+            return memory.placed(spec, self._kind(), len(budget.vram), visible, self._totals())
+
+        return await asyncio.to_thread(place)
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)
@@ -171,6 +177,13 @@ class VllmBackend(Backend):
         status, answer = await calls.ask(endpoint, "POST", path, body, timeout=_WAKE_LIMIT)
         if status != 200:
             raise BackendUnavailable(f"vLLM refused {path} with {status}: {answer}")
+
+    def _totals(self) -> list[int]:
+        """Returns the bytes of each of the engine's devices; none where it does not say."""
+        try:
+            return [device.total for device in self.devices()]
+        except OSError:  # the daemon says it, since it asks for the devices itself
+            return []
 
     def _engine(self) -> Engine:
         engine = engines.find(self.context)

@@ -18,6 +18,7 @@ MIB = 1 << 20
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers devices as the budget does
 _MOST_SETS = 64  # of devices that are offered for one run
+_LEAST_SHARE = 0.001  # of a device: vLLM refuses 0
 # The PSS of the API server, EngineCore and its tracker, and of a worker without its weights, measured on Linux x86-64
 # with one worker.
 _SERVER = 1100 * MIB
@@ -111,10 +112,24 @@ def required(spec: RunSpec, kind: EngineKind) -> RequiredMemory:
     return RequiredMemory(_SERVER + workers * (_CUDA_WORKER + offloaded), (device,) * workers)
 
 
-def placed(spec: RunSpec, kind: EngineKind, devices: int, visible: Sequence[str]) -> list[Variant]:
+def share(spec: RunSpec, kind: EngineKind, totals: Sequence[int]) -> float | None:
+    """Returns the share of a device, from 0 to 1, that must be free before vLLM starts; `totals` are the bytes of the
+    engine's devices. vLLM's default is most of a device, also with a cache of a given size (`request_memory` of
+    vllm/v1/worker/utils.py), so nothing could stand beside it. None where nothing is to be said, or somebody said
+    it."""
+    device = max(required(spec, kind).vram, default=0)
+    if not device or not totals or VllmOptions.of(spec.options).gpu_memory_utilization is not None:
+        return None
+    return min(1.0, max(_LEAST_SHARE, round(device / max(totals), 4)))
+
+
+def placed(
+    spec: RunSpec, kind: EngineKind, devices: int, visible: Sequence[str], totals: Sequence[int] = ()
+) -> list[Variant]:
     """Returns the run on each set of devices that it may take, of so many `devices` as the budget has; `visible` are
-    their names in CUDA_VISIBLE_DEVICES. There is one way where nothing is to be placed: on the processors, where Ray
-    places, or where the budget has no device. Raises `BadRequest` if there are too few."""
+    their names in CUDA_VISIBLE_DEVICES, `totals` their bytes, as far as they are known. There is one way where nothing
+    is to be placed: on the processors, where Ray places, or where the budget has no device. Raises `BadRequest` if
+    there are too few."""
     needed, options = required(spec, kind), VllmOptions.of(spec.options)
     if not devices or not needed.vram:
         return [Variant(spec, needed)]
@@ -126,10 +141,13 @@ def placed(spec: RunSpec, kind: EngineKind, devices: int, visible: Sequence[str]
             f"{what}: vLLM has {devices} here, numbered from 0; change `devices` or the parallel sizes",
             param="vllm.devices" if missing else "vllm.tensor-parallel-size",
         )
+    sizes = [needed.vram[0]] * devices
+    if options.gpu_memory_utilization is not None and len(totals) == devices:
+        sizes = [int(options.gpu_memory_utilization * total) for total in totals]  # it takes all of its share
     return [
         Variant(
             replace(spec, environment={**spec.environment, **_ORDER, VISIBLE: ",".join(visible[i] for i in chosen)}),
-            replace(needed, vram=tuple(needed.vram[0] if i in chosen else 0 for i in range(devices))),
+            replace(needed, vram=tuple(size if i in chosen else 0 for i, size in enumerate(sizes))),
         )
         for chosen in islice(combinations(allowed, options.workers), _MOST_SETS)
     ]

@@ -74,6 +74,18 @@ def test_two_devices_take_together_what_neither_takes_alone() -> None:
     assert first.memory.fits(RequiredMemory(1 << 40, (2 * GIB, 3 * GIB)))
 
 
+def test_a_split_follows_the_free_memory_of_unequal_devices() -> None:
+    """And fills none to its end, where prompts may need more than was thought."""
+    rooms = 2 * GIB, 3 * GIB, 3 * GIB
+    found = [variant for variant in variants(model(), *rooms) if not variant.label]
+    assert len(found) == 3  # any two of them
+    for variant in found:
+        used = [need / room for need, room in zip(variant.memory.vram, rooms, strict=True) if need]
+        assert len(used) == 2
+        assert max(used) - min(used) < 0.1
+        assert max(used) < 0.95
+
+
 def test_any_device_that_can_take_all_is_a_way_and_the_main_one_comes_first() -> None:
     devices = (16 * GIB, 8 * GIB)
     assert [placed(v) for v in variants(model(), *devices)][:2] == [(31,), (0, 31)]

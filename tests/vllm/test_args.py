@@ -62,6 +62,13 @@ def test_modes(mode: Mode, runner: str) -> None:
     assert ("--tool-call-parser" in words) == (mode is Mode.COMPLETION)
 
 
+def test_the_share_of_a_device_is_the_runs_own_unless_somebody_said_one() -> None:
+    assert "--gpu-memory-utilization" not in command(spec(), CUDA)
+    assert value(command(spec(), CUDA, share=0.25), "--gpu-memory-utilization") == "0.25"
+    chosen = spec(options={"gpu-memory-utilization": 0.5})
+    assert value(command(chosen, CUDA, kv_cache=None, share=0.25), "--gpu-memory-utilization") == "0.5"
+
+
 def test_devices_and_executor() -> None:
     assert "--distributed-executor-backend" not in command(spec())
     words = command(spec(options={"tensor-parallel-size": 4, "pipeline-parallel-size": 2}), CUDA)

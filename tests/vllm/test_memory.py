@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.errors import InvalidModel
+from modelrunner.errors import BadRequest, InvalidModel
 from modelrunner.types import Adapter, Mode, Tensor
 from modelrunner_vllm import memory
 from modelrunner_vllm.engines import EngineKind
@@ -81,6 +81,39 @@ def test_on_gpus_each_holds_its_part() -> None:
     assert two.vram[0] == two.vram[1] < one.vram[0]
     assert one.vram[0] > 2 * SMOLLM2_ELEMENTS + (memory.kv_cache(spec(), EngineKind.CUDA) or 0)
     assert two.ram > one.ram
+
+
+def test_two_models_share_a_device_on_purpose() -> None:
+    """vLLM starts only where its share is free: that of each is what it needs, so both together are less than all."""
+    needed, card = memory.required(spec(), EngineKind.CUDA).vram[0], 4 * GIB
+    share = memory.share(spec(), EngineKind.CUDA, (card, card))
+    assert share == pytest.approx(needed / card, abs=1e-4)
+    assert needed < card // 2
+    assert memory.share(spec(), EngineKind.CUDA, (card, 2 * card)) == pytest.approx(needed / card / 2, abs=1e-4)
+    assert memory.share(spec(), EngineKind.CUDA, (1 << 60,))
+    assert memory.share(spec(), EngineKind.CUDA, (1,)) == 1
+    assert memory.share(spec(), EngineKind.CUDA, ()) is None
+    assert memory.share(spec(), EngineKind.CPU, (card,)) is None
+    assert memory.share(spec(options={"gpu-memory-utilization": 0.5}), EngineKind.CUDA, (card,)) is None
+
+
+def test_a_share_that_somebody_chose_is_all_counted() -> None:
+    cards = (40 * GIB, 80 * GIB)
+    half = spec(options={"gpu-memory-utilization": 0.5})
+    found = memory.placed(half, EngineKind.CUDA, 2, ("0", "1"), cards)
+    assert [variant.memory.vram for variant in found] == [(20 * GIB, 0), (0, 40 * GIB)]
+    both = spec(options={"gpu-memory-utilization": 0.5, "tensor-parallel-size": 2})
+    assert [v.memory.vram for v in memory.placed(both, EngineKind.CUDA, 2, ("0", "1"), cards)] == [(20 * GIB, 40 * GIB)]
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [({"devices": [2]}, "vllm.devices"), ({"tensor-parallel-size": 3}, "vllm.tensor-parallel-size")],
+)
+def test_devices_that_are_not_there(options: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequest, match="vLLM has 2 here") as refused:
+        memory.placed(spec(options=options), EngineKind.CUDA, 2, ("0", "1"))
+    assert refused.value.param == param
 
 
 def test_weights_that_are_offloaded_lie_in_main_memory() -> None:
