@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from modelrunner.errors import Unavailable
+from modelrunner.gateway.dialects.ollama_context import context_of
 from modelrunner.http.limits import Limits
 from tests.gateway.fakes import SSE, Call, Script, event
 from tests.gateway.harness import CHAT, Answer, Proxy, proxy, request
@@ -255,6 +256,21 @@ async def test_keep_alive_of_a_chat(folder: Path, kind: str, given: object, seco
         assert served.scheduler.keep_alive.seconds == seconds
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_context_goes_on_with_the_conversation(folder: Path, kind: str, stream: bool) -> None:
+    async with proxy(folder, kind, answering(*SAID)) as served:
+        first = lines(await served.ask(generate(stream=stream, system="be brief", images=[PNG])))[-1]
+        assert all(type(number) is int and 0 <= number < 1 << 24 for number in first["context"])
+        second = lines(await served.ask(generate(prompt="and?", stream=stream, context=first["context"])))[-1]
+        said = [("system", "be brief"), ("user", "hello"), ("assistant", "Hello €"), ("user", "and?")]
+        assert [(one["role"], one["content"]) for one in asked(served)["messages"]] == said
+        await served.ask(generate(prompt="x", stream=stream, context=second["context"], system="be long"))
+        said = [("system", "be long"), *said[1:], ("assistant", "Hello €"), ("user", "x")]
+        assert [(one["role"], one["content"]) for one in asked(served)["messages"]] == said
+        assert "context" not in lines(await served.ask(generate(stream=stream, raw=True)))[-1]
+        assert "context" not in lines(await served.ask(chat(stream=stream)))[-1]
+
+
 async def embeddings(call: Call) -> None:
     data = [{"index": 1, "embedding": [0.25, 1e-9]}, {"index": 0, "embedding": [1, 2]}]
     body = msgspec.json.encode({"data": data, "usage": {"prompt_tokens": 4}})
@@ -288,6 +304,10 @@ async def test_embeddings(folder: Path, kind: str) -> None:
         (chat(format=7), 400, "format"),
         (chat(keep_alive="soon"), 400, "keep-alive"),
         (generate(context=[1, 2]), 400, "context"),
+        (generate(context=[-1]), 400, "context"),
+        (generate(context=context_of([("user", "a")])[:-1]), 400, "context"),
+        (generate(context=[*context_of([("user", "a")])[:4], 1 << 24]), 400, "context"),
+        (generate(context=context_of([("user", "a")]), raw=True), 400, "raw"),
         (generate(template="{{ .Prompt }}"), 400, "template"),
         (generate(suffix="x"), 400, "suffix"),
         (generate(raw=True, images=[PNG]), 400, "images"),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from modelrunner.errors import ContextTooLong, ModelRunnerError
+from modelrunner.gateway.dialects.ollama_context import context_of
 from tests.gateway.fakes import SSE, Call, event
 from tests.gateway.harness import CHAT, Answer, Proxy, proxy, request
 
@@ -176,3 +177,12 @@ async def test_dimensions_are_a_whole_number(folder: Path) -> None:
 async def test_the_error_names_what_is_too_long(folder: Path, path: str, fields: dict[str, Any], param: str) -> None:
     answer, *_ = await ask(folder, path, **fields)
     assert (answer.status, answer.error["param"]) == (400, param)
+
+
+async def test_a_context_goes_before_the_prompt_is_cut(folder: Path) -> None:
+    context = context_of([("user", "word " * 30), ("assistant", "yes")])
+    answer, asked, _ = await ask(folder, "/api/generate", prompt="and now", context=context)
+    assert (answer.status, answer.headers["x-modelrunner-truncated"]) == (200, "context")
+    assert [message["content"] for message in asked["messages"]] == ["and now"]
+    kept, _, _ = await ask(folder, "/api/generate", prompt="and now", context=context, truncate=False)
+    assert kept.status == 400

@@ -115,13 +115,14 @@ class ResponseAnswer(msgspec.Struct):
 
 class OllamaAnswer(msgspec.Struct):
     """A line of a stream, or the whole answer: `message` of a chat, `response` of a generation. The last line has
-    `done_reason`, counts of tokens, and durations in nanoseconds."""
+    `done_reason`, `context` (of a generation), counts of tokens, and durations in nanoseconds."""
 
     model: str
     created_at: str
     done: bool
     message: dict[str, Any] | None = None
     response: str | None = None
+    context: list[int] | None = None
     done_reason: str | None = None
     total_duration: int | None = None
     load_duration: int | None = None

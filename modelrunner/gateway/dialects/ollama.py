@@ -137,7 +137,11 @@ class OllamaGenerate(Ollama):
         ignored = fields.ignored(runner.api.reads(path)) + (["logprobs"] if plain and fields.logprobs else [])
         make = OllamaLines if fields.stream else OllamaText
         translation = make(
-            fields.model, AnswerClock(ask.arrived), own_headers("", tuple(ignored), lost=ask.lost), chat=False
+            fields.model,
+            AnswerClock(ask.arrived),
+            own_headers("", tuple(ignored), lost=ask.lost),
+            chat=False,
+            turns=fields.turns(),
         )
         return engine_request(runner, path, fields.model, asked), translation
 

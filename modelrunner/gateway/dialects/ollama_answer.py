@@ -5,6 +5,7 @@ Source of the fields: https://github.com/ollama/ollama/blob/main/docs/api.md; du
 
 import math
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ import msgspec
 from modelrunner.gateway.calls import JSON
 from modelrunner.gateway.dialects.assembly import WholeBody
 from modelrunner.gateway.dialects.chunks import ChunkTranslation, Timings, TokenUsage
+from modelrunner.gateway.dialects.ollama_context import Turn, context_of
 from modelrunner.http.answers import Header
 
 NDJSON: tuple[Header, ...] = (
@@ -61,19 +63,32 @@ class AnswerClock:
 
 
 class OllamaLines(ChunkTranslation):
-    """The stream of a chat or, with `chat` False, of a generation."""
+    """The stream of a chat or, with `chat` False, of a generation, whose end has the context of its `turns` with the
+    answer."""
 
     chunk_per_line: ClassVar[bool] = True
 
-    def __init__(self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, chat: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        clock: AnswerClock,
+        headers: tuple[Header, ...],
+        *,
+        chat: bool,
+        turns: Sequence[Turn] = (),
+    ) -> None:
         super().__init__()
         self.headers = (*NDJSON, *headers)
         self._start = b'{"model":%b,"created_at":"' % _encode(model)
         self._clock = clock
         self._chat = chat
+        self._turns = turns
+        self._texts: list[str] = []
 
     def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
         self._clock.first()
+        if self._turns:
+            self._texts.append(text)
         return self._line(text, "", b',"done":false%b}\n' % _logprobs(logprobs))
 
     def thought(self, text: str) -> bytes:
@@ -100,7 +115,9 @@ class OllamaLines(ChunkTranslation):
 
     def figures(self) -> bytes:
         """Returns the last members of an answer and its closing bracket."""
-        told = {"done": True, "done_reason": "length" if self.finish_reason == "length" else "stop"}
+        told: dict[str, Any] = {"done": True, "done_reason": "length" if self.finish_reason == "length" else "stop"}
+        if self._turns:
+            told["context"] = context_of([*self._turns, ("assistant", "".join(self._texts))])
         return _encode(told | self._clock.figures(self.usage, self.timings))[1:]
 
     def _line(self, text: str, thought: str, end: bytes, calls: list[dict[str, Any]] | None = None) -> bytes:
@@ -118,10 +135,17 @@ class OllamaText(OllamaLines):
 
     whole: ClassVar[bool] = True
 
-    def __init__(self, model: str, clock: AnswerClock, headers: tuple[Header, ...], *, chat: bool) -> None:
-        super().__init__(model, clock, headers, chat=chat)
+    def __init__(
+        self,
+        model: str,
+        clock: AnswerClock,
+        headers: tuple[Header, ...],
+        *,
+        chat: bool,
+        turns: Sequence[Turn] = (),
+    ) -> None:
+        super().__init__(model, clock, headers, chat=chat, turns=turns)
         self.headers = (JSON, *headers)
-        self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._logprobs: list[msgspec.Raw] = []
 

@@ -12,6 +12,7 @@ from modelrunner.defaults import SamplingOptions
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.calls import Fields, decoded
 from modelrunner.gateway.dialects.normalize import LEAST_LOGPROBS
+from modelrunner.gateway.dialects.ollama_context import Turn, turns_of
 from modelrunner.schema import whole_number
 from modelrunner.types import KeepAlive
 
@@ -123,17 +124,27 @@ class GenerateFields(OllamaFields, frozen=True, gc=False):
         """Raises `BadRequest` for a field without which the answer would mean something else."""
         if self.template:
             raise BadRequest("a template for one request is not supported: configure the model's own", param="template")
+        if self.context and self.raw:
+            raise BadRequest("a raw prompt has no context: leave `raw` or `context` out", param="context")
         if self.context:
-            raise BadRequest(
-                "the context of an earlier answer is not supported: send the messages to /api/chat", param="context"
-            )
+            turns_of(self.context)
         if self.suffix:
             raise BadRequest("text between a prompt and a suffix is not supported: leave `suffix` out", param="suffix")
 
+    def turns(self) -> list[Turn]:
+        """Returns the conversation up to this prompt, none for a raw one. A new system text takes the place of the
+        earlier one. Raises `BadRequest`."""
+        if self.raw:
+            return []
+        earlier = turns_of(self.context) if self.context else []
+        if self.system:
+            earlier = [("system", self.system), *(turn for turn in earlier if turn[0] != "system")]
+        return [*earlier, ("user", self.prompt or "")]
+
     def chat(self) -> dict[str, Any]:
         """Raises `BadRequest`."""
-        system = [OllamaMessage("system", self.system)] if self.system else []
-        messages = [*system, OllamaMessage("user", self.prompt or "", images=self.images)]
+        messages = [OllamaMessage(role, text) for role, text in self.turns()]
+        messages[-1].images = self.images
         return {"messages": _messages(messages), **self.sampling()}
 
     def completion(self) -> dict[str, Any]:
@@ -143,7 +154,8 @@ class GenerateFields(OllamaFields, frozen=True, gc=False):
         found = self.sampling()
         for chat_only in ("logprobs", "top_logprobs", "chat_template_kwargs", "reasoning_effort"):
             found.pop(chat_only, None)
-        return {"prompt": f"{self.system}\n{self.prompt}" if self.system and not self.raw else self.prompt, **found}
+        texts = [f"{text}\n" if role == "system" else text for role, text in self.turns()]
+        return {"prompt": "".join(texts) if texts else self.prompt, **found}
 
 
 class EmbedFields(EmptyFields, frozen=True, gc=False):

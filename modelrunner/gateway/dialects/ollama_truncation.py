@@ -36,6 +36,8 @@ async def shortened(ask: Inference, runner: Runner, error: ContextTooLong) -> In
         case ChatFields() as chat if chat.truncate is not False and ask.tries < _MOST_TRIES:
             return _shorter_chat(ask, chat, error)
         case GenerateFields() as generate if generate.truncate is not False and ask.tries < _MOST_TRIES:
+            if generate.context:
+                return _with(ask, ("context",), context=None)
             prompt = _cut(generate.prompt or "", _excess(generate, error), len(generate.prompt or ""))
             return _with(ask, ("prompt",), prompt=prompt) if prompt else None
     return None
