@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from modelrunner.errors import BackingOff, InsufficientMemory, OutOfMemory, ShuttingDown, TimedOut
 from modelrunner.scheduler.allocation import Allocation, covers
-from modelrunner.scheduler.state import Failure, Group, Phase, RunOption, Slot
+from modelrunner.scheduler.state import Failure, Failures, Group, Phase, RunOption, Slot
 
 # The longest pause, in seconds. A runner that was ready for HEALTHY seconds clears its model of earlier failures; a
 # failure is remembered for REMEMBERED seconds after its pause.
@@ -33,9 +33,11 @@ def is_past(failure: Failure, now: float) -> bool:
     return now >= failure.until + REMEMBERED
 
 
-def after(previous: Failure | None, slot: Slot, options: Sequence[RunOption], now: float) -> Failure:
-    """Returns the failure to remember for `slot`, which ended by itself; its model has these `options`."""
+def after(failures: Failures, slot: Slot, options: Sequence[RunOption], now: float) -> Failure:
+    """Returns the failure to remember for `slot`, which ended by itself; its model has these `options`, and `failures`
+    are those before."""
     assert slot.error is not None
+    previous = failures.get((slot.key, slot.option.place))
     healthy = slot.was_ready and now - slot.ready_at >= HEALTHY
     if previous is None or healthy or is_past(previous, now):
         previous = Failure(0, now, slot.error)
@@ -45,6 +47,7 @@ def after(previous: Failure | None, slot: Slot, options: Sequence[RunOption], no
         rank = slot.option.rank
         tried_with_more, smaller = floor is not None and rank >= floor, [o.rank for o in options if o.rank > rank]
         elsewhere = [o for o in options if o.rank == rank and o.place != slot.option.place]
+        elsewhere = [o for o in elsewhere if (f := failures.get((slot.key, o.place))) is None or f.until <= now]
         waits = count < MEMORY_TRIES and (not tried_with_more or bool(smaller) or bool(elsewhere))
         floor = min(smaller, default=rank) if tried_with_more else rank
         pause = 0.0 if waits else pause

@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 from modelrunner.scheduler.allocation import Allocation, Vector, covers, raised
 from modelrunner.scheduler.eviction import Eviction
-from modelrunner.scheduler.state import Failure, Group, RunnerId, RunOption, RunPlace, Slot
+from modelrunner.scheduler.state import Failure, Failures, Group, RunnerId, RunOption, Slot
 from modelrunner.types import RunnerKey
 
-Failures = Mapping[tuple[RunnerKey, RunPlace], Failure]
 Memory = Mapping[str, Allocation]
 """The allocation of each host."""
 Most = Mapping[str, Vector]

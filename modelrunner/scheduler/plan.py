@@ -98,7 +98,7 @@ class Plan:
             # An engine that is not installed was not started: no pause, since installing it mends that at once.
             if error is not None and not isinstance(error, BackendUnavailable):
                 options = group.options if group else ()
-                failure = self._failures[where] = failures.after(self._failures.get(where), slot, options, self.now)
+                failure = self._failures[where] = failures.after(self._failures, slot, options, self.now)
             fatal = error is not None and not slot.was_ready and not (failure and failure.waits)
             if group is not None and error is not None and fatal and not self._of(slot.key):
                 self._refuse(groups.pop(slot.key), failures.explained(error, group, self.memory))

@@ -229,6 +229,9 @@ class Failure:
     floor: int | None = None
 
 
+Failures = Mapping[tuple[RunnerKey, RunPlace], Failure]
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`max_wait` is how many seconds a request may wait in all. `patience` in seconds, `loads` and `spare` in multiples
@@ -256,7 +259,7 @@ class State:
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
     hosts: Mapping[str, RequiredMemory]
-    failures: Mapping[tuple[RunnerKey, RunPlace], Failure] = field(default_factory=dict)
+    failures: Failures = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     closing: bool = False
     paused: frozenset[str] = frozenset()

@@ -9,6 +9,8 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     Action,
+    Failure,
+    Failures,
     Group,
     Phase,
     Policy,
@@ -114,6 +116,11 @@ def ended(
         ready_at=NOW - ready if was_ready else -math.inf,
         option=RunOption(RequiredMemory(5), rank, number=rank),
     )
+
+
+def known(failure: Failure | None) -> Failures:
+    """What is remembered of the model a."""
+    return {} if failure is None else {(key("a"), HERE): failure}
 
 
 def decide(*parts: Group | Slot, **more: Any) -> list[Action]:

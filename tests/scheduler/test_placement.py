@@ -15,6 +15,7 @@ from modelrunner.scheduler.state import (
     HostedVariant,
     Phase,
     Reason,
+    Refuse,
     RunPlace,
     Slot,
     Start,
@@ -31,7 +32,7 @@ from modelrunner_vllm.engines import EngineKind as VllmKind
 from tests.llamacpp.models import SMOLLM2, bundle
 from tests.llamacpp.models import spec as llamacpp_spec
 from tests.scheduler.fakes import Engine, FakeHost, World, target, virtual
-from tests.scheduler.states import NOW, decide, group, key, option, refusal, runner, slot
+from tests.scheduler.states import NOW, decide, ended, group, key, option, refusal, runner, slot
 from tests.vllm.models import spec as vllm_spec
 
 GIB = 1 << 30
@@ -112,6 +113,17 @@ def test_memory_that_ran_out_on_one_device_says_nothing_about_another() -> None:
     waiting = group("x", 1, vram=(8,), elsewhere=((0, 8),), smaller=(2,))
     full = Failure(2, NOW, OutOfMemory(-9), waits=True, floor=1)
     assert places(decide(waiting, vram=(8, 8), failures={(key("x"), RunPlace((0,))): full})) == [(1,)]
+
+
+def test_memory_that_ran_out_twice_is_tried_elsewhere_and_told_where_that_is_paused() -> None:
+    waiting, there = group("x", 1, vram=(8,), elsewhere=((0, 8),)), RunPlace((1,))
+    full = ended("x", OutOfMemory(-9))._replace(option=option(RequiredMemory(1, (8,))))
+    before = {(key("x"), RunPlace((0,))): Failure(1, NOW, OutOfMemory(-9), waits=True, floor=0)}
+    assert places(decide(waiting, full, vram=(12, 16), failures=before)) == [(1,)]
+    paused = before | {(key("x"), there): Failure(5, NOW + 30, EngineFailed("the device is lost"))}
+    refused, _ = decide(waiting, full, vram=(12, 16), failures=paused)
+    assert isinstance(refused, Refuse)
+    assert "memory ran out" in str(refused.error)
 
 
 # Hosts

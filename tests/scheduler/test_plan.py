@@ -22,7 +22,21 @@ from modelrunner.scheduler.state import (
     Stop,
     WakeAt,
 )
-from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, refusal, runner, slot, start, wake
+from tests.scheduler.states import (
+    HERE,
+    NOW,
+    decide,
+    ended,
+    everything,
+    group,
+    key,
+    known,
+    refusal,
+    runner,
+    slot,
+    start,
+    wake,
+)
 
 # Oldest first
 
@@ -309,14 +323,14 @@ def test_after_the_pause_it_is_tried_again() -> None:
 def test_the_pauses_double_up_to_a_limit_and_are_forgotten() -> None:
     failure, now, pauses = None, 0.0, []
     for _ in range(9):
-        failure = after(failure, ended("a", EngineFailed("x")), (), now)
+        failure = after(known(failure), ended("a", EngineFailed("x")), (), now)
         assert not failure.waits
         pauses.append(failure.until - now)
         now = failure.until
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert failure is not None
     assert not is_past(failure, now + REMEMBERED - 1)
-    assert after(failure, ended("a", EngineFailed("x")), (), now + REMEMBERED).count == 1
+    assert after(known(failure), ended("a", EngineFailed("x")), (), now + REMEMBERED).count == 1
 
 
 def test_an_engine_that_is_not_installed_is_no_failed_start() -> None:

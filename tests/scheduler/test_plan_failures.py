@@ -20,7 +20,7 @@ from modelrunner.scheduler.state import (
     WakeAt,
 )
 from modelrunner.types import RequiredMemory
-from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, refusal, runner, slot, start
+from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, known, refusal, runner, slot, start
 
 ONE, THREE, NINE = ([RunOption(RequiredMemory(5), rank) for rank in range(count)] for count in (1, 3, 9))
 FULL = OutOfMemory(-9, message="the engine was killed by the system because memory ran out")
@@ -57,8 +57,7 @@ def test_where_none_can_ever_fit_the_smallest_is_told() -> None:
 def tried(rank: int, before: Failure | None, *sizes: int) -> tuple[Failure, list[Action]]:
     """A load of that `rank` has run out of memory; what is remembered of it, and what comes after it was forgotten."""
     waiting = group("a", sizes[0], smaller=sizes[1:])
-    failures = {} if before is None else {(key("a"), HERE): before}
-    *answers, forget = decide(waiting, ended("a", FULL, rank=rank), failures=failures)[:2]
+    *answers, forget = decide(waiting, ended("a", FULL, rank=rank), failures=known(before))[:2]
     if isinstance(forget, Forget):
         assert forget.failure is not None
         return forget.failure, answers
@@ -108,7 +107,7 @@ def test_a_model_that_crashes_is_restarted_ever_later_and_then_given_up() -> Non
     pauses, failure, now = [], None, NOW
     for _ in range(BREAKER + 2):
         crash = Slot(key("a"), Phase.ENDED, RequiredMemory(5), error=EngineFailed("signal 11"), ready_at=now - 1)
-        failure = after(failure, crash, ONE, now)
+        failure = after(known(failure), crash, ONE, now)
         pauses.append((failure.until - now, failure.waits))
         now = failure.until + 1
     assert pauses == [(0, True), (1, True), (2, True), (4, True), (60, False), (60, False), (60, False)]
@@ -140,7 +139,7 @@ def test_after_the_pause_one_start_is_tried() -> None:
 @pytest.mark.parametrize(("ready", "count"), [(HEALTHY - 1, 5), (HEALTHY, 1)])
 def test_a_healthy_time_clears_the_model(ready: float, count: int) -> None:
     before = Failure(4, NOW - 100, EngineFailed("x"), waits=True, floor=2)
-    failure = after(before, ended("a", EngineFailed("x"), True, ready=ready), THREE, NOW)
+    failure = after(known(before), ended("a", EngineFailed("x"), True, ready=ready), THREE, NOW)
     assert failure.count == count
     assert failure.floor == (2 if count > 1 else None)
 
@@ -149,7 +148,7 @@ def test_an_old_failure_is_forgotten() -> None:
     before = Failure(4, NOW - REMEMBERED, EngineFailed("x"))
     assert is_past(before, NOW)
     assert not is_past(before, NOW - 1)
-    assert after(before, ended("a", EngineFailed("x")), ONE, NOW).count == 1
+    assert after(known(before), ended("a", EngineFailed("x")), ONE, NOW).count == 1
 
 
 def test_memory_that_runs_out_in_use_has_more_made_for_it_the_next_time() -> None:
@@ -167,6 +166,6 @@ def test_however_it_fails_it_is_started_at_most_seven_times_a_minute(error: Engi
             key("a"), Phase.ENDED, RequiredMemory(5), error=error, ready_at=now if was_ready else -math.inf,
             option=RunOption(RequiredMemory(5), rank=(failure and failure.floor) or 0),
         )  # fmt: skip
-        failure = after(failure, fallen, NINE, now)
+        failure = after(known(failure), fallen, NINE, now)
         now = failure.until
     assert all(sum(begin <= s < begin + MAX_BACKOFF for s in starts) <= 7 for begin in starts)
