@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
+from modelrunner.api.middleware import transport_of
 from modelrunner.errors import BadRequest, InvalidReference, UnsupportedMediaType
 from modelrunner.schema import nearest, wrong_field
 
@@ -23,11 +24,22 @@ async def read_json(request: web.Request, shape: type[T]) -> T:
     if "Origin" in request.headers and request.content_type != "application/json":
         raise UnsupportedMediaType("send the body with Content-Type: application/json")
     try:
-        return msgspec.json.decode(await request.read(), type=shape)
+        return msgspec.json.decode(await read_whole(request), type=shape)
     except msgspec.ValidationError as error:
         raise _wrong(error, shape) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+async def read_whole(request: web.Request) -> bytes:
+    """Returns the body, which counts in `total_body_limit` until the request ends. Raises `PayloadTooLarge` and
+    `Unavailable`."""
+    pieces, transport = [], transport_of(request)
+    async for piece in request.content.iter_any():
+        if transport is not None:
+            transport.keep(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def checked(body: Any, shape: type[T]) -> T:

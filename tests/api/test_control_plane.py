@@ -13,6 +13,7 @@ from yarl import URL
 from modelrunner.backend import InstallProgress, ProgressCallback
 from tests.api.conftest import Daemon, StartDaemon
 from tests.store.samples import write_gguf
+from tests.waiting import HUNG
 
 
 async def fault(answer: aiohttp.ClientResponse) -> tuple[int, str]:
@@ -137,6 +138,30 @@ async def test_a_body_beyond_the_limit_is_refused(start_daemon: StartDaemon) -> 
     daemon = await start_daemon(body_limit=1000)
     async with daemon.unix.post("/models/create", data=b" " * 2000) as answer:
         assert await fault(answer) == (413, "payload_too_large")
+
+
+async def test_bodies_of_the_control_plane_count_among_all_bodies(start_daemon: StartDaemon) -> None:
+    """Bodies that never end: each client leaves as much for others, and what is kept is free once they are gone."""
+    daemon = await start_daemon(body_limit=10_000, total_body_limit=40_000)
+    head = b"POST /models/create HTTP/1.1\r\nHost: localhost:%d\r\nContent-Length: 9000\r\n\r\n" % daemon.port
+    answers, writers = [], []
+    for _ in range(4):
+        reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+        writer.write(head + b" " * 8990)
+        writers.append(writer)
+        answers.append(asyncio.create_task(reader.readline()))
+    async with asyncio.timeout(HUNG):
+        while sum(answer.done() for answer in answers) < 2:
+            await asyncio.wait([answer for answer in answers if not answer.done()], return_when="FIRST_COMPLETED")
+    assert all(b" 503 " in answer.result() for answer in answers if answer.done())
+    async with daemon.unix.post("/models/create", data=b" " * 9000) as answer:  # of another client
+        assert answer.status == 400
+    for answer_line, writer in zip(answers, writers, strict=True):
+        answer_line.cancel()
+        writer.close()
+    async with asyncio.timeout(HUNG):
+        while (await raw(daemon, head + b" " * 9000)).split()[1] == b"503":
+            pass
 
 
 async def test_a_harmless_request_id_is_kept_and_a_harmful_one_is_not(start_daemon: StartDaemon) -> None:

@@ -26,6 +26,7 @@ from modelrunner.http.requests import (
     path_of,
 )
 from modelrunner.http.responses import part_length
+from modelrunner.keys.allowances import network_of
 from modelrunner.keys.ring import Scope
 
 _LINGER = 5.0  # seconds for a refused client to stop sending, so that it can read the reason
@@ -362,7 +363,11 @@ class ClientConnection(asyncio.Protocol):
 
     def _hand_over(self, admitted: AdmittedHead, head: bytes) -> None:
         self.keep_alive = self.keep_alive and not admitted.line.http_1_0  # its answers may have no length
-        self._work = work = HandoverTransport(self, admitted, self._fallback(), local=self._listener.local)
+        key, in_flight = admitted.key, self._pipeline.in_flight
+        client = key.key.name if key is not None else network_of(self.peer)
+        self._work = work = HandoverTransport(
+            self, admitted, self._fallback(), in_flight, client, local=self._listener.local
+        )
         work.start(head_to_hand_over(head, admitted.line))
 
     # the answer

@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol
 
 from modelrunner.gateway.connection.admission import AdmittedHead
+from modelrunner.gateway.request.in_flight import InFlight
 
 
 class ClientSide(Protocol):
@@ -32,9 +33,19 @@ class ClientSide(Protocol):
 class HandoverTransport(asyncio.Transport):
     """`admitted` is the request's head, `local` True for a request on the Unix socket. `answered` is set once the whole
     answer was written; without it, `close` cuts the client's connection. `peer` is the client's address; `refused` is
-    set where the gateway refuses the rest of the request."""
+    set where the gateway refuses the rest of the request. What a handler keeps of the body counts in `in_flight` for
+    `counted_for` (`client_of`) until the request ends."""
 
-    def __init__(self, client: ClientSide, admitted: AdmittedHead, protocol: asyncio.Protocol, *, local: bool) -> None:
+    def __init__(
+        self,
+        client: ClientSide,
+        admitted: AdmittedHead,
+        protocol: asyncio.Protocol,
+        in_flight: InFlight,
+        counted_for: str,
+        *,
+        local: bool,
+    ) -> None:
         super().__init__()
         self.admitted = admitted
         self.local = local
@@ -44,6 +55,7 @@ class HandoverTransport(asyncio.Transport):
         self.peer = client.peer
         self._client = client
         self._protocol = protocol
+        self._in_flight, self._counted_for, self._kept = in_flight, counted_for, 0
         self._is_head = admitted.line.method == "HEAD"
         self._whole = False
         self._paused = False
@@ -54,6 +66,12 @@ class HandoverTransport(asyncio.Transport):
         """True if the client's connection stays open after this answer. It does not while a part of the request is
         missing."""
         return self._client.keep_alive and self._whole
+
+    def keep(self, size: int) -> None:
+        """Counts `size` more bytes of the body that are kept in memory. Raises as `InFlight.buffer`."""
+        if not self._closed:
+            self._in_flight.buffer(self._counted_for, size, self._kept + size)
+            self._kept += size
 
     def close_after(self) -> None:
         """Closes the client's connection after this answer."""
@@ -90,8 +108,12 @@ class HandoverTransport(asyncio.Transport):
     def cancel(self) -> None:
         """Called when the client is gone: aiohttp cancels the handler."""
         if not self._closed:
-            self._closed = True
+            self._end()
             self._protocol.connection_lost(None)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._in_flight.unbuffer(self._counted_for, self._kept)
 
     # asyncio.Transport: aiohttp's side
 
@@ -119,7 +141,7 @@ class HandoverTransport(asyncio.Transport):
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
+        self._end()
         asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
         if self.answered:
             self._client.finish()
