@@ -317,6 +317,14 @@ class Bundle:
     brings_code: bool = False
     adapters: tuple[Adapter, ...] = ()
     defaults: ModelDefaults | None = None
+    digest: str = ""
+    """Stands for the names and the contents of the files: models with equal ones, and another configuration, are
+    presets of each other. "" for files that are not in the store."""
+
+    @property
+    def files_id(self) -> str:
+        """What presets of each other have in common; the model's ID if there is no digest."""
+        return self.digest or self.model_id
 
     @property
     def name(self) -> str:
@@ -440,14 +448,15 @@ class Served:
 
 
 class RunnerKey(NamedTuple):
-    """The identity of a runner: requests with equal keys share one. `revision` stands for the model's configuration
-    (context, flags, draft), so that a changed configuration never reuses an old process. A tuple, because every request
-    looks its runner up by it, and a tuple's hash costs a tenth of a dataclass's."""
+    """The identity of a runner: requests with equal keys share one. `files` is `Bundle.files_id`, and `revision` stands
+    for all else that the engine is started with (context, flags, draft). What is applied to each request is no part of
+    it, so presets of one model share a runner. A tuple, because every request looks its runner up by it, and a tuple's
+    hash costs a tenth of a dataclass's."""
 
     backend: str
-    model_id: str
+    files: str
     mode: Mode
     revision: int = 0
 
     def __str__(self) -> str:
-        return f"{self.backend}/{self.model_id[:19]}/{self.mode}#{self.revision}"
+        return f"{self.backend}/{self.files[:19]}/{self.mode}#{self.revision:x}"

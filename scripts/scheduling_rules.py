@@ -23,7 +23,7 @@ class _FixedOrder(Eviction):
     """Of several runners that may go, always the same ones do."""
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
-        return slot.leases > 0, sum(slot.key.model_id.encode())
+        return slot.leases > 0, sum(slot.key.files.encode())
 
 
 class _MostRecentlyUsed(Eviction):

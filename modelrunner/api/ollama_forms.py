@@ -200,8 +200,9 @@ def listed(name: str, model: StoredModel, abilities: Abilities) -> OllamaModel:
     )
 
 
-def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
-    """Returns an entry of `GET /api/ps`. Its memory is measured if possible, else estimated."""
+def running(view: RunnerView, model_id: str, name: str, model: StoredModel | None) -> OllamaRunner:
+    """Returns an entry of `GET /api/ps`, for one of the runner's models. Its memory is measured if possible, else
+    estimated."""
     memory = view.memory.measured or view.memory.estimated
     vram = sum(memory.vram)
     keep = view.keep_alive.seconds
@@ -209,10 +210,10 @@ def running(view: RunnerView, model: StoredModel | None) -> OllamaRunner:
     now = time.time()
     expires = now + _CENTURY if stays else view.expires_at if view.expires_at is not None else now + keep
     return OllamaRunner(
-        name=tagged(view.model_name),
-        model=tagged(view.model_name),
+        name=tagged(name),
+        model=tagged(name),
         size=memory.ram + vram,
-        digest=view.model_id.partition(":")[2],
+        digest=model_id.partition(":")[2],
         details=_details(model) if model is not None else OllamaDetails(),
         expires_at=_time(expires),
         size_vram=vram,

@@ -74,13 +74,14 @@ class OllamaRoutes:
         """Lists the loaded models."""
         models = {model.id: model for model in self._library}
         visible = {model.id for model in self._reach.shown(request, models.values())}
-        views = [
-            view
+        found = [
+            ollama_forms.running(view, model_id, name, models.get(model_id))
             for view in self._scheduler.runners()
             if view.state in ("ready", "sleeping", "draining")
-            and (view.model_id in visible or self._reach.allows(request, view.model_name))
+            for model_id, name in view.models.items()
+            if model_id in visible or self._reach.allows(request, name)
         ]
-        return json_response(OllamaRunners([ollama_forms.running(view, models.get(view.model_id)) for view in views]))
+        return json_response(OllamaRunners(found))
 
     @documented(OllamaShown, body=OllamaModelRequest, errors=(422,))
     async def show(self, request: web.Request) -> web.Response:

@@ -49,6 +49,7 @@ def runner(view: RunnerView) -> wire.RunnerStatus:
         variant=view.variant,
         host=view.host,
         sandbox=_sandbox(view.sandbox) if view.sandbox else None,
+        models=dict(view.models),
     )
 
 

@@ -95,7 +95,7 @@ def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
     state = f"{runner.state} ({about})" if about else runner.state
     requests = f"{runner.leases}" + (f" + {runner.queued} waiting" if runner.queued else "")
     return (
-        runner.model_name,
+        ", ".join(runner.models.values()) or runner.model_name,
         runner.backend_name,
         runner.mode,
         state,

@@ -166,7 +166,7 @@ class HostServer:
         if id in self._runners:
             raise BadRequest(f"there is a runner {id} already")
         spec = await asyncio.to_thread(self._specs.opened, bytes(order.values))
-        key = RunnerKey(order.backend, order.model_id, Mode(order.mode), order.revision)
+        key = RunnerKey(order.backend, order.files, Mode(order.mode), order.revision)
         runner = self._local.start(RunnerId(key, order.number), spec)
         if not isinstance(runner, LocalRunner):
             raise BadRequest(f"{order.backend} runs no engine, so it is asked by the head itself")

@@ -40,7 +40,7 @@ class RunnerOrder(msgspec.Struct, frozen=True):
     gave it."""
 
     backend: str
-    model_id: str
+    files: str
     mode: str
     revision: int
     number: int

@@ -296,9 +296,9 @@ class HostRunner:
         try:
             await host.install(self.key.backend, stage)
             self.api = await asked(self._backend.api, self.spec)
-            backend, model_id, mode, revision = self.key
+            backend, files, mode, revision = self.key
             values = msgspec.Raw(values_of(self.spec))
-            order = RunnerOrder(backend, model_id, str(mode), revision, self._number, values, self._memory)
+            order = RunnerOrder(backend, files, str(mode), revision, self._number, values, self._memory)
             body = msgspec.json.encode(order)
             started = await host.call("PUT", f"/runners/{self.id}", RunnerStarted, content=body)
             headers = (("Authorization", f"Bearer {started.secret}"),)

@@ -123,5 +123,9 @@ class SystemRoutes:
             return self._scheduler.log(runner_id, lines, ending)
         log = daemon_log(self._logs)
         if reference := request.query.get("model"):
-            log = engine_log(self._logs, self._library.get(reference).id)
+            model_id = self._library.get(reference).id
+            for runner in self._scheduler.runners():
+                if model_id in runner.models:
+                    return self._scheduler.log(runner.id, lines, ending)
+            log = engine_log(self._logs, model_id)
         return read_log(log, ending, lines=lines)

@@ -55,7 +55,8 @@ class Aliases:
         if len(here) < 2 or alias.policy is AliasPolicy.FIRST:
             return next(iter(here), alias.models[0])
         up = (Phase.READY, Phase.SLEEPING)
-        loaded = {view.model_id for view in self._scheduler.runners() if view.mode is mode and view.state in up}
+        views = [view for view in self._scheduler.runners() if view.mode is mode and view.state in up]
+        loaded = {model_id for view in views for model_id in view.models}
         for name in here:
             if self._id(name) in loaded:
                 return name

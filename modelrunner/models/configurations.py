@@ -2,8 +2,8 @@
 to the daemon.
 
 Posted settings are kept on disk, keyed by model ID. A change for one mode (completion, embedding, ...) lies over the
-one for all modes. The revision is part of a runner's key, so a changed model never reuses an old process. It counts
-changes of the values that an engine is started with: a new keep-alive alone reloads no model.
+one for all modes. The revision counts changes of the values that an engine is started with: a new keep-alive alone
+reloads no model.
 """
 
 import asyncio

@@ -71,7 +71,8 @@ class LastUsed:
         for runner in self._scheduler.runners():
             if runner.last_used is not None:
                 used = self._wall() if runner.leases else runner.last_used
-                self._times[runner.model_id] = max(used, self._times.get(runner.model_id, 0.0))
+                for model_id in runner.models:
+                    self._times[model_id] = max(used, self._times.get(model_id, 0.0))
 
     def write(self) -> None:
         """Writes the changed times, without the models that are gone, and logs a failure. Blocks."""

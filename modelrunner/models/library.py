@@ -394,6 +394,7 @@ class Library:
         if name is None or len(model.tags) <= 1:
             if not force and self._scheduler.uses(model.id):
                 raise Conflict(f"{reference} is answering a request: wait, or remove it with force", param="model")
+            self._scheduler.forget(model.id)
             await self._scheduler.unload(model_ids=[model.id])  # drains
             if force:
                 await self._scheduler.unload(model_ids=[model.id], force=True)
@@ -403,7 +404,7 @@ class Library:
         )
         if removed.deleted:
             await self._forget(model)
-            self._scheduler.resume(model.id)
+            self._scheduler.forget(model.id)
             await self._scheduler.unload(model_ids=[model.id], force=force)  # one may have come up in between
             await asyncio.to_thread(self._registry.forget, model.id)
             for backend in self._registry:
@@ -438,7 +439,7 @@ class Library:
         running = self._scheduler.runners()
         if not running and (known := self._abilities.known(models)) is not None:
             return known
-        runners = {(runner.model_id, runner.mode): runner for runner in running}
+        runners = {(model_id, runner.mode): runner for runner in running for model_id in runner.models}
         return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
 
     async def learn_abilities(self) -> None:

@@ -68,13 +68,13 @@ class Pruner:
 
     def _forgotten(self) -> list[tuple[StoredModel, int]]:
         """Returns the models without a name that nobody wants, with the bytes that each removal frees."""
-        loaded = {runner.model_id for runner in self._scheduler.runners()}
+        loaded = {model_id for runner in self._scheduler.runners() for model_id in (runner.model_id, *runner.models)}
         found = [m for m in self._store.list() if m.id not in loaded and self._library.is_forgotten(m)]
         return list(zip(found, self._store.freed([model.id for model in found]), strict=True))
 
     def _chosen(self, rule: PruneRule) -> list[tuple[StoredModel, int]]:
         """Returns the models to remove, with the bytes that each removal frees."""
-        loaded = {runner.model_id for runner in self._scheduler.runners()}
+        loaded = {model_id for runner in self._scheduler.runners() for model_id in (runner.model_id, *runner.models)}
         free = [model for model in self._store.list() if model.id not in loaded]
         idle = sorted((m for m in free if not self._resolver.is_needed(m.id)), key=self._last_used.of)
         left = self._store.used()

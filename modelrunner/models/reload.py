@@ -152,7 +152,7 @@ class Reloader:
             if model.reloads:
                 await self._replace(model)
             self._parts.scheduler.events.emit("configure", model=model.change.name, reason=model.change.effect)
-        loaded = {runner.model_id for runner in self._parts.scheduler.runners()}
+        loaded = {model_id for runner in self._parts.scheduler.runners() for model_id in runner.models}
         for model_id in {*loaded, *(here.id for here in self._parts.store.list())}:
             self._parts.retain(model_id)
 

@@ -38,16 +38,17 @@ class Residency:
         return self._of(model)
 
     async def pause(self, reference: str) -> ModelResidency:
-        """Unloads the model, and lets its requests wait until `resume`. Returns when the runners are gone, or after the
-        time limit of a drain."""
+        """Unloads the model and the presets of it, and lets their requests wait until `resume`. Returns when the
+        runners are gone, or after the time limit of a drain."""
         model = self._whole(reference)
-        await asyncio.shield(asyncio.ensure_future(self._scheduler.pause(model.id)))
+        pause = self._scheduler.pause(model.id, self._store.files_id(model.id))
+        await asyncio.shield(asyncio.ensure_future(pause))
         return self._of(model)
 
     def resume(self, reference: str) -> ModelResidency:
-        """Lets a paused model answer again."""
+        """Lets a paused model answer again, and the presets of it."""
         model = self._whole(reference)
-        self._scheduler.resume(model.id)
+        self._scheduler.resume(self._store.files_id(model.id))
         return self._of(model)
 
     async def unload(
@@ -69,13 +70,14 @@ class Residency:
             return self._store.get(reference).id
         except (ModelNotFound, InvalidReference):
             for runner in self._scheduler.runners():
-                if reference in (runner.model_name, runner.model_id):
-                    return runner.model_id
+                for model_id, name in runner.models.items():
+                    if reference in (name, model_id):
+                        return model_id
             raise
 
     def _whole(self, reference: str) -> StoredModel:
         return self._store.whole(reference)[0]
 
     def _of(self, model: StoredModel) -> ModelResidency:
-        states = (runner.state for runner in self._scheduler.runners() if runner.model_id == model.id)
+        states = (runner.state for runner in self._scheduler.runners() if model.id in runner.models)
         return ModelResidency(model, next(states, None))

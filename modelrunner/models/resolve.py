@@ -21,7 +21,7 @@ from modelrunner.errors import (
     Unavailable,
 )
 from modelrunner.models.configurations import Configurations, ModelSettings
-from modelrunner.models.runspecs import RunSpecs, in_effect
+from modelrunner.models.runspecs import RunSpecs, in_effect, revision_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Replicas, RetainedSettings, Target
 from modelrunner.store import Reference, Store
@@ -173,10 +173,9 @@ class Resolver:
     def target(self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
         """Makes the target for settings that are current, or about to be. Raises `BadRequest`, `ModelNotFound` (the
         draft)."""
-        posted = settings.effective(bundle.model_id, mode)
         configuration = in_effect(backend, settings, bundle.model_id, mode)
-        key = RunnerKey(backend.name, bundle.model_id, mode, posted.revision)
-        spec, api = self._specs.make(backend, bundle, configuration, key)
+        spec, api = self._specs.make(backend, bundle, configuration, mode)
+        key = RunnerKey(backend.name, bundle.files_id, mode, revision_of(spec, api))
         recording, fallback = bool(configuration.recording), configuration.fallback
         target = Target(key, spec, self._keep_alive, recording=recording, fallback=fallback, api=api)
         return self.retained(configuration).applied(target)

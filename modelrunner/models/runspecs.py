@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from modelrunner.models.templates import TemplateFiles
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.store import Reference, Store, adapters, vocabulary
 from modelrunner.store.references import how_to_get
-from modelrunner.types import Bundle, Mode, RunnerKey, RunSpec
+from modelrunner.types import Bundle, Mode, RunSpec
 
 
 class RunSpecs:
@@ -32,13 +33,13 @@ class RunSpecs:
         self._drafting: set[tuple[str, str]] = set()  # IDs of models and drafts that have the same vocabulary
 
     def make(
-        self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, key: RunnerKey
+        self, backend: Backend, bundle: Bundle, settings: ModelConfiguration, mode: Mode
     ) -> tuple[RunSpec, EngineApi]:
         """Makes the specification of a run, and the interface that its engine will have. The model is without the
         capabilities that the engine does not serve. It reads the files that the settings name. Raises `BadRequest`, and
         `ModelNotFound` for a draft model or an adapter that is not here."""
-        speculative = settings.speculative if key.mode is Mode.COMPLETION else None
-        template = settings.chat_template or None if key.mode is Mode.COMPLETION else None
+        speculative = settings.speculative if mode is Mode.COMPLETION else None
+        template = settings.chat_template or None if mode is Mode.COMPLETION else None
         bundle = self._as_configured(bundle, template, settings.lora)
         if bundle.adapters and not backend.takes_adapters:
             raise BadRequest(
@@ -50,9 +51,9 @@ class RunSpecs:
         spec = RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,
-            mode=key.mode,
+            mode=mode,
             context_size=_context_size(settings, backend, bundle),
-            parallel=settings.parallel or _parallel(backend, bundle, key.mode),
+            parallel=settings.parallel or _parallel(backend, bundle, mode),
             flags=settings.runtime_flags or (),
             draft=draft,
             options=backend_options(backend, settings),
@@ -125,6 +126,16 @@ def values_of(spec: RunSpec) -> bytes:
     return msgspec.json.encode(
         {**mine, "draft": draft, "references": bundle.references, "capabilities": bundle.capabilities}
     )
+
+
+def revision_of(spec: RunSpec, api: EngineApi) -> int:
+    """Returns `RunnerKey.revision`: a hash of all that the engine is started with beside the files. An engine that
+    checks the names of its model knows those of one model alone."""
+    own = "" if api.model_name or not api.checks_model else spec.model_id
+    parts = {field: getattr(spec, field) for field in _VALUES}
+    parts |= {"model_id": own, "draft": spec.draft.files_id if spec.draft is not None else None}
+    parts["adapters"] = [(each.name, each.scale, each.size) for each in spec.bundle.adapters]
+    return int.from_bytes(blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=7).digest(), "big")
 
 
 def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mode) -> ModelConfiguration:

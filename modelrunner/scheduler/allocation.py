@@ -45,7 +45,7 @@ class Allocation:
         self._counted: dict[RunnerId, int] = {}  # of those of its model, what older runners count for
         for slot in live:
             if slot.memory.shared:
-                self._counted[slot.id] = self._files.get(slot.key.model_id, 0)
+                self._counted[slot.id] = self._files.get(slot.key.files, 0)
                 self._map(slot.key, slot.memory)
         self.budget = self._vector(budget)
         self.free = self.left = reduce(subtract, map(self.size, live), self.budget)
@@ -61,7 +61,7 @@ class Allocation:
         """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
         counts for the larger of both figures."""
         if (present := self._present.get(runner)) is None:
-            return self._vector(memory, self._files.get(runner.key.model_id, 0))
+            return self._vector(memory, self._files.get(runner.key.files, 0))
         return self.size(present._replace(memory=present.memory.most(memory)))
 
     def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
@@ -101,7 +101,7 @@ class Allocation:
         return (ram, *memory.vram, *(0,) * (self._devices - len(memory.vram)))
 
     def _map(self, key: RunnerKey, memory: RequiredMemory) -> None:
-        self._files[key.model_id] = max(memory.shared, self._files.get(key.model_id, 0))
+        self._files[key.files] = max(memory.shared, self._files.get(key.files, 0))
 
 
 def allocations(

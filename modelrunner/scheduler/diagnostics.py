@@ -45,7 +45,12 @@ class Diagnostics:
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
         context = why.ExplainContext(self._names(), stage, variant, self._where, self._load_left(target.key))
         answer = why.explain(self._reconciler.state(), group, context, self._clock())
-        concerned = [e for e in self._events.recent() if target.name in (e.model, e.details.get("room_for"))]
+        runner = slot.runner.id if slot else None  # which may have been started for another preset
+        concerned = [
+            e
+            for e in self._events.recent()
+            if target.name in (e.model, e.details.get("room_for")) or e.runner == runner
+        ]
         return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))
 
     def absent(self, model: str, state: Standing, waiting_for: Obstacle, reason: str) -> Explanation:
@@ -71,7 +76,7 @@ class Diagnostics:
         reconciler = self._reconciler
         key = reconciler.slots.standing(target).key
         slot, queue = reconciler.slots.first(key), reconciler.queues.get(key)
-        if key.model_id in reconciler.paused:
+        if key.files in reconciler.paused:
             stage = "paused"
         elif slot is not None:
             stage = slot.runner.stage or slot.phase
@@ -92,9 +97,10 @@ class Diagnostics:
         `names` (ID to name)."""
         now, reconciler = self._clock(), self._reconciler
         return {
-            key.model_id: failures.backing_off(Group(key, (), (), names[key.model_id]), failure, now).message
+            model_id: failures.backing_off(Group(key, (), (), names[model_id]), failure, now).message
             for (key, _), failure in reconciler.state().failures.items()
-            if key.model_id in names and not reconciler.slots.of(key) and not failure.waits and now < failure.until
+            for model_id in reconciler.failed.get(key, ())
+            if model_id in names and not reconciler.slots.of(key) and not failure.waits and now < failure.until
         }
 
     async def trouble(self) -> str:

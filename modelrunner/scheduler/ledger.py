@@ -160,7 +160,7 @@ class Account:
 
     async def variants(self, target: Target, budgets: Mapping[str, RequiredMemory]) -> list[HostedVariant]:
         """The ways to run the target, those of each host together, the preferred one first."""
-        hosts, model = [self._hosts[name] for name in budgets], target.key.model_id
+        hosts, model = [self._hosts[name] for name in budgets], target.model_id
         found = [(host, await self._variants(target, host, budgets[host.name])) for host in hosts]
         return [HostedVariant(each, host.name, not host.has(model)) for host, variants in found for each in variants]
 

@@ -95,7 +95,7 @@ class LocalHost:
         endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
         files = spec.bundle.paths + (spec.draft.paths if spec.draft else ())
         permissions = self._permissions and self._permissions | Permissions(reads=files)
-        options = ProcessOptions(self._log_file(runner), stop_grace=self._stop_grace, permissions=permissions)
+        options = ProcessOptions(self._log_file(runner, spec), stop_grace=self._stop_grace, permissions=permissions)
         return LocalRunner(
             backend,
             spec,
@@ -118,12 +118,12 @@ class LocalHost:
     async def close(self) -> None:
         """See `Host`."""
 
-    def _log_file(self, runner: RunnerId) -> Path:
+    def _log_file(self, runner: RunnerId, spec: RunSpec) -> Path:
         """Returns a file for this runner and those that later have its key and number."""
         key, number = runner
-        model = key.model_id.removeprefix("sha256:")[:16]
+        model = spec.model_id.removeprefix("sha256:")[:16]
         another = f"-{number}" if number else ""
-        return self._logs / f"engine-{key.backend}-{model}-{key.mode}-{key.revision}{another}.log"
+        return self._logs / f"engine-{key.backend}-{model}-{key.mode}-{key.revision:x}{another}.log"
 
 
 def _on_devices(pid: int) -> tuple[int, ...]:

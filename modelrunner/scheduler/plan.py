@@ -112,7 +112,7 @@ class Plan:
         """Stops unused runners, all when the daemon ends, and those of paused models, pinned or not."""
         for slot in list(self.live.values()):
             needed = slot.leases or self._is_pinned(slot) or slot.key in waited_for
-            if slot.phase not in LEAVING and (self.state.closing or slot.key.model_id in self.state.paused):
+            if slot.phase not in LEAVING and (self.state.closing or slot.key.files in self.state.paused):
                 self._stop(slot, Reason.SHUTDOWN if self.state.closing else Reason.PAUSED)
             elif slot.phase is Phase.DRAINING and not slot.leases:
                 self._stop(slot, slot.drain or Reason.UNLOAD)
@@ -161,7 +161,7 @@ class Plan:
     def _serve(self, group: Group) -> Group:
         """Grants leases of ready runners and refuses requests that may not wait longer. Returns the others."""
         slots, closing, max_wait = self._of(group.key), self.state.closing, self.policy.max_wait
-        paused = group.key.model_id in self.state.paused
+        paused = group.key.files in self.state.paused
         if ready := [slot for slot in slots if slot.phase is Phase.READY]:
             group = self._grant(ready, group)
         late = tuple(takewhile(lambda request: closing or request.since + max_wait <= self.now, group.waiting))
@@ -203,13 +203,13 @@ class Plan:
 
     def _wants_runner(self, group: Group) -> bool:
         """True if the group has no runner, or only some that sleep, and may have one."""
-        paused = group.key.model_id in self.state.paused
+        paused = group.key.files in self.state.paused
         return bool(group.options) and not paused and all(s.phase is Phase.SLEEPING for s in self._of(group.key))
 
     def _add_replica(self, group: Group) -> None:
         """Wakes or starts another runner of a model that has a ready one, where there is room for it now."""
         slots = self._of(group.key)
-        if self.state.closing or not group.options or group.key.model_id in self.state.paused:
+        if self.state.closing or not group.options or group.key.files in self.state.paused:
             return
         ready = [slot for slot in slots if slot.phase is Phase.READY]
         sleepers = [slot for slot in slots if slot.phase is Phase.SLEEPING]

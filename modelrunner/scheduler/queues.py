@@ -16,10 +16,12 @@ from modelrunner.scheduler.target import Target
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A request in the queue. `granted` ends with its lease or its error. `owner` is described at
-    `Scheduler.acquire`, and so is `prefix`."""
+    `Scheduler.acquire`, and so is `prefix`. It waits for the runner of `target`, and asks the model of `asked`, a
+    preset of it."""
 
     request: Request
     target: "Target"
+    asked: "Target"
     keep_alive: KeepAlive
     granted: "asyncio.Future[Lease]"
     owner: str | None = None
@@ -48,13 +50,16 @@ class Queue:
         in_order = sorted(self.tickets.values(), key=lambda ticket: (ticket.request.since, ticket.request.id))
         self.tickets = {ticket.request.id: ticket for ticket in in_order}
 
+    def has(self, model_id: str) -> bool:
+        """True if a request asks this model."""
+        return any(ticket.asked.model_id == model_id for ticket in self.tickets.values())
+
     def view(self, load_seconds: float = 0.0) -> Group:
         """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         target, options = self.target, self._options
-        return Group(
-            target.key, waiting, options, target.name, target.pinned, load_seconds, self.turn, *target.replicas
-        )
+        pinned = any(ticket.asked.pinned for ticket in self.tickets.values()) or target.pinned
+        return Group(target.key, waiting, options, target.name, pinned, load_seconds, self.turn, *target.replicas)
 
 
 class Queues(dict[RunnerKey, Queue]):

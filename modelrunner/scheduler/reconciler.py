@@ -52,8 +52,10 @@ log = logging.getLogger(__name__)
 
 class Reconciler:
     """Called only from the event loop's thread. `Scheduler` reads `slots` and `queues`; they are changed here. `stuck`
-    is true if the last plan could not be made or carried out. `load_seconds` has the duration of each key's last load.
-    `unasked` is described at `Scheduler`."""
+    is true if the last plan could not be made or carried out. `paused` has the ID of the model that was paused, by its
+    files. `load_seconds` has the duration of each key's last load,
+    `failed` the IDs of the models that the last runner of a key served which ended by itself. `unasked` is described at
+    `Scheduler`."""
 
     def __init__(
         self,
@@ -70,9 +72,10 @@ class Reconciler:
         self.queues = Queues()
         self.slots = Slots(self.queues, self._alarm, clock, self._measure)
         self.closing = False
-        self.paused: frozenset[str] = frozenset()
+        self.paused: dict[str, str] = {}
         self.stuck = False
         self.load_seconds: dict[RunnerKey, float] = {}
+        self.failed: dict[RunnerKey, frozenset[str]] = {}
         self.time = clock
         self.policy = policy
         self._account = account
@@ -94,16 +97,17 @@ class Reconciler:
         owner: str | None = None,
         broken: Lease | None = None,
         prefix: int | None = None,
+        asked: Target | None = None,
     ) -> Ticket:
-        """Puts a request at the end of the target's queue; one that is asked again after its lease was `broken` goes
-        to its place by the time that it has waited in all."""
+        """Puts a request, for the model of `asked` (default: the target's), at the end of the target's queue; one that
+        is asked again after its lease was `broken` goes to its place by the time that it has waited in all."""
         queue, since, crashes = self.open_queue(target), self.time(), 0
         if broken is not None:
             since, crashes = since - broken.waited, broken.crashes + 1
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         prefers = self.slots.affinity.number(target.key, prefix)
         request = Request(next(self._ids), since, caller, batch, crashes, prefers)
-        ticket = Ticket(request, target, keep_alive, granted, owner, prefix)
+        ticket = Ticket(request, target, asked or target, keep_alive, granted, owner, prefix)
         if broken is None:
             queue.tickets[request.id] = ticket
         else:
@@ -120,11 +124,13 @@ class Reconciler:
         return queue
 
     def move(self, key: RunnerKey, target: Target) -> None:
-        """Makes the requests that wait for the key wait for the target's runner."""
-        moved = self.queues.pop(key).tickets
-        for ticket in moved.values():
-            ticket.target = target
-        self.open_queue(target).add(*moved.values())
+        """Makes the requests for the target's model that wait for the key wait for the target's runner."""
+        tickets = self.queues[key].tickets.values()
+        moved = self.queues.take([t.request.id for t in tickets if t.asked.model_id == target.model_id], key)
+        for ticket in moved:
+            ticket.target = ticket.asked = target
+        if moved:
+            self.open_queue(target).add(*moved)
 
     def leave(self, ticket: Ticket) -> None:
         """Removes a cancelled request; takes the lease back that it may have got in the same moment."""
@@ -157,13 +163,13 @@ class Reconciler:
         """Forgets the failures of the backend's runners, so that the next ones start at once."""
         self._failures = {where: failure for where, failure in self._failures.items() if where[0].backend != backend}
 
-    def pause(self, model_id: str) -> None:
-        """Ends the model's runners after their last lease; its requests wait for `resume`."""
-        self.paused |= {model_id}
+    def pause(self, model_id: str, files: str) -> None:
+        """Ends the runners of the model's files after their last lease; their requests wait for `resume`."""
+        self.paused[files] = model_id
         self.changed()
 
-    def resume(self, model_id: str) -> None:
-        self.paused -= {model_id}
+    def resume(self, files: str) -> None:
+        self.paused.pop(files, None)
         self.changed()
 
     def budgets(self) -> dict[str, RequiredMemory]:
@@ -199,9 +205,9 @@ class Reconciler:
     def state(self) -> State:
         """The input of a plan."""
         groups = [queue.view(self.load_seconds.get(key, 0.0)) for key, queue in self.queues.items()]
-        alone = {s.target.key: s for s in self.slots.values() if s.target.replicas.most > 1 and s.variants}
+        alone = {s.target.key: s for s in self.slots.values() if s.replicas.most > 1 and s.variants}
         groups += [
-            Group(key, (), options_of(slot.variants), slot.target.name, False, 0.0, -math.inf, *slot.target.replicas)
+            Group(key, (), options_of(slot.variants), slot.target.name, False, 0.0, -math.inf, *slot.replicas)
             for key, slot in alone.items()
             if key not in self.queues
         ]
@@ -213,7 +219,7 @@ class Reconciler:
             self._failures,
             self.policy,
             self.closing,
-            self.paused,
+            frozenset(self.paused),
             self._served,
             self._sleeping.view(),
             self._shrunk(budgets),
@@ -241,6 +247,7 @@ class Reconciler:
             case Forget(runner, failure):
                 self._sleeping.remove(slot := self.slots.remove(runner))
                 if failure is not None:
+                    self.failed[runner.key] = frozenset(slot.targets)
                     self._remember(runner.key, slot.option.place, failure)
             case Refuse(key, requests, error):
                 self._refuse(key, requests, error)
@@ -263,7 +270,7 @@ class Reconciler:
         for ticket in self.queues.take(requests, key):
             request = ticket.request
             note_turn(self._served, (request.caller, request.batch), now)
-            lease = self.slots.lease(slot, ticket.keep_alive, ticket.owner, request, ticket.prefix)
+            lease = self.slots.lease(slot, ticket.asked, ticket.keep_alive, ticket.owner, request, ticket.prefix)
             ticket.granted.set_result(lease)
 
     def _note_turn(self, key: RunnerKey) -> None:

@@ -22,13 +22,17 @@ async def fits_beside(reconciler: Reconciler, target: Target) -> bool:
 
 
 def retire(reconciler: Reconciler, target: Target) -> None:
-    """Drains the other runners of the target's model and mode. Requests that wait for one of them wait for the target's
-    runner instead."""
-    for key in [key for key in reconciler.queues if _is_other(key, target.key)]:
+    """Drains the other runners of the target's model and mode, unless they serve other models too. Requests that wait
+    for one of them wait for the target's runner instead."""
+    model_id = target.model_id
+    for key in [key for key, queue in reconciler.queues.items() if queue.has(model_id) and _is_other(key, target.key)]:
         reconciler.move(key, target)
     for slot in reconciler.slots.values():
-        if _is_other(slot.target.key, target.key):
-            reconciler.drain(slot, Reason.REPLACED)
+        if model_id in slot.targets and _is_other(slot.target.key, target.key):
+            if len(slot.targets) == 1:
+                reconciler.drain(slot, Reason.REPLACED)
+            else:
+                slot.forget(model_id)
     reconciler.changed()
 
 
@@ -44,13 +48,16 @@ def renew(reconciler: Reconciler, backend: str) -> None:
 def retain(reconciler: Reconciler, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
     """Changes the settings of the model's runners in that mode, and of those that requests wait for."""
     for slot in reconciler.slots.values():
-        if (slot.target.key.model_id, slot.target.key.mode) == (model_id, mode):
-            slot.retain(settings)
-    for key, queue in reconciler.queues.items():
-        if (key.model_id, key.mode) == (model_id, mode):
+        if slot.target.key.mode is mode:
+            slot.retain(model_id, settings)
+    for queue in reconciler.queues.values():
+        for ticket in queue.tickets.values():
+            if ticket.asked.model_id == model_id and ticket.asked.key.mode is mode:
+                ticket.asked = settings.applied(ticket.asked)
+        if queue.target.model_id == model_id and queue.target.key.mode is mode:
             queue.target = settings.applied(queue.target)
     reconciler.changed()
 
 
 def _is_other(key: RunnerKey, mine: RunnerKey) -> bool:
-    return (key.model_id, key.mode) == (mine.model_id, mine.mode) and key != mine
+    return key.mode is mine.mode and key != mine

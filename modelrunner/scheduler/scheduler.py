@@ -99,10 +99,11 @@ class Scheduler:
         engine failed with."""
         if broken is None and (lease := self.warm(target, keep_alive, batch, owner, prefix)) is not None:
             return lease
-        keep_alive, target = keep_alive or target.keep_alive, self._slots.standing(target)
+        keep_alive, asked, target = keep_alive or target.keep_alive, target, self._slots.standing(target)
         self._check_open(target)
         log.debug("%s waits for %s", caller or "a request", target.name)
-        return await self._granted(self._reconciler.queue_up(target, keep_alive, caller, batch, owner, broken, prefix))
+        queued = self._reconciler.queue_up(target, keep_alive, caller, batch, owner, broken, prefix, asked)
+        return await self._granted(queued)
 
     async def restart(self, target: Target) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
@@ -128,8 +129,8 @@ class Scheduler:
 
     def modes(self, model_id: str) -> set[Mode]:
         """The modes in which the model is loaded, or in which requests wait for it."""
-        keys = [slot.target.key for slot in self._slots.values() if slot.takes_requests]
-        return {key.mode for key in (*keys, *self._queues) if key.model_id == model_id}
+        modes = {s.target.key.mode for s in self._slots.values() if s.takes_requests and model_id in s.targets}
+        return modes | {key.mode for key, queue in self._queues.items() if queue.has(model_id)}
 
     def has(self, target: Target) -> bool:
         """True if a runner of exactly this configuration takes requests, now or when it is loaded."""
@@ -142,9 +143,9 @@ class Scheduler:
             self._reconciler.leave(ticket)
             raise
 
-    def lease_runner(self, runner_id: str, owner: str | None = None) -> Lease:
-        """A lease of exactly that runner; nothing is ever loaded. Raises `RunnerNotFound`, `Unavailable` while the
-        runner loads or sleeps, or `QueueFull`."""
+    def lease_runner(self, runner_id: str, owner: str | None = None, asked: Target | None = None) -> Lease:
+        """A lease of exactly that runner, for the model of `asked` (default: the one that it was started for); nothing
+        is ever loaded. Raises `RunnerNotFound`, `Unavailable` while the runner loads or sleeps, or `QueueFull`."""
         slot = next((s for s in self._slots.values() if s.runner.id == runner_id), None)
         if slot is None or not slot.takes_requests:
             raise RunnerNotFound(f"there is no runner {runner_id} any more: ask for the model by its name instead")
@@ -153,7 +154,7 @@ class Scheduler:
         if slot.phase is Phase.STARTING:
             raise Unavailable(f"runner {runner_id} is still loading its model")
         self._check_open(slot.target)
-        return self._slots.lease(slot, slot.keep_alive, owner)
+        return self._slots.lease(slot, asked or slot.target, slot.keep_alive, owner)
 
     def log(self, runner_id: str, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         """The log of the runner's engine, from its host: see `Host.log`. Raises `RunnerNotFound`."""
@@ -176,7 +177,8 @@ class Scheduler:
         """The number of requests that wait for a runner, by the name of their model."""
         waiting: dict[str, int] = {}
         for queue in self._queues.values():
-            waiting[queue.target.name] = waiting.get(queue.target.name, 0) + len(queue.tickets)
+            for ticket in queue.tickets.values():
+                waiting[ticket.asked.name] = waiting.get(ticket.asked.name, 0) + 1
         return waiting
 
     def health(self) -> views.SchedulerHealth:
@@ -220,30 +222,41 @@ class Scheduler:
             await asyncio.sleep(_BUDGET_LOOK)
             self._reconciler.look_at_budget()
 
-    def paused(self) -> frozenset[str]:
+    def paused(self) -> Collection[str]:
         """The IDs of the paused models."""
-        return self._reconciler.paused
+        return self._reconciler.paused.values()
 
     def retain(self, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
         """Changes the settings of the model's present runners in that mode. A keep-alive that the last request asked
         for stays. Later loads take them from their target."""
         rollout.retain(self._reconciler, model_id, mode, settings)
 
-    async def pause(self, model_id: str) -> None:
-        """Ends the model's runners after their last request, and waits for that at most `drain_limit`. The model's
-        requests wait in the queue until `resume`, or until the daemon ends."""
-        self._reconciler.pause(model_id)
-        await _gone([s for s in self._slots.values() if s.target.key.model_id == model_id], self._drain_limit)
+    async def pause(self, model_id: str, files: str) -> None:
+        """Ends the runners of the model's files (`RunnerKey.files`) after their last request, and waits for that at
+        most `drain_limit`. Requests for a model with these files wait in the queue until `resume`, or until the daemon
+        ends."""
+        self._reconciler.pause(model_id, files)
+        await _gone([s for s in self._slots.values() if s.target.key.files == files], self._drain_limit)
 
-    def resume(self, model_id: str) -> None:
-        self._reconciler.resume(model_id)
+    def resume(self, files: str) -> None:
+        self._reconciler.resume(files)
+
+    def forget(self, model_id: str) -> None:
+        """Takes a model that is removed away from the runners that were started for presets of it, and ends its
+        pause."""
+        for files in [files for files, paused in self._reconciler.paused.items() if paused == model_id]:
+            self._reconciler.resume(files)
+        for slot in self._slots.values():
+            if slot.target.model_id != model_id:
+                slot.forget(model_id)
 
     def uses(self, model_id: str) -> bool:
         """True if a request holds a runner of this model, or waits for one; also of a model of which it is the
         draft."""
-        targets = [slot.target for slot in self._slots.values() if slot.leases]
-        targets += [queue.target for queue in self._queues.values()]
-        return any(model_id in _models(target) for target in targets)
+        slots, queues = self._slots.values(), self._queues.values()
+        targets = [*(slot.target for slot in slots if slot.leases), *(queue.target for queue in queues)]
+        asked = any(slot.users.get(model_id) for slot in slots) or any(queue.has(model_id) for queue in queues)
+        return asked or any(model_id in _models(target) for target in targets)
 
     async def unload(
         self,
@@ -302,15 +315,14 @@ def _matches(slot: RunnerSlot, backend: str | None, model_ids: Collection[str], 
     """True if every given condition holds; False if none is given."""
     if backend is None and not model_ids and host is None:
         return False
-    key, place = slot.target.key, slot.option.place
-    return (
-        backend in (None, key.backend) and host in (None, place.host) and (not model_ids or key.model_id in model_ids)
-    )
+    on, served = slot.option.place.host, {slot.target.model_id, *slot.targets}
+    mine = backend in (None, slot.target.key.backend) and host in (None, on)
+    return mine and (not model_ids or not served.isdisjoint(model_ids))
 
 
 def _models(target: Target) -> set[str]:
     draft = target.spec.draft
-    return {target.key.model_id} | ({draft.model_id} if draft else set())
+    return {target.model_id} | ({draft.model_id} if draft else set())
 
 
 async def _gone(slots: Collection[RunnerSlot], within: float | None) -> None:

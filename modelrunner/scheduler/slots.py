@@ -20,8 +20,8 @@ from modelrunner.scheduler.state import (
     RunOption,
     Slot,
 )
-from modelrunner.scheduler.target import RetainedSettings, Target
-from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Variant
+from modelrunner.scheduler.target import Replicas, RetainedSettings, Target
+from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey, Served, Variant
 
 if TYPE_CHECKING:
     from modelrunner.engine.runner import Runner
@@ -52,7 +52,8 @@ class RunnerSlot:
     load or the waking began, `ready_at` when it ended (None before), `load_seconds` how long the load took. `held` is
     the moving mean of the seconds for which a request holds a lease. `drain` says why the runner takes no new leases,
     `room_for` which model gets its memory, `error` how it ended by itself, `ended_with` how many leases it had then.
-    `suspect` is the lease of the suspect whose turn it is. `gone` is set once the process is gone."""
+    It was started for `target`; `targets` are those that it serves, by model ID: presets share a runner. `users` counts
+    their leases. `suspect` is the lease of the suspect whose turn it is. `gone` is set once the process is gone."""
 
     def __init__(
         self,
@@ -68,6 +69,9 @@ class RunnerSlot:
         self.number = number
         self.variants = variants
         self.target = target
+        self.targets = {target.model_id: target}
+        self.users: dict[str, int] = {}
+        self._served: dict[str, Served] = {}
         self.variant, self.option = variant, option
         self.capacity = variant.spec.parallel
         self.estimated = self.memory = option.memory
@@ -109,12 +113,18 @@ class RunnerSlot:
     @property
     def pinned(self) -> bool:
         """True if the runner is never evicted."""
-        return self.target.pinned
+        return any(target.pinned for target in self.targets.values())
+
+    @property
+    def replicas(self) -> Replicas:
+        """The most that a model asks for that the runner serves."""
+        wanted = [target.replicas for target in self.targets.values()] or [self.target.replicas]
+        return Replicas(max(each.least for each in wanted), max(each.most for each in wanted))
 
     @property
     def expires(self) -> float:
         """The time when an unused runner falls asleep or stops; infinity for never."""
-        if self.target.pinned:
+        if self.pinned:
             return float("inf")
         keep_alives = 2 if self.phase is _SLEEPING else 1
         return self.last_used + keep_alives * self.keep_alive.seconds
@@ -162,6 +172,9 @@ class RunnerSlot:
         """Counts a lease that begins, and the `owner` of its request."""
         if owner is not None:
             self.runner.owners.add(owner)
+        target = lease.target
+        self.targets[target.model_id] = target
+        self.users[target.model_id] = self.users.get(target.model_id, 0) + 1
         self.leases += 1
         self.interactive += not lease.batch
         self.last_used = lease.taken
@@ -176,6 +189,7 @@ class RunnerSlot:
     def take_back(self, lease: "Lease", now: float) -> None:
         """Counts a lease that has ended."""
         self.leases -= 1
+        self.users[lease.target.model_id] -= 1
         if lease.abandoned:
             self.abandoned -= 1
         else:
@@ -204,11 +218,27 @@ class RunnerSlot:
         """Adds to what is said about how the runner differs from the configured way."""
         self.variant = replace(self.variant, label=", ".join(filter(None, (self.variant.label, label))))
 
-    def retain(self, settings: RetainedSettings) -> None:
-        """Gives the runner new settings. A keep-alive that the last request asked for stays."""
-        if self.keep_alive == self.target.keep_alive:
+    def retain(self, model_id: str, settings: RetainedSettings) -> None:
+        """Gives a model that the runner serves new settings. A keep-alive that the last request asked for stays."""
+        if (target := self.targets.get(model_id)) is None:
+            return
+        if self.keep_alive == target.keep_alive:
             self.keep_alive = settings.keep_alive
-        self.target = settings.applied(self.target)
+        self.targets[model_id] = settings.applied(target)
+
+    def forget(self, model_id: str) -> None:
+        """Serves the model no more, until it is asked for again."""
+        self.targets.pop(model_id, None)
+
+    def served(self, target: Target) -> Served:
+        """How the records of the target's requests name the runner: one object for each name."""
+        mine = self.runner.served
+        if target.model_id == self.target.model_id:
+            return mine
+        found = self._served.get(target.name)
+        if found is None:
+            found = self._served[target.name] = Served(target.name, mine.backend, mine.runner)
+        return found
 
     def view(self) -> Slot:
         """The slot as a plan sees it."""
@@ -229,7 +259,7 @@ class RunnerSlot:
             abandoned=self.abandoned,
             parallel=self.variant.spec.parallel,
             number=self.number,
-            least=self.target.replicas.least,
+            least=self.replicas.least,
             suspects_from=self.suspect.taken + SUSPECT_TURN if self.suspect is not None else float("-inf"),
         )
 
@@ -291,13 +321,14 @@ class Slots(dict[RunnerId, RunnerSlot]):
 
     def standing(self, target: Target) -> Target:
         """The target whose runner a request for `target` shares. This is `target` if its runner exists or is waited
-        for, otherwise the newest other revision whose runner still accepts requests."""
+        for, otherwise the newest with another revision that serves the model and still accepts requests."""
         if target.key in self._queues or any(slot.takes_requests for slot in self.of(target.key)):
             return target
-        others = [slot.target for slot in self.values() if slot.takes_requests]
-        others += [queue.target for queue in self._queues.values()]
-        same = [o for o in others if o.key._replace(revision=target.key.revision) == target.key]
-        return max(same, key=lambda other: other.key.revision, default=target)
+        model, place = target.model_id, (target.key.backend, target.key.mode)
+        slots = [slot.target for slot in self.values() if slot.takes_requests and model in slot.targets]
+        others = slots + [queue.target for queue in self._queues.values() if queue.has(model)]
+        same = [other for other in others if (other.key.backend, other.key.mode) == place]
+        return same[-1] if same else target
 
     def warm(
         self,
@@ -317,7 +348,7 @@ class Slots(dict[RunnerId, RunnerSlot]):
             return None
         if self._queues and slot.target.key in self._queues:
             return None
-        return Lease(self, slot, keep_alive or target.keep_alive, self._clock(), batch, owner, prefix)
+        return Lease(self, slot, target, keep_alive or target.keep_alive, self._clock(), batch, owner, prefix)
 
     def _choose(self, slots: Sequence[RunnerSlot], prefix: int | None) -> RunnerSlot | None:
         """The runner with a free place that has the conversation in its cache, else the one with the fewest leases."""
@@ -328,13 +359,16 @@ class Slots(dict[RunnerId, RunnerSlot]):
     def lease(
         self,
         slot: RunnerSlot,
+        target: Target,
         keep_alive: KeepAlive,
         owner: str | None,
         request: Request | None = None,
         prefix: int | None = None,
     ) -> "Lease":
-        """A lease of this runner for the `request`, None for one that did not wait."""
-        lease = Lease(self, slot, keep_alive, self._clock(), request is not None and request.batch, owner, prefix)
+        """A lease of this runner for the target's model and the `request`, None for one that did not wait."""
+        lease = Lease(
+            self, slot, target, keep_alive, self._clock(), request is not None and request.batch, owner, prefix
+        )
         if request is not None and slot.ready_at is not None:
             lease.crashes = request.crashes
             lease.waited = lease.taken - request.since
@@ -373,7 +407,8 @@ class Lease:
     timer. The lease takes a place of the engine until it is released, even after it was `abandoned`.
 
     `waited` is the time in the queue, load included, `loaded` the part of it spent on the load, in seconds; the lease
-    began at `taken`. The engine crashed `crashes` times before, each time with this request. `limits` bound one request
+    began at `taken`. `target` is of the model that was asked, which may be another preset than the one that the runner
+    was started for. The engine crashed `crashes` times before, each time with this request. `limits` bound one request
     of the model, `parameters` change its fields. `variant` says how the runner differs from the configuration, "" if it
     does not."""
 
@@ -389,6 +424,7 @@ class Lease:
         "runner",
         "slot",
         "taken",
+        "target",
         "variant",
         "waited",
     )
@@ -397,6 +433,7 @@ class Lease:
         self,
         slots: Slots,
         slot: RunnerSlot,
+        target: Target,
         keep_alive: KeepAlive,
         now: float,
         batch: bool,
@@ -405,8 +442,9 @@ class Lease:
     ) -> None:
         self.runner = slot.runner
         self.variant = slot.variant.label
-        self.limits = slot.target.limits
-        self.parameters = slot.target.parameters
+        self.target = target
+        self.limits = target.limits
+        self.parameters = target.parameters
         self.waited = self.loaded = 0.0
         self.crashes = 0
         self.abandoned = False
@@ -415,6 +453,11 @@ class Lease:
         slot.lend(self, owner)
         if prefix is not None:
             slots.affinity.note(slot.target.key, prefix, slot.number)
+
+    @property
+    def served(self) -> Served:
+        """How the record of the request names its runner."""
+        return self.slot.served(self.target)
 
     def release(self) -> None:
         """Gives the runner back; its keep-alive is from now on the one of this request. Safe to call again."""

@@ -251,8 +251,8 @@ class Policy:
 class State:
     """Everything that a plan depends on; `slots` are oldest first. `hosts` has the budget of each host that answers: a
     host that is not there gets no runner, and what its runners held counts nowhere. `closing` is true when the daemon
-    ends. `paused` has the IDs of the models whose runners stop and whose requests wait. `served` has the time of each
-    line's last turn. `asleep` has, for each runner that can sleep, the memory that counts for it in its other
+    ends. `paused` has the files (`RunnerKey.files`) whose runners stop and whose requests wait. `served` has the time
+    of each line's last turn. `asleep` has, for each runner that can sleep, the memory that counts for it in its other
     condition: asleep if it is awake, awake if it sleeps. `shrunk` are the hosts with a smaller budget than when a
     runner was last started there: other programs have taken memory."""
 

@@ -20,7 +20,8 @@ ONE = Replicas()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The runner that a request wants: its key, how to start it, and the model's own settings."""
+    """The runner that a request wants: its key, how to start it, and the model's own settings. Presets of one model
+    have equal keys, and each its own settings."""
 
     key: RunnerKey
     spec: RunSpec
@@ -32,6 +33,11 @@ class Target:
     parameters: RequestParameters | None = None
     fallback: str | None = None  # the model that answers if there is never memory for this one
     api: EngineApi = OPENAI  # of the runner's engine, as far as it is known before it runs
+
+    @property
+    def model_id(self) -> str:
+        """The ID of the model that is asked."""
+        return self.spec.model_id
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Snapshots of the scheduler for the rest of the daemon. Times are in Unix seconds, sizes in bytes."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
@@ -31,7 +31,8 @@ class RunnerFootprint:
 
 @dataclass(frozen=True, slots=True)
 class RunnerView:
-    """A runner whose process may still exist. `stage` describes its load; `last_used` is None before it was ready;
+    """A runner whose process may still exist. `models` are the names of the models that it serves, by ID: presets share
+    a runner, and it was started for `model_name`. `stage` describes its load; `last_used` is None before it was ready;
     `expires_at` is None while it is in use and where no timer runs; `variant` says how it differs from what was
     configured, "" if it does not; `sandbox` is None before there was a process. `host` is "" for this machine."""
 
@@ -39,6 +40,7 @@ class RunnerView:
     backend_name: str
     model_name: str
     model_id: str
+    models: Mapping[str, str]
     mode: Mode
     state: Phase
     stage: str
@@ -101,7 +103,8 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         id=slot.runner.id,
         backend_name=target.key.backend,
         model_name=target.name,
-        model_id=target.key.model_id,
+        model_id=target.model_id,
+        models={model_id: each.name for model_id, each in slot.targets.items()},
         mode=target.key.mode,
         state=Phase.STOPPING if phase is Phase.ENDED else phase,
         stage=slot.runner.stage,

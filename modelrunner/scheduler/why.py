@@ -187,7 +187,7 @@ def _with_reason(
     answer: Explanation, state: State, group: Group, context: ExplainContext, look: Outlook, now: float
 ) -> Explanation:
     name, slot, load, failure = group.name, _slot(state, group.key), context.load, _pause(state, group, look.start, now)
-    if group.key.model_id in state.paused:
+    if group.key.files in state.paused:
         reason = f"{name} is paused: its requests wait for `modelrunner resume {name}`"
         return replace(answer, state=Standing.PAUSED, reason=reason, waiting_for=Obstacle.RESUME)
     if slot is not None and slot.phase is Phase.STARTING:

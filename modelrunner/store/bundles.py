@@ -144,6 +144,7 @@ class Bundles:
             brings_code=reader.brings_code(files),
             adapters=adapters.among(files),
             defaults=_defaults(entry.config_data, trained),
+            digest=contents.digest,
         )
 
 

@@ -7,6 +7,7 @@ ModelPack. There a layer's media type gives its kind.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Literal
 
 import msgspec
@@ -56,6 +57,12 @@ class Contents(msgspec.Struct, frozen=True):
     def blobs(self) -> dict[Digest, int]:
         """Returns every blob with its size in bytes."""
         return {file.digest: file.size for file in (self.config, *self.files.values(), *self.others)}
+
+    @property
+    def digest(self) -> str:
+        """Returns `Bundle.digest`."""
+        named = [(name, str(file.digest)) for name, file in self.files.items()]
+        return "sha256:" + sha256(msgspec.json.encode(named)).hexdigest()
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -70,6 +70,11 @@ class StoreReader:
         catalog = self._catalog
         return self._shown(catalog, catalog.find(text)[0], self._suspect)
 
+    def files_id(self, text: str) -> str:
+        """Returns `Bundle.files_id` of a model, damaged or not. Raises `ModelNotFound`, `InvalidReference`."""
+        entry, _ = self._catalog.find(text)
+        return entry.contents.digest if entry.contents else str(entry.id)
+
     def get(self, text: str) -> StoredModel:
         """Returns the model by reference, model ID, at least 8 hexadecimal digits of it, or a part of a name that only
         one model has. Raises `ModelNotFound`, `InvalidReference` (also for an ambiguous text), `InvalidModel` for a

@@ -27,9 +27,10 @@ class SandboxStatus(msgspec.Struct, frozen=True):
 
 
 class RunnerStatus(msgspec.Struct, frozen=True):
-    """An entry of `GET /engines/ps`. `state` is starting, ready, sleeping, draining or stopping. Times are RFC 3339 in
-    UTC; `variant` says how the runner differs from its configuration, "" if it does not; `host` is the
-    machine on which it runs, "" for the daemon's."""
+    """An entry of `GET /engines/ps`. It was started for `model_name`; `models` are the names of all that it serves, by
+    ID: presets of one model share a runner. `state` is starting, ready, sleeping, draining or stopping. Times are RFC
+    3339 in UTC; `variant` says how the runner differs from its configuration, "" if it does not; `host` is the machine
+    on which it runs, "" for the daemon's."""
 
     id: str
     backend_name: str
@@ -55,6 +56,7 @@ class RunnerStatus(msgspec.Struct, frozen=True):
     variant: str = ""
     host: str = ""
     sandbox: SandboxStatus | None = None
+    models: dict[str, str] = {}
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ def world(tmp_path: Path) -> World:
 
 def test_defaults_are_the_backends(world: World) -> None:
     target = world.resolve(None, "smol", Mode.COMPLETION)
-    assert str(target.key) == f"fake/{world.model.id[:19]}/completion#0"
+    assert str(target.key).startswith(f"fake/{world.store.files_id('smol')[:19]}/completion#")
     assert (target.spec.context_size, target.spec.parallel, target.spec.flags) == (2048, 1, ())
     assert target.keep_alive == KeepAlive(300.0)
 
@@ -182,4 +182,4 @@ async def test_a_change_during_the_resolving_is_not_missed(world: World, prepare
         await world.resolve.prepare("fake", "smol", Mode.COMPLETION)
     else:
         world.resolve("fake", "smol", Mode.COMPLETION)
-    assert world.resolve("fake", "smol", Mode.COMPLETION).key.model_id == world.store.get("smol").id != old.id
+    assert world.resolve("fake", "smol", Mode.COMPLETION).model_id == world.store.get("smol").id != old.id

@@ -91,7 +91,7 @@ class Cluster:
             add_model(parts.store, name, seed=len(names))
         bundle = parts.store.bundle(name)
         key = RunnerKey("fake", bundle.model_id, Mode.COMPLETION)
-        spec, api = parts.specs.make(self.head.backend, bundle, ModelConfiguration(), key)
+        spec, api = parts.specs.make(self.head.backend, bundle, ModelConfiguration(), key.mode)
         return Target(key, spec, KeepAlive(300), api=api)
 
     async def lease(self, name: str = "smol") -> Lease:
@@ -199,10 +199,10 @@ async def test_runners_of_a_head_that_is_gone_end(cluster: Cluster, monkeypatch:
 
 async def test_a_transfer_goes_on_where_it_stopped(cluster: Cluster) -> None:
     target = cluster.target("smol")
-    digest = target.key.model_id.removeprefix("sha256:")
+    digest = target.key.files.removeprefix("sha256:")
     folder = cluster.there.folder / "cluster"
     folder.mkdir()
-    archive = archive_of(cluster.head.parts.store, target.key.model_id)
+    archive = archive_of(cluster.head.parts.store, target.key.files)
     begun = b"".join(archive.pieces())[:1000]
     (folder / f"{digest}.tar").write_bytes(begun)
     (await cluster.lease()).release()

@@ -211,6 +211,8 @@ class FakeLease:
         self.variant = scheduler.variant
         self.limits = scheduler.limits
         self.parameters = scheduler.parameters
+        self.served = runner.served
+        self.target = SimpleNamespace(spec=runner.spec, model_id=runner.spec.model_id)
         self.tries = 2
         self._scheduler = scheduler
         self._held = True
@@ -300,7 +302,7 @@ class FakeScheduler:
     async def unload(self, *, model_ids: list[str]) -> None:
         self.unloaded += model_ids
 
-    def lease_runner(self, runner_id: str, owner: str | None = None) -> FakeLease:
+    def lease_runner(self, runner_id: str, owner: str | None = None, asked: Any = None) -> FakeLease:
         if runner_id != self.runner.id:
             raise RunnerNotFound(f"there is no runner {runner_id}")
         return self._grant()
@@ -345,11 +347,12 @@ class FakeResolver:
     def _target(self, backend: str | None, model: str, mode: Mode) -> Any:
         if backend not in (None, "fake"):
             raise Misdirected(f"{backend} cannot serve {model}")
-        spec = SimpleNamespace(bundle=SimpleNamespace(name=model, references=(model,)))
+        spec = SimpleNamespace(bundle=SimpleNamespace(name=model, references=(model,), defaults=None))
         key, replicas = RunnerKey("fake", model, mode), Replicas(1, self.most)
         return SimpleNamespace(
             api=FAKE_API,
             key=key,
+            model_id=model,
             keep_alive=KeepAlive(300.0),
             spec=spec,
             replicas=replicas,

@@ -32,6 +32,7 @@ from modelrunner.types import (
     RequiredMemory,
     RunnerKey,
     RunSpec,
+    Served,
     Variant,
 )
 
@@ -125,6 +126,7 @@ class FakeRunner:
         self.api = OPENAI
         self.stage = ""
         self.process = None
+        self.served = Served(spec.bundle.name, key.backend, id)
         self.ready_at: float | None = None
         self.failure: EngineFailed | None = None
         self.owners: set[str] = set()
@@ -140,7 +142,7 @@ class FakeRunner:
         self.expected = memory
 
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None]) -> NoReturn:
-        engine = self._world.engines[self.key.model_id]
+        engine = self._world.engines[self.key.files]
         self._world.begun(self)
         try:
             with suppress(TimeoutError):
@@ -170,10 +172,10 @@ class FakeRunner:
 
     @property
     def sleep_level(self) -> int:
-        return self._world.engines[self.key.model_id].sleep_level
+        return self._world.engines[self.key.files].sleep_level
 
     async def sleep(self) -> None:
-        engine = self._world.engines[self.key.model_id]
+        engine = self._world.engines[self.key.files]
         self.orders.append("sleep")
         await asyncio.sleep(engine.sleep_seconds)
         if engine.cannot_sleep is not None:
@@ -181,7 +183,7 @@ class FakeRunner:
         self.sleeps = True
 
     async def wake(self) -> None:
-        engine = self._world.engines[self.key.model_id]
+        engine = self._world.engines[self.key.files]
         self.orders.append("wake")
         assert self.sleeps, "it was awake"
         await asyncio.sleep(engine.wake_seconds)
@@ -192,8 +194,8 @@ class FakeRunner:
 
     async def memory(self) -> RequiredMemory | None:
         if self.sleeps:
-            return RequiredMemory(self._world.engines[self.key.model_id].asleep)
-        measured = self._world.engines[self.key.model_id].measured
+            return RequiredMemory(self._world.engines[self.key.files].asleep)
+        measured = self._world.engines[self.key.files].measured
         return RequiredMemory(measured) if isinstance(measured, int) else measured
 
     @property
@@ -270,9 +272,9 @@ class World:
 
     def begun(self, runner: FakeRunner) -> None:
         same = [other for other in self.running.values() if other.key == runner.key]
-        assert len(same) < self.most.get(runner.key.model_id, 1), "too many runners of one key"
+        assert len(same) < self.most.get(runner.key.files, 1), "too many runners of one key"
         self.running[runner.id] = runner
-        self.started.append(runner.key.model_id)
+        self.started.append(runner.key.files)
         assert self.taken().fits(RequiredMemory(self.budget, self.vram)), "over the budget"
 
     def ended(self, runner: FakeRunner) -> None:
@@ -284,21 +286,21 @@ class World:
     def held(self) -> int:
         """What the engines really hold of main memory together."""
         return sum(
-            (not runner.spec.gpu_layers and self.engines[runner.key.model_id].holds) or self.memory(runner).ram
+            (not runner.spec.gpu_layers and self.engines[runner.key.files].holds) or self.memory(runner).ram
             for runner in self.running.values()
         )
 
     def memory(self, runner: FakeRunner) -> RequiredMemory:
         """Of the variant that it runs."""
         if runner.sleeps:
-            return RequiredMemory(self.engines[runner.key.model_id].asleep)
-        return self.engines[runner.key.model_id].ways[runner.spec.gpu_layers or 0][1]
+            return RequiredMemory(self.engines[runner.key.files].asleep)
+        return self.engines[runner.key.files].ways[runner.spec.gpu_layers or 0][1]
 
     def resident(self) -> list[str]:
-        return sorted(runner.key.model_id for runner in self.running.values())
+        return sorted(runner.key.files for runner in self.running.values())
 
     def runner(self, name: str) -> FakeRunner:
-        return next(runner for runner in self.running.values() if runner.key.model_id == name)
+        return next(runner for runner in self.running.values() if runner.key.files == name)
 
 
 class FakeHost:

@@ -63,10 +63,10 @@ class Stubborn(World):
     where = "make"
 
     def make_runner(self, key: RunnerKey, spec: RunSpec) -> Any:
-        if key.model_id == "bad" and self.where == "make":
+        if key.files == "bad" and self.where == "make":
             raise TypeError("uses_tcp")
         runner = super().make_runner(key, spec)
-        if key.model_id == "bad":
+        if key.files == "bad":
             runner.__class__ = type("Faulty", (FakeRunner,), {"sleep_level": property(raises)})
         return runner
 

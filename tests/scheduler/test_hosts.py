@@ -46,7 +46,7 @@ class Pair:
             add_model(self.files.store, name, seed=len(names))
         bundle = self.files.store.bundle(name)
         key = RunnerKey("fake", bundle.model_id, Mode.COMPLETION)
-        spec, api = self.files.specs.make(self.backend, bundle, ModelConfiguration(runtime_flags=flags), key)
+        spec, api = self.files.specs.make(self.backend, bundle, ModelConfiguration(runtime_flags=flags), key.mode)
         return Target(key, spec, KeepAlive(300), api=api)
 
     async def lease(self, name: str) -> Lease:

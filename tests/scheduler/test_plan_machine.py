@@ -204,7 +204,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     @rule(name=names, paused=st.booleans())
     def somebody_pauses_or_resumes(self, name: str, paused: bool) -> None:
-        (self.paused.add if paused else self.paused.discard)(key(name).model_id)
+        (self.paused.add if paused else self.paused.discard)(key(name).files)
         self.reconcile()
 
     @precondition(lambda self: self.slots)
@@ -293,7 +293,7 @@ class PlanMachine(RuleBasedStateMachine):
         match action:
             case Grant(RunnerId(where), requests):
                 assert self.slots[where].phase is Phase.READY
-                assert where.model_id not in self.paused
+                assert where.files not in self.paused
                 granted = [self.waiting.pop(id) for id in requests]
                 assert {request.where for request in granted} == {where}
                 self.check_turns(granted, [w for w in self.waiting.values() if w.where == where])
@@ -310,11 +310,11 @@ class PlanMachine(RuleBasedStateMachine):
                 assert self.slots[where].leases <= CAPACITY
             case Start(RunnerId(where), option) if (slept := self.slots.get(where)) is not None:
                 assert slept.phase is Phase.SLEEPING, "two runners of one key"
-                assert where.model_id not in self.paused
+                assert where.files not in self.paused
                 assert option == slept.option._replace(memory=self.awake[where])
                 self.slots[where] = slept._replace(phase=Phase.STARTING, memory=slept.memory.most(option.memory))
             case Start(RunnerId(where), option):
-                assert where.model_id not in self.paused
+                assert where.files not in self.paused
                 offered = OPTIONS[NAMES[where]][option.number]
                 assert offered.memory.fits(option.memory)
                 assert (offered.rank, offered.place) == (option.rank, option.place)
@@ -326,7 +326,7 @@ class PlanMachine(RuleBasedStateMachine):
                     option.memory,
                     last_used=self.now,
                     keep_alive=20.0,
-                    pinned=where.model_id == "pinned",
+                    pinned=where.files == "pinned",
                     load_seconds=LOAD_SECONDS,
                     parallel=CAPACITY,
                     option=option,
@@ -364,7 +364,7 @@ class PlanMachine(RuleBasedStateMachine):
                 for id in requests:
                     waited = self.now - self.waiting.pop(id).since
                     assert not isinstance(error, TimedOut) or waited >= POLICY.max_wait - ROUNDING
-                    excused = where.model_id != "huge" or "huge" in self.paused or self.closing
+                    excused = where.files != "huge" or "huge" in self.paused or self.closing
                     assert isinstance(error, InsufficientMemory) or excused
                     self.answer(id)
             case WakeAt(at):
@@ -401,7 +401,7 @@ class PlanMachine(RuleBasedStateMachine):
         """A smaller run only where no larger one can ever fit, or where memory ran out."""
         fell = any(failed == where and f.floor is not None for (failed, _), f in self.failures.items())
         wanted = [w for w in self.waiting.values() if w.name == "pinned"]
-        if not fell and not wanted and where.model_id != "mapped":
+        if not fell and not wanted and where.files != "mapped":
             larger = [o for o in OPTIONS[NAMES[where]] if o.rank < option.rank]
             assert not self.fitting(larger, self.unmovable())
 
@@ -483,7 +483,7 @@ class PlanMachine(RuleBasedStateMachine):
         wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
         if len(wanting) != 1 or self.closing or NAMES[wanting[0]].startswith("mapped"):
             return
-        if any(s.key.model_id == "mapped" and s.phase in (Phase.DRAINING, Phase.STOPPING) for s in self.slots.values()):
+        if any(s.key.files == "mapped" and s.phase in (Phase.DRAINING, Phase.STOPPING) for s in self.slots.values()):
             return  # what its end gives depends on who else maps its files: seen once it is gone
         [where] = wanting
         mine = [w for w in self.waiting.values() if w.where == where]
@@ -499,7 +499,7 @@ class PlanMachine(RuleBasedStateMachine):
         patience = POLICY.patience
         waiting = [w for w in self.waiting.values() if w.where == slot.key]
         urgent = any(not w.batch or self.is_aged(w) for w in waiting)
-        if slot.pinned or slot.key.model_id == "mapped":
+        if slot.pinned or slot.key.files == "mapped":
             return True
         if slot.phase is Phase.STARTING:
             return urgent
@@ -512,7 +512,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     def may_start(self, where: RunnerKey) -> bool:
         pauses = [f for (failed, _), f in self.failures.items() if failed == where and f.until > self.now]
-        return where.model_id not in self.paused and not pauses
+        return where.files not in self.paused and not pauses
 
     @invariant()
     def nothing_unused_outlives_its_keep_alive(self) -> None:
@@ -529,7 +529,7 @@ def held(slots: Iterable[Slot]) -> RequiredMemory:
     own, shared = RequiredMemory(0), dict[str, int]()
     for slot in slots:
         own += replace(slot.memory, ram=slot.memory.ram - slot.memory.shared)
-        shared[slot.key.model_id] = max(slot.memory.shared, shared.get(slot.key.model_id, 0))
+        shared[slot.key.files] = max(slot.memory.shared, shared.get(slot.key.files, 0))
     return own + RequiredMemory(sum(shared.values()))
 
 

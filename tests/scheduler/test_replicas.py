@@ -209,6 +209,6 @@ async def test_unload_and_pause_mean_all_of_them() -> None:
     assert len((await scheduler.unload(model_ids=["a"])).models) == 2
     assert world.resident() == []
     await load(scheduler, wanted)
-    await scheduler.pause("a")
+    await scheduler.pause("a", "a")
     assert world.resident() == []
     await scheduler.close(0)

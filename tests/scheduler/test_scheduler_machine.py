@@ -140,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if resume:
             self.scheduler.resume(name)
         else:
-            await self.scheduler.pause(name)
+            await self.scheduler.pause(name, name)
 
     async def call(self, what: Any) -> None:
         what()

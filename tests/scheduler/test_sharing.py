@@ -46,6 +46,6 @@ def test_the_next_one_counts_for_the_files_when_the_oldest_has_gone() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 50), st.integers(0, 50)), max_size=8))
 def test_the_sum_is_what_each_has_of_its_own_and_every_file_once(runners: list[tuple[str, int, int]]) -> None:
-    slots = [slot(CHAT._replace(model_id=m, revision=i), own, shared) for i, (m, own, shared) in enumerate(runners)]
+    slots = [slot(CHAT._replace(files=m, revision=i), own, shared) for i, (m, own, shared) in enumerate(runners)]
     files = sum(max((s for m, _, s in runners if m == model), default=0) for model in "ab")
     assert sum(sizes(*slots)) == files + sum(own for _, own, _ in runners)

@@ -144,7 +144,7 @@ async def test_a_failed_start_is_told_with_its_last_words() -> None:
 async def test_a_paused_model_waits_for_its_resume() -> None:
     scheduler = world().scheduler()
     await loaded(scheduler, "a")
-    await scheduler.pause("a")
+    await scheduler.pause("a", "a")
     assert scheduler.runners() == []
     waiting = in_background(scheduler, "a")
     await settle()

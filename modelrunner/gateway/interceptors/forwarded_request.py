@@ -5,7 +5,6 @@ from typing import Protocol
 
 import msgspec
 
-from modelrunner.engine.runner import Runner
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.headers import chunk, id_line, server_timing
@@ -17,9 +16,9 @@ from modelrunner.scheduler import Lease
 from modelrunner.types import Served
 
 
-def served_by(runner: Runner) -> Served:
-    """Returns the names of the runner's model and backend, for a request that shares the answer of another request."""
-    return Served(runner.spec.bundle.name, runner.key.backend)
+def served_by(lease: Lease) -> Served:
+    """Returns the names of the model and of its backend, for a request that shares the answer of another request."""
+    return Served(lease.served.model, lease.served.backend)
 
 
 class AnswerSource(Protocol):

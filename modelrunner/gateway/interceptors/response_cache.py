@@ -52,6 +52,7 @@ class _CachedAnswer(NamedTuple):
     body: bytes
     model: str
     key: RunnerKey
+    model_id: str
     served: Served
     parameters: RequestParameters | None
     made: float
@@ -117,9 +118,9 @@ class ResponseCache:
             return  # its stream may begin with signs of life
         if exchange.ask.chosen and digest[-2] is None:
             return  # another model answered, for want of memory
-        runner, model = lease.runner, exchange.ask.fields.model
+        model = exchange.ask.fields.model
         kept = _CachedAnswer(
-            *(head[1], head[2], bytes(shared.data), model, runner.key, served_by(runner)),
+            *(head[1], head[2], bytes(shared.data), model, lease.runner.key, lease.target.model_id, served_by(lease)),
             *(lease.parameters, self._clock()),
         )
         self._forget(digest)
@@ -136,7 +137,7 @@ class ResponseCache:
         if (
             kept.made < self._clock() - self._age
             or target is None
-            or (target.key, target.parameters) != (kept.key, kept.parameters)
+            or (target.key, target.model_id, target.parameters) != (kept.key, kept.model_id, kept.parameters)
         ):
             self._forget(digest)
             return None

@@ -90,7 +90,7 @@ class SharedResponse:
         self.over = True
         if self.work.lease is not None:
             for request in self._requests:
-                request.served = served_by(self.work.lease.runner)
+                request.served = served_by(self.work.lease)
         self._requests = {}
         self._ended()
         for end in tell:

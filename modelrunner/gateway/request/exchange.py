@@ -204,7 +204,7 @@ class Exchange:
         parameters = lease.parameters
         if parameters is not None and request.is_json:
             request.set(dict.fromkeys(parameters.strip))
-        if request.is_json and (defaults := runner.spec.bundle.defaults) is not None:
+        if request.is_json and (defaults := lease.target.spec.bundle.defaults) is not None:
             apply_defaults(request, endpoint.shape, defaults)
         if parameters is not None and request.is_json:
             request.set(parameters.set)

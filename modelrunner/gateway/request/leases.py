@@ -153,18 +153,20 @@ class Leases:
     async def unload(self, ask: Inference) -> None:
         """Ends the runners of the request's model once they are free. Raises as `lease`."""
         target = await self._target(ask)
-        await self.scheduler.unload(model_ids=[target.key.model_id])
+        await self.scheduler.unload(model_ids=[target.model_id])
 
     def lease_runner(self, ask: Inference, runner_id: str, target: Target | None) -> Lease | None:
         """Leases the named runner if it serves the model. Returns None while the model is not resolved."""
-        lease = self.scheduler.lease_runner(runner_id, ask.head.owner)
+        lease = self.scheduler.lease_runner(runner_id, ask.head.owner, target)
         try:
-            ask.head.check_model(lease.runner.spec.bundle)
             key = lease.runner.key
+            if target is None or target.key != key:
+                ask.head.check_model(lease.runner.spec.bundle)
             if key.mode is not ask.head.route.mode:
                 raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.head.route.mode}")
             if target is not None:
-                check_model(lease.runner, target.key.model_id)
+                if target.key != key:
+                    check_model(lease.runner, target.model_id)
                 return lease
         except BaseException:
             lease.release()

@@ -114,7 +114,7 @@ def record_of(
     `perf_counter`, 0 without one."""
     head, model, queued, loading = ask.head, ask.fields.model, 0.0, 0.0
     if lease is not None:
-        served = lease.runner.served
+        served = lease.served
         if lease.waited:  # else it shares its zeros with all others: a float for each is one more to free when cold
             queued, loading = lease.waited - lease.loaded, lease.loaded
     else:

@@ -202,7 +202,7 @@ export function Models() {
     open({});
     if (again) loaded.reload();
   };
-  const runnerOf = (id) => now?.runners.find((runner) => runner.model_id === id);
+  const runnerOf = (id) => now?.runners.find((runner) => id in runner.models);
   return html`<header class="title"><h1>Models</h1>
       ${loaded.value?.usage && html`<p class="muted figure">${plural(loaded.value.models.length, "model")} · ${bytes(loaded.value.usage.models_disk_usage)} on disk</p>`}</header>
     <${Pull} />

@@ -1,0 +1,84 @@
+"""Presets: models that differ in what they carry alone share an engine."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.api.conftest import Daemon, StartDaemon
+from tests.api.test_making import asked, make
+
+
+async def _ask(daemon: Daemon, name: str, **headers: str) -> tuple[int, dict[str, Any]]:
+    body = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
+    async with daemon.tcp.post("/v1/chat/completions", json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def _runners(daemon: Daemon) -> list[dict[str, Any]]:
+    async with daemon.unix.get("/engines/ps") as answer:
+        return list(await answer.json())
+
+
+async def test_presets_that_alternate_share_one_load(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--record", str(tmp_path / "record"))
+    for name in ("mario", "luigi"):
+        await make(daemon, name, system=f"You are {name}.")
+    runners = set()
+    for name in ["mario", "luigi"] * 10:
+        status, answer = await _ask(daemon, name)
+        assert status == 200, answer
+        [runner] = await _runners(daemon)
+        runners.add(runner["id"])
+    assert len(runners) == 1
+    bodies = [body for body in asked(tmp_path / "record") if "messages" in body]
+    assert [b["messages"][0]["content"] for b in bodies] == ["You are mario.", "You are luigi."] * 10
+    assert [b["model"] for b in bodies] == ["mario", "luigi"] * 10
+
+
+async def test_a_preset_with_another_window_has_its_own_engine(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await make(daemon, "short", parameters={"num_ctx": 256})
+    for name in ("smol", "short"):
+        assert (await _ask(daemon, name))[0] == 200
+    assert len(await _runners(daemon)) == 2
+
+
+async def test_a_preset_answers_after_the_removal_of_its_base(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await make(daemon, "mario", system="You are Mario.")
+    for name in ("smol", "mario"):
+        assert (await _ask(daemon, name))[0] == 200
+    async with daemon.unix.delete("/models/smol") as answer:
+        assert answer.status == 200, await answer.text()
+    assert (await _ask(daemon, "mario"))[0] == 200
+    assert (await _ask(daemon, "smol"))[0] == 404
+
+
+async def test_presets_are_listed_with_the_engine_that_they_share(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await make(daemon, "mario", system="You are Mario.")
+    for name in ("smol", "mario"):
+        assert (await _ask(daemon, name))[0] == 200
+    [runner] = await _runners(daemon)
+    assert (runner["model_name"], list(runner["models"].values())) == ("smol", ["smol", "mario"])
+    async with daemon.unix.get("/api/ps") as answer:
+        assert [model["name"] for model in (await answer.json())["models"]] == ["smol:latest", "mario:latest"]
+    async with daemon.unix.get("/logs?model=mario") as answer:
+        assert answer.status == 200
+        mine = await answer.read()
+    async with daemon.unix.get("/logs?model=smol") as answer:
+        assert mine == await answer.read() != b""
+
+
+async def test_a_pause_is_that_of_all_presets(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await make(daemon, "mario", system="You are Mario.")
+    assert (await _ask(daemon, "mario"))[0] == 200
+    async with daemon.unix.post("/engines/pause", json={"model": "smol"}) as answer:
+        assert answer.status == 200
+    assert await _runners(daemon) == []
+    async with daemon.unix.get("/engines/why?model=mario") as answer:
+        assert (await answer.json())["state"] == "paused"
+    async with daemon.unix.delete("/models/smol") as answer:
+        assert answer.status == 200
+    assert (await _ask(daemon, "mario"))[0] == 200, "the pause went with the model that was paused"
