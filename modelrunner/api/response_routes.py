@@ -1,20 +1,34 @@
 """The routes of stored responses: reading, cancelling and removing them. Inference makes them."""
 
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
+import msgspec
 from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api.documented import Count, documented
-from modelrunner.api.messages import json_response
+from modelrunner.api.messages import json_response, query_count, query_flag
 from modelrunner.api.middleware import owner_of
 from modelrunner.api.paging import page_of
-from modelrunner.errors import BadRequest, NotImplementedHere
+from modelrunner.api.streaming import stream_events
+from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.answershapes import ResponseAnswer
 from modelrunner.gateway.response_store import ResponseStore
 
 _MOST_ITEMS = 100
+_STREAMED = {
+    "stream": bool,
+    "starting_after": Count,
+    "include": str,
+    "include[]": str,
+    "include_obfuscation": bool,
+}
 _PAGED = {"limit": Count, "after": str, "order": Literal["asc", "desc"]}
+
+
+async def _one(event: bytes) -> AsyncGenerator[bytes, None]:
+    yield event
 
 
 class ResponseRoutes:
@@ -35,12 +49,25 @@ class ResponseRoutes:
             )
         ]
 
-    @documented(ResponseAnswer, errors=(501,))
-    async def get(self, request: web.Request) -> web.Response:
-        """Shows a stored response."""
-        if request.query.get("stream") == "true":
-            raise NotImplementedHere("a stored response is not streamed: leave `stream` out", param="stream")
-        return json_response((await self._responses.get(request.match_info["id"], owner_of(request))).response)
+    @documented({"application/json": ResponseAnswer, "text/event-stream": Any}, query=_STREAMED)
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """Shows a stored response. With `stream` it sends the events after the one with the number `starting_after`, of
+        a response that is streamed in the background; of one that has ended its last event."""
+        id, streamed = request.match_info["id"], query_flag(request, "stream")
+        made = self._responses.running.get(id)
+        stored = await self._responses.get(id, owner_of(request))
+        if not streamed:
+            return json_response(stored.response)
+        after = query_count(request, "starting_after")
+        after = -1 if after is None else after
+        if made is not None and made.streams:
+            return await stream_events(request, made.follow(after), bytes)
+        status = stored.response.get("status")
+        if status in ("queued", "in_progress"):
+            raise BadRequest("this response was not begun with `stream`: leave `stream` out", param="stream")
+        kind = f"response.{'failed' if status == 'cancelled' else status}"
+        last = msgspec.json.encode({"type": kind, "sequence_number": after + 1, "response": stored.response})
+        return await stream_events(request, _one(b"event: %b\ndata: %b\n\n" % (kind.encode(), last)), bytes)
 
     @documented(wire.DeletedObject)
     async def delete(self, request: web.Request) -> web.Response:

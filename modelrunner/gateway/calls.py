@@ -1,7 +1,7 @@
 """The values of a request, and the interfaces between an API family, the work on a request, and its client."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -213,9 +213,11 @@ class Dialect(ABC):
         to the engine's `path` unchanged, by the engine. None if they are unknown."""
         return None
 
-    async def prepare(self, preparing: Preparing, ask: "Inference") -> "Inference | bytes":
-        """Returns the request that continues in place of one that `prepares`; or the answer in JSON, if it needs no
-        runner. Raises `ModelRunnerError`."""
+    async def prepare(
+        self, preparing: Preparing, ask: "Inference"
+    ) -> "Inference | bytes | AsyncGenerator[bytes, None]":
+        """Returns the request that continues in place of one that `prepares`; or its answer, if it needs no runner: in
+        JSON, or a stream that is made elsewhere. Raises `ModelRunnerError`."""
         return ask
 
     async def shortened(self, ask: "Inference", runner: Runner, error: ContextTooLong) -> "Inference | None":

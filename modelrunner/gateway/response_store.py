@@ -5,9 +5,9 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -39,9 +39,23 @@ class StoredResponse(msgspec.Struct, frozen=True):
     size: int = 0
 
 
+class Underway(Protocol):
+    """A response that is made in the background."""
+
+    @property
+    def streams(self) -> bool:
+        """True if its events can be followed."""
+
+    def follow(self, after: int) -> AsyncGenerator[bytes, None]:
+        """Returns its events with a higher number than `after`, as they come. Raises `NotFound`."""
+
+    def cancel(self) -> None:
+        """Ends its work."""
+
+
 class ResponseStore:
     """Keeps at most `limit` responses, none longer than `age` seconds. `get` finds a response as soon as it was put; it
-    is written soon after. `running` has a function for each response under way in the background, which ends its work.
+    is written soon after. `running` has the responses under way in the background, by their IDs.
     `owner` is the `ApiKey.owner` of the asking key, which sees its own responses alone, or "" for the daemon's owner,
     who sees all."""
 
@@ -52,7 +66,7 @@ class ResponseStore:
         self._deleted: set[str] = set()
         self._writing: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        self.running: dict[str, Callable[[], None]] = {}
+        self.running: dict[str, Underway] = {}
 
     def put(self, stored: StoredResponse) -> None:
         """Keeps a response, or its new state. A failing disk is only logged, since the answer itself is good."""
@@ -97,8 +111,8 @@ class ResponseStore:
         await self.get(id, owner)
         self._deleted.add(id)
         try:
-            if (stop := self.running.pop(id, None)) is not None:
-                stop()
+            if (made := self.running.pop(id, None)) is not None:
+                made.cancel()
             self._unwritten.pop(id, None)
             await self.close()
             await asyncio.to_thread(self._remove, id)
@@ -108,8 +122,8 @@ class ResponseStore:
     async def cancel(self, id: str, owner: str) -> StoredResponse:
         """Ends the work of a response in the background; a complete response does not change. Raises `NotFound`."""
         stored = await self.get(id, owner)
-        if (stop := self.running.pop(id, None)) is not None:
-            stop()
+        if (made := self.running.pop(id, None)) is not None:
+            made.cancel()
             stored = msgspec.structs.replace(stored, response=stored.response | {"status": "cancelled"})
             self.put(stored)
         return stored

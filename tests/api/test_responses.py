@@ -9,6 +9,7 @@ import msgspec
 import openai
 import pytest
 
+from modelrunner.gateway.dialects import responses_background
 from tests.api.conftest import Daemon, StartDaemon
 from tests.waiting import HUNG
 
@@ -129,6 +130,72 @@ async def test_a_response_in_the_background_is_cancelled(client: Made) -> None:
                 in_use = any(runner["in_use"] for runner in await answer.json())
 
 
+async def test_a_stream_in_the_background_goes_on_without_its_client(client: Made, tmp_path: Path) -> None:
+    daemon, made = client
+    gate = tmp_path / "gate"
+    daemon.backend.knobs = ("--tokens", "3", "--token-gate", str(gate))
+    stream = await made.responses.create(model="smol", input="hello", background=True, stream=True)
+    seen: list[Any] = []
+    async for event in stream:
+        seen.append(event)
+        if event.type == "response.output_text.delta":
+            break
+    await stream.close()
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert [event.type for event in seen[:2]] == ["response.created", "response.in_progress"]
+    assert seen[0].response.status == "queued"
+    id = seen[0].response.id
+    assert (await made.responses.retrieve(id)).status == "queued"
+    rest = await made.responses.retrieve(id, stream=True, starting_after=seen[-1].sequence_number)
+    gate.touch()
+    seen += [event async for event in rest]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert [event.delta for event in seen if event.type == "response.output_text.delta"] == ["w0 ", "w1 ", "w2 "]
+    assert (seen[-1].type, seen[-1].response.output_text) == ("response.completed", "w0 w1 w2 ")
+    assert (await made.responses.retrieve(id)).output_text == "w0 w1 w2 "
+    [last] = [event async for event in await made.responses.retrieve(id, stream=True, starting_after=4)]
+    assert (last.type, last.sequence_number, last.response.id) == ("response.completed", 5, id)  # type: ignore[union-attr]
+
+
+async def test_a_stream_in_the_background_that_fails_says_so(client: Made) -> None:
+    daemon, made = client
+    stream = await made.responses.create(model="nope", input="hello", background=True, stream=True)
+    first, last = [event async for event in stream]
+    assert (first.type, last.type) == ("response.created", "response.failed")
+    assert "not here" in last.response.error.message  # type: ignore[union-attr]
+    assert (await made.responses.retrieve(first.response.id)).status == "failed"  # type: ignore[union-attr]
+    daemon.backend.knobs = ("--tokens", "100000", "--rate", "100")
+    stream = await made.responses.create(model="smol", input="hello", background=True, stream=True)
+    seen = [await anext(stream)]
+    assert (await made.responses.cancel(seen[0].response.id)).status == "cancelled"  # type: ignore[union-attr]
+    seen += [event async for event in stream]
+    assert (seen[-1].type, seen[-1].response.status) == ("response.failed", "cancelled")  # type: ignore[union-attr]
+
+
+async def test_events_in_the_background_are_bounded(client: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_background, "_MOST_EVENTS", 4000)
+    daemon, made = client
+    daemon.backend.knobs = ("--tokens", "100000", "--rate", "200")
+    stream = await made.responses.create(model="smol", input="hello", background=True, stream=True)
+    id = (await anext(stream)).response.id  # type: ignore[union-attr]
+    async for event in stream:
+        if event.sequence_number > 60:
+            break
+    with pytest.raises(openai.NotFoundError, match="not kept any more"):
+        await made.responses.retrieve(id, stream=True, starting_after=3)
+    await made.responses.delete(id)
+
+
+async def test_a_plain_response_in_the_background_cannot_be_followed(client: Made, tmp_path: Path) -> None:
+    daemon, made = client
+    gate = tmp_path / "gate"
+    daemon.backend.knobs = ("--tokens", "3", "--token-gate", str(gate))
+    queued = await made.responses.create(model="smol", input="hello", background=True)
+    with pytest.raises(openai.BadRequestError, match="not begun with `stream`"):
+        await made.responses.retrieve(queued.id, stream=True)
+    gate.touch()
+
+
 async def test_tools_formats_and_items(client: Made) -> None:
     daemon, made = client
     items: Any = [
@@ -238,7 +305,6 @@ async def test_choices_among_tools(client: Made) -> None:
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"conversation": "c"}, "conversation"),
-        ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "store"),
         ({"text": {"format": {"type": "poem"}}}, "text.format"),
         ({"input": [{"type": "computer"}]}, "input"),

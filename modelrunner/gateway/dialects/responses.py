@@ -2,7 +2,7 @@
 api/response_routes.py."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -14,11 +14,11 @@ from modelrunner.gateway.dialects.answershapes import ResponseAnswer
 from modelrunner.gateway.dialects.chunks import engine_request
 from modelrunner.gateway.dialects.dialect import streamed
 from modelrunner.gateway.dialects.openai import OpenAI
-from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse, keep, response_of
+from modelrunner.gateway.dialects.responses_answer import ResponseEvents, WholeResponse
+from modelrunner.gateway.dialects.responses_background import BackgroundResponse
 from modelrunner.gateway.dialects.responses_request import PreparedFields, ResponseFields, new_id, resolved
 from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.headers import own_headers
-from modelrunner.http.answers import Header
 from modelrunner.types import Mode
 
 _CHAT = "/v1/chat/completions"
@@ -46,9 +46,9 @@ class Responses(OpenAI):
     def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
         return ResponseFields.__struct_fields__
 
-    async def prepare(self, preparing: Preparing, ask: Inference) -> Inference | bytes:
+    async def prepare(self, preparing: Preparing, ask: Inference) -> Inference | bytes | AsyncGenerator[bytes, None]:
         """Returns the request with its conversation. A response in the background goes on alone, and the client gets
-        its ID. Raises `NotFound`, `Conflict`, `PayloadTooLarge`."""
+        its ID or follows its events. Raises `NotFound`, `Conflict`, `PayloadTooLarge`."""
         fields = ask.fields
         assert isinstance(fields, ResponseFields)
         history: list[dict[str, Any]] = []
@@ -87,39 +87,12 @@ class Responses(OpenAI):
         )
 
 
-def _in_background(preparing: Preparing, ask: Inference, fields: PreparedFields) -> bytes:
-    """Begins the work on a response, and returns its first state. Raises `NotFound`."""
+def _in_background(preparing: Preparing, ask: Inference, fields: PreparedFields) -> bytes | AsyncGenerator[bytes, None]:
+    """Begins the work on a response, and returns its first state, or its events. Raises `NotFound`."""
     store = fields.responses
     if store is None:
         raise NotFound("no response is stored here, so none can be made in the background", param="background")
-    work = preparing.go_on(ask, _BackgroundSink(fields))
-    store.running[fields.id] = work.cancel
-    queued = response_of(fields, "queued", [])
-    keep(fields, queued)
-    work.start()
-    return msgspec.json.encode(queued)
-
-
-class _BackgroundSink:
-    """Takes an answer that no client waits for. The translation has stored a complete one."""
-
-    takes_chunks = False
-
-    def __init__(self, fields: PreparedFields) -> None:
-        self._fields = fields
-
-    def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
-        if status != 200:
-            error = msgspec.json.decode(data)["error"]
-            failed = response_of(self._fields, "failed", [])
-            keep(self._fields, failed | {"error": {"code": error["code"], "message": error["message"]}})
-
-    def write(self, data: bytes) -> None: ...
-
-    def finish(self) -> None:
-        store = self._fields.responses
-        assert store is not None
-        store.running.pop(self._fields.id, None)
-
-    def cut(self) -> None:
-        self.finish()
+    made = BackgroundResponse(fields)
+    made.work = preparing.go_on(ask, made)
+    made.begin(store)
+    return made.follow(-1) if made.streams else msgspec.json.encode(made.queued)

@@ -90,17 +90,20 @@ class ResponseEvents(ChunkTranslation):
         self.headers = (*EVENT_STREAM, *headers)
         self._fields = fields
         self._offered = fields.offered()
-        self._number = 0  # of the next event
+        self._begun = False
+        self._number = 1 if fields.background else 0  # of the next event; one in the background is created already
         self._done: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
 
     def piece(self, data: bytes) -> bytes:
-        first = b"" if self._number else self._begin()
+        first = b"" if self._begun else self._begin()
         return first + super().piece(data)
 
     def _begin(self) -> bytes:
+        self._begun = True
         response = response_of(self._fields, "in_progress", [])
-        return self.event("response.created", response=response) + self.event("response.in_progress", response=response)
+        created = b"" if self._number else self.event("response.created", response=response)
+        return created + self.event("response.in_progress", response=response)
 
     def event(self, kind: str, **fields: Any) -> bytes:
         number = self._number

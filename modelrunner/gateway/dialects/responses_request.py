@@ -57,8 +57,6 @@ class ResponseFields(Fields, frozen=True, gc=False):
         for name in _UNKNOWN:
             if getattr(self, name) is not None:
                 raise BadRequest(f"{name} is not offered here: send the input", param=name)
-        if self.background and self.stream:
-            raise BadRequest("a response in the background is not streamed: leave one of the two out", param="stream")
         if self.background and self.store is False:
             raise BadRequest("a response in the background is stored: leave `store` out", param="store")
         self.offered().choice(decoded(self.tool_choice, "tool_choice"))

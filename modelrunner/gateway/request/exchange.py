@@ -4,7 +4,9 @@ A warm request is callbacks only: `start` sends it to the engine, the engine's c
 task exists only while the request waits: for a runner, or for the reason of an engine's end.
 """
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -55,7 +57,8 @@ class Exchange:
     __slots__ = (
         *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_leases"),
         *("_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_side"),
-        *("_sink", "_status", "_trace", "_translation", "_upstream", "_writer", "ask", "is_told", "lease", "on_data"),
+        *("_sink", "_status", "_taken", "_trace", "_translation", "_upstream", "_writer"),
+        *("ask", "is_told", "lease", "on_data"),
     )
 
     def __init__(self, exchanges: Exchanges, ask: Inference, sink: Sink, *, is_told: bool = True) -> None:
@@ -68,6 +71,7 @@ class Exchange:
         self.lease: Lease | None = None  # while the request waits for a runner
         self._upstream: UpstreamConnection | None = None
         self._side: SideWork | None = None
+        self._taken: asyncio.Event | None = None  # set while the client takes more of a stream that is made elsewhere
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
         self._translation: Translation | None = None
         self._writer: ResponseWriter | None = None  # None while the answer goes to the sink unchanged
@@ -110,10 +114,14 @@ class Exchange:
     def pause(self) -> None:
         if self._upstream is not None:
             self._upstream.pause()
+        elif self._taken is not None:
+            self._taken.clear()
 
     def resume(self) -> None:
         if self._upstream is not None:
             self._upstream.resume()
+        elif self._taken is not None:
+            self._taken.set()
 
     def record(self) -> RequestRecord:
         """Returns the record of the request so far."""
@@ -169,7 +177,7 @@ class Exchange:
         ask = self.ask
         if ask.alias is not None:
             self.ask = ask = await self._leases.choose(ask, ask.alias)
-        prepared: Inference | bytes = ask
+        prepared: Inference | bytes | AsyncGenerator[bytes, None] = ask
         if ask.fields.prepares:
             assert self._preparing is not None
             prepared = await self._dialect.prepare(self._preparing, ask)
@@ -177,9 +185,23 @@ class Exchange:
             return
         if isinstance(prepared, bytes):
             self._answer_without_engine(prepared)
-        else:
+        elif isinstance(prepared, Inference):
             self.ask = prepared
             self.start()
+        else:
+            await self._pass_on(prepared)
+
+    async def _pass_on(self, stream: AsyncGenerator[bytes, None]) -> None:
+        """Answers with a stream that is made elsewhere, no faster than the client takes it."""
+        self._taken = asyncio.Event()
+        self._taken.set()
+        async with aclosing(stream):
+            async for piece in stream:
+                await self._taken.wait()
+                self._say(piece)
+        if self._sink.takes_chunks:
+            self._sink.write(b"0\r\n\r\n")
+        self._finish()
 
     # asking the engine
 
