@@ -2,4 +2,6 @@
 
 from modelrunner_llamacpp.backend import LlamaCppBackend
 
-__all__ = ["LlamaCppBackend"]
+__all__ = ["LlamaCppBackend", "Name"]
+
+Name = LlamaCppBackend.name

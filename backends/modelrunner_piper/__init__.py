@@ -2,4 +2,6 @@
 
 from modelrunner_piper.backend import PiperBackend
 
-__all__ = ["PiperBackend"]
+__all__ = ["Name", "PiperBackend"]
+
+Name = PiperBackend.name

@@ -2,4 +2,6 @@
 
 from modelrunner_vllm.backend import VllmBackend
 
-__all__ = ["VllmBackend"]
+__all__ = ["Name", "VllmBackend"]
+
+Name = VllmBackend.name

@@ -2,4 +2,6 @@
 
 from modelrunner_whisper.backend import WhisperBackend
 
-__all__ = ["WhisperBackend"]
+__all__ = ["Name", "WhisperBackend"]
+
+Name = WhisperBackend.name

@@ -1,9 +1,10 @@
 """How backends are found and chosen."""
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from modelrunner.config.locations import ConfigurationError
 from modelrunner.engineapi import ServiceCall
 from modelrunner.errors import BackendNotFound, BackendUnavailable, TimedOut, UnsupportedModel
 from modelrunner.jsonfile import JsonFile
-from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.plugins.registry import ENTRY_POINT_GROUP, BackendRegistry
 from modelrunner.types import Bundle, Mode, ModelFormat, ModelHeader
 from tests.waiting import HUNG
 
@@ -224,3 +225,9 @@ def test_a_choice_while_a_backend_could_not_be_asked_is_not_kept(tmp_path: Path)
     assert registry.choose(model) is plain
     late.late = False
     assert registry.choose(model) is late
+
+
+@pytest.mark.parametrize("name", ["llama.cpp", "vllm", "piper", "whisper"])
+def test_the_package_of_each_own_backend_has_its_name(name: str) -> None:
+    [found] = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    assert importlib.import_module(found.module).Name == name
