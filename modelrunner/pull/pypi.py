@@ -177,15 +177,15 @@ def _pieces(path: Path, name: str, file: str) -> list[tuple[str, str]]:
     """Returns the name and version of the packages that carry the pieces, in order; [] if the model is in this wheel,
     whose name is `file`. Raises `UnsupportedModel` for a package without a model."""
     with Wheel(path, file) as wheel:
-        if any(member.lower().endswith(_CARRIERS) for member in wheel.names):
+        if any(member.lower().endswith(_CARRIERS) for member in wheel.names) or folder_in(wheel.names, trust=False):
             return []
         pinned = dict(wheel.pinned_requirements())
     numbered = [f"{name}-part{number}" for number in range(1, len(pinned) + 1)]
     pieces = [(piece, pinned[piece]) for piece in numbered if piece in pinned]
     if not pieces:
         raise UnsupportedModel(
-            f"the package {name} holds no model: there is no file in GGUF or safetensors in its wheel {file}, and"
-            f" it requires no {name}-part1"
+            f"the package {name} holds no model: there is no file in GGUF, safetensors or a format of a backend in its"
+            f" wheel {file}, and it requires no {name}-part1"
         )
     return pieces
 

@@ -134,11 +134,12 @@ def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:
 
 def folder_in(names: Iterable[str], *, trust: bool) -> dict[str, str]:
     """Maps the names in the bundle to those in an archive, as `folder_files` chooses them from the outermost folder
-    with a config.json."""
+    with a config.json or a file of a backend's format."""
     names = sorted(names)
-    roots = [name.removesuffix(CONFIG) for name in names if f"/{name}".endswith(f"/{CONFIG}")]
+    files = [(name, name.rpartition("/")[2]) for name in names]
+    roots = {name.removesuffix(file) for name, file in files if file == CONFIG or foreignformats.is_file(file)}
     for root in sorted(roots, key=lambda root: (root.count("/"), root)):
         inside = [name.removeprefix(root) for name in names if name.startswith(root)]
-        if files := folder_files(inside, trust=trust):
-            return {name: root + name for name in files}
+        if chosen := folder_files(inside, trust=trust):
+            return {name: root + name for name in chosen}
     return {}

