@@ -120,7 +120,9 @@ def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: Ma
     """)
     heard = upload(running, "/v1/audio/transcriptions", b"whisper-base").json()
     assert (heard["text"], heard["model"], int(heard["words"][0]) > 0) == ("hello", "whisper-base", True)
-    image = running.post("/v1/images/generations", {"model": "tiny-sd", "prompt": "a cat"})
+    image = running.post(
+        "/v1/images/generations", {"model": "tiny-sd", "prompt": "a cat", "response_format": "b64_json"}
+    )
     assert (image.content, image.headers["Content-Type"]) == (b"PNG of a cat", "image/png")
     assert running.post("/v1/images/edits?model=tiny-sd", b'{"prompt": "a dog"}').content == b"PNG of a dog"
     runners = {runner["model_name"]: runner["mode"] for runner in running.runners()}

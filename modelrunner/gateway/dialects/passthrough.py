@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar
 from urllib.parse import parse_qs
 
+import msgspec
+
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.calls import Call, Fields, Inference, Translation
@@ -26,8 +28,10 @@ class UploadFields(Fields, frozen=True, gc=False):
 
 class PassThrough(OpenAI):
     """The calls that backends bring, with OpenAI's errors. The body of a call that `uploads` passes: a form names the
-    model in its part `model`, any other body in the query of its path (`?model=NAME`). Another call has a JSON body."""
+    model in its part `model`, any other body in the query of its path (`?model=NAME`). Another call has a JSON body, of
+    which the engine alone knows the other fields: `response_format` is a word for sounds and images."""
 
+    decoder = msgspec.json.Decoder(Fields)
     prefixes: ClassVar[tuple[str, ...]] = WITH_ENGINE
 
     def __init__(self, calls: Mapping[str, Call]) -> None:
