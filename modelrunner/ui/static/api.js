@@ -25,7 +25,8 @@ async function send(method, path, { body, signal, headers = {} } = {}) {
   const sent = key.get();
   const own = sent ? { Authorization: `Bearer ${sent}` } : {};
   const init = { method, signal, headers: { ...own, ...headers }, credentials: "omit", cache: "no-store" };
-  if (body !== undefined) {
+  if (body instanceof FormData) init.body = body;
+  else if (body !== undefined) {
     init.body = JSON.stringify(body);
     init.headers["Content-Type"] = "application/json";
   }
@@ -76,8 +77,8 @@ export async function makeKey(body, first) {
 
 export const ref = (name) => encodeURIComponent(name);
 
-async function* pieces(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+async function* read(stream) {
+  const reader = stream.getReader();
   try {
     for (;;) {
       const { done, value } = await reader.read();
@@ -88,6 +89,8 @@ async function* pieces(response) {
     reader.cancel().catch(() => {});
   }
 }
+
+const pieces = (response) => read(response.body.pipeThrough(new TextDecoderStream()));
 
 async function* split(response, separator) {
   let rest = "";
@@ -145,4 +148,8 @@ function parsed(block) {
 
 export async function* text(path, signal) {
   yield* pieces(await send("GET", path, { signal }));
+}
+
+export async function* bytes(path, body, signal) {
+  yield* read((await send("POST", path, { body, signal })).body);
 }

@@ -6,6 +6,7 @@ import { Markdown } from "./markdown.js";
 import { Options } from "./options.js";
 import { Bar, Dialog, Empty, Fault, Field, Icon, IconButton, act, number, seconds, shortName, useLoaded } from "./parts.js";
 import { Settings } from "./settings.js";
+import { canRecord, hush, reading, record, speak } from "./sound.js";
 import { blank, branch, chat, commit, draft, exported, forget, newId, search, show, siblings, take, tip } from "./talks.js";
 import { useStore } from "./live.js";
 
@@ -59,17 +60,24 @@ const Asked = ({ message, tools }) => html`<article class="message user">
   ${message.content && html`<div class="body" dir="auto">${message.content}</div>`}<div class="tools">${tools}</div>
 </article>`;
 
-// A message, which is made again only when it changes. `place` is its number among `count` versions.
-function Line({ message, waiting, place, count, isLast, busy, acts }) {
+function Aloud({ message, model }) {
+  const mine = useStore(reading).id === message.id;
+  return mine ? html`<${IconButton} icon="stop" label="Stop reading" onClick=${hush} />` : html`<${IconButton} icon="speaker" label="Read the answer aloud" onClick=${() => act(() => speak(message.id, message.content, model))} />`;
+}
+
+// A message, which is made again only when it changes. `place` is its number among `count` versions. `voice` is the model
+// that speaks.
+function Line({ message, waiting, place, count, isLast, busy, voice, acts }) {
   return useMemo(() => {
     const isAnswer = message.role === "assistant";
     const tools = html`${count > 1 && html`<span class="versions"><${IconButton} icon="left" label="Earlier version" disabled=${place === 0} onClick=${() => acts.turn(message, -1)} />
       <span class="figure">${place + 1} of ${count}</span><${IconButton} icon="right" label="Later version" disabled=${place === count - 1} onClick=${() => acts.turn(message, 1)} /></span>`}
       <${IconButton} icon="copy" label=${isAnswer ? "Copy the answer" : "Copy the message"} onClick=${() => act(async () => (await navigator.clipboard.writeText(message.content), "Copied"))} />
+      ${isAnswer && voice && message.content && html`<${Aloud} message=${message} model=${voice} />`}
       ${!busy && !isAnswer && html`<${IconButton} icon="edit" label="Edit the message" onClick=${() => acts.edit(message)} />`}
       ${!busy && isAnswer && isLast && html`<${IconButton} icon="retry" label="Ask again" onClick=${() => acts.again(message)} />`}`;
     return isAnswer ? html`<${Answer} message=${message} waiting=${waiting} tools=${tools} />` : html`<${Asked} message=${message} tools=${tools} />`;
-  }, [message, waiting, place, count, isLast, busy]);
+  }, [message, waiting, place, count, isLast, busy, voice]);
 }
 
 // Reads an answer aloud to those who listen: each paragraph once it is complete.
@@ -90,8 +98,33 @@ function Spoken({ message }) {
   return html`<p class="hidden" role="log" aria-label="The answer">${text}</p>`;
 }
 
+// Writes down what is said: one press begins, the next one ends.
+function Microphone({ model, write }) {
+  const [phase, setPhase] = useState("");
+  const recording = useRef(null);
+  useEffect(() => () => recording.current?.end(), []);
+  const press = () => act(async () => {
+    try {
+      if (!recording.current) {
+        setPhase("starts");
+        recording.current = await record(model);
+        return setPhase("listens");
+      }
+      setPhase("writes");
+      write(await recording.current.text());
+    } catch (error) {
+      throw error.name === "NotAllowedError" ? new Error("The browser does not let this page use the microphone.") : error;
+    } finally {
+      if (phase === "listens" || !recording.current) (recording.current = null), setPhase("");
+    }
+  });
+  const listens = phase === "listens";
+  return html`<${IconButton} icon=${listens ? "stop" : "microphone"} label=${listens ? "End the dictation" : "Dictate"} aria-pressed=${listens ? "true" : "false"} disabled=${phase !== "" && !listens} onClick=${press} />
+    ${phase === "writes" && html`<span class="hint" role="status">Writing it down…</span>`}`;
+}
+
 // What is written. The text is no part of the conversation's frame: a key makes this alone again.
-function Composer({ id, message, busy, sees, ready, used, space, send, cancel }) {
+function Composer({ id, message, busy, sees, hears, ready, used, space, send, cancel }) {
   const [text, setText] = useState(() => draft.get(id) || message?.content || "");
   const [files, setFiles] = useState([]);
   const field = useRef(null);
@@ -130,6 +163,7 @@ function Composer({ id, message, busy, sees, ready, used, space, send, cancel })
     <textarea ref=${field} rows="1" dir="auto" aria-label="Message" placeholder="Write a message" value=${text} onKeyDown=${typed} onInput=${(event) => write(event.target.value)} onPaste=${(event) => event.clipboardData.files.length && (event.preventDefault(), add(event.clipboardData.files))}></textarea>
     <div class="row"><div class="row start">
       <input ref=${chooser} type="file" multiple hidden onChange=${(event) => (add(event.target.files), (event.target.value = ""))} /><${IconButton} icon="clip" label=${sees ? "Add text files or images" : "Add text files"} onClick=${() => chooser.current.click()} />
+      ${hears && canRecord && html`<${Microphone} model=${hears} write=${(said) => write([field.current.value.trimEnd(), said].filter(Boolean).join(" "))} />`}
       <span class=${`hint${full ? " fault" : ""}`} role=${full ? "alert" : undefined}>${space > 0 && (used || files.length || full) ? `${more > 20 ? "about " : ""}${number(used + more)} of ${number(space)} tokens${full ? ": more than the window has" : ""}` : html`<span class="hide-small">Enter sends, Shift and Enter makes a new line</span>`}</span></div>
       ${busy ? html`<button type="button" class="primary" aria-label="Stop the answer" title="Stop" onClick=${() => stop(busy)}><${Icon} name="stop" /></button>` : html`<button type="submit" class="primary" aria-label="Send" title="Send" disabled=${!ready || (!text.trim() && !files.length)}><${Icon} name="send" /></button>`}
     </div>
@@ -232,6 +266,7 @@ function Frame({ rest, talks, fault, models }) {
   const path = useMemo(() => (shown === talk.id ? branch(messages, talk.head) : []), [messages, shown, talk.id, talk.head]);
   const name = talk.model || talks.find((each) => speaking.some((model) => model.id === each.model))?.model || speaking[0]?.id || "";
   const model = speaking.find((each) => each.id === name);
+  const able = (capability) => models.value?.find((each) => each.capabilities.includes(capability))?.id || "";
   const plain = model && !model.capabilities.includes("chat");
   const last = path.at(-1);
   const busy = last?.growing ? last.id : "";
@@ -291,10 +326,10 @@ function Frame({ rest, talks, fault, models }) {
           ? html`<${Empty} icon="chat" title="Ask a model">What you write goes to ${name ? shortName(name) : "the model"} on this daemon and nowhere else. ${plain && "It has no chat template, so it goes on with your text."}<//>`
           : html`<${Empty} icon="models" title="No model that talks is here"><a href="#/models">Pull one</a>, and come back.<//>`)}
         ${path.slice(-made).map((message) => html`<${Line} key=${message.id} message=${answers[message.id]?.message || message} waiting=${answers[message.id]?.waiting} place=${versions.get(message.parent).indexOf(message.id)} count=${versions.get(message.parent).length}
-          isLast=${message === last} busy=${Boolean(busy)} acts=${acts.current} />`)}
+          isLast=${message === last} busy=${Boolean(busy)} voice=${able("speech")} acts=${acts.current} />`)}
       </div>
       <${Spoken} message=${current} />
-      <${Composer} key=${editing ? `edit/${editing.id}` : known ? talk.id : "new"} id=${editing ? `edit/${editing.id}` : known ? talk.id : "new"} message=${editing} busy=${busy} ready=${Boolean(model)} sees=${Boolean(model?.capabilities.includes("vision"))}
+      <${Composer} key=${editing ? `edit/${editing.id}` : known ? talk.id : "new"} id=${editing ? `edit/${editing.id}` : known ? talk.id : "new"} message=${editing} busy=${busy} ready=${Boolean(model)} sees=${Boolean(model?.capabilities.includes("vision"))} hears=${able("transcription")}
         used=${usage ? usage.prompt + usage.answer : 0} space=${model?.context_window || 0} send=${send} cancel=${() => setEditing(null)} />
     </section>
     ${opened === "options" && html`<${Options} talk=${{ ...talk, model: name }} messages=${path} plain=${plain} change=${change} onClose=${close} />`}
