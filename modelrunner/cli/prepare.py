@@ -33,6 +33,15 @@ def prepare(client: HttpClient, model: str, *, backend: str | None, context_size
     return model
 
 
+def first_able(client: HttpClient, capability: str, does: str, source: str) -> str:
+    """Returns the first model here with the capability. Raises `ModelNotFound`, which says what none `does`, and names
+    the `source` of one that does."""
+    here = [m.name for m in client.call("GET", "/models", list[wire.Model]) if capability in m.capabilities]
+    if not here:
+        raise ModelNotFound(f"no model here {does}: `modelrunner pull {source}` gets one that does")
+    return here[0]
+
+
 def default_system(client: HttpClient, model: str) -> str | None:
     """Returns the system prompt for a person who gives none. None leaves it to the daemon, which adds what the model
     carries."""

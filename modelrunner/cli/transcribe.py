@@ -7,9 +7,9 @@ import click
 from modelrunner.cli import output
 from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import with_client
-from modelrunner.cli.prepare import prepare
+from modelrunner.cli.prepare import first_able, prepare
 from modelrunner.cli.several import each
-from modelrunner.cli.transcribing import FORMATS, Hearing, first_model
+from modelrunner.cli.transcribing import ABILITY, FORMATS, Hearing
 
 
 @click.command()
@@ -35,7 +35,8 @@ def transcribe(
     """
     if translate and language is not None:
         raise click.UsageError("a translation detects the language itself: leave out --language")
-    name = prepare(client, model or first_model(client), backend=None, context_size=None)
+    chosen = model or first_able(client, ABILITY, "transcribes", "hf.co/Systran/faster-whisper-small")
+    name = prepare(client, chosen, backend=None, context_size=None)
     hearing = Hearing(name, format, translate, language, prompt)
 
     def show(file: str) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from modelrunner import wire
 from modelrunner.cli.client import HttpClient, RawBody, decode, failure, path
-from modelrunner.errors import ModelNotFound
 
 ABILITY = "transcription"
 FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
@@ -58,16 +56,6 @@ def sounds(words: tuple[str, ...]) -> list[Path]:
 def transcribes(client: HttpClient, model: str) -> bool:
     """Returns whether the model writes down what it hears."""
     return ABILITY in (client.call("GET", path("models", model), dict[str, Any]).get("capabilities") or ())
-
-
-def first_model(client: HttpClient) -> str:
-    """Returns the first model here that transcribes. Raises `ModelNotFound`."""
-    here = [model.name for model in client.call("GET", "/models", list[wire.Model]) if ABILITY in model.capabilities]
-    if not here:
-        raise ModelNotFound(
-            "no model here transcribes: `modelrunner pull hf.co/Systran/faster-whisper-small` gets one that does"
-        )
-    return here[0]
 
 
 def _texts(client: HttpClient, response: Any) -> Iterator[str]:

