@@ -55,7 +55,7 @@ def set_level(level: str) -> None:
 def engine_log(logs: Path, model_id: str) -> Path:
     """Returns the newest log of the engines that ran with the model: each revision of its configuration writes its own.
     Raises `ModelNotFound` for a model with which no engine has run."""
-    digits = model_id.removeprefix("sha256:")[:16]
+    digits = model_id.rpartition(":")[2][:16]
     newest = max(logs.glob(f"engine-*-{digits}-*.log"), key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         raise ModelNotFound("no engine has run with this model, so there is no log", param="model")

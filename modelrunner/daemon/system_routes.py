@@ -100,7 +100,7 @@ class SystemRoutes:
         """Sends an engine's log with `?runner=ID` or `?model=REF`, else the daemon's. `?lines=N` sends its last N lines
         only, `?follow` continues as the log grows."""
         follow = query_flag(request, "follow") and request.method != "HEAD"
-        log = self._log_of(request, query_count(request, "lines"), self._lifecycle.stop if follow else None)
+        log = await self._log_of(request, query_count(request, "lines"), self._lifecycle.stop if follow else None)
         response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
         await response.prepare(request)
         async for chunk in log:
@@ -118,12 +118,14 @@ class SystemRoutes:
         uptime = round(time.monotonic() - self._lifecycle.started, 3)
         return wire.Health(health.value, uptime, self._active_requests(), __version__, reason)
 
-    def _log_of(self, request: web.Request, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
+    async def _log_of(
+        self, request: web.Request, lines: int | None, ending: asyncio.Event | None
+    ) -> AsyncIterator[bytes]:
         if runner_id := request.query.get("runner"):
             return self._scheduler.log(runner_id, lines, ending)
         log = daemon_log(self._logs)
         if reference := request.query.get("model"):
-            model_id = self._library.get(reference).id
+            model_id = (await self._library.described(reference))[0].id
             for runner in self._scheduler.runners():
                 if model_id in runner.models:
                     return self._scheduler.log(runner.id, lines, ending)

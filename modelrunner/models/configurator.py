@@ -2,20 +2,21 @@
 stored."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from modelrunner.config.modelconfig import ModelConfiguration, with_raw_flags
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError
+from modelrunner.models import declaredmodels
 from modelrunner.models.configurations import Configurations, ModelSettings, PostedConfiguration
-from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import folded, in_effect
 from modelrunner.models.validation import Validator
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.store import Store, StoredModel
-from modelrunner.types import Bundle, Mode
+from modelrunner.types import DECLARED, Bundle, Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Configurator:
         """Checks a JSON merge patch, stores it, and applies it. `reference` is a whole name or an ID. A change that has
         begun is completed even if the caller is cancelled. Raises what `Validator.target`, `Configurations.keep` and,
         for a restart, `Scheduler.acquire` raise; then nothing is changed."""
-        model, _ = self._parts.store.whole(reference)
+        model = await asyncio.to_thread(self._whole, reference)
         return await asyncio.shield(asyncio.ensure_future(self._change(model, mode, patch, restart=restart)))
 
     async def schema(self) -> dict[str, Any]:
@@ -98,11 +99,36 @@ class Configurator:
     def _show(self, reference: str | None, backend: str | None) -> list[ShownConfiguration]:
         settings = self._parts.configurations.settings
         found = []
-        for model in self._parts.store.list() if reference is None else [self._parts.store.get(reference)]:
+        for model in self._all() if reference is None else [self._model(reference, self._parts.store.get)]:
             posted = [mode for id, mode, _ in settings if id == model.id]
             if reference is not None or posted or settings.from_file(model.id).as_dict():
                 found += [self._shown(model, mode, settings) for mode in dict.fromkeys([None, *posted])]
         return [shown for shown in found if backend is None or (shown.effect and shown.effect.backend == backend)]
+
+    def _whole(self, reference: str) -> StoredModel:
+        return self._model(reference, lambda text: self._parts.store.whole(text)[0])
+
+    def _model(self, reference: str, stored: Callable[[str], StoredModel]) -> StoredModel:
+        """Returns the model that `stored` finds, else the one that an engine manages itself. Raises what `stored`
+        raises."""
+        try:
+            return stored(reference)
+        except (ModelNotFound, InvalidReference):
+            for backend, declared in self._parts.resolver.declared(reference):
+                return declaredmodels.shown(declared, backend.name)[0]
+            raise
+
+    def _all(self) -> list[StoredModel]:
+        declared = [declaredmodels.shown(model, backend.name)[0] for backend, model in self._parts.resolver.declared()]
+        return [*self._parts.store.list(), *declared]
+
+    def _bundle(self, model: StoredModel) -> Bundle:
+        """Returns the model's bundle. Raises the errors of `Store.bundle`."""
+        if model.format != DECLARED:
+            return self._parts.store.bundle(model.id)
+        for backend, declared in self._parts.resolver.declared(model.name):
+            return declared.bundle(backend.name)
+        raise ModelNotFound(f"no engine has {model.name} any more", param="model")
 
     def _shown(
         self, model: StoredModel, mode: Mode | None, settings: ModelSettings, targets: Sequence[Target] = ()
@@ -110,7 +136,7 @@ class Configurator:
         """`targets` are some that were made with these settings already."""
         effect, problem = None, ""
         try:
-            effect = self._in_effect(settings, self._parts.store.bundle(model.id), mode, targets)
+            effect = self._in_effect(settings, self._bundle(model), mode, targets)
         except ModelRunnerError as error:
             problem = error.message
         posted, file = settings.posted_for(model.id, mode), settings.from_file(model.id)
@@ -119,7 +145,7 @@ class Configurator:
     def _in_effect(
         self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, targets: Sequence[Target]
     ) -> EffectiveConfiguration:
-        mode = mode or main_mode(bundle)
+        mode = mode or self._parts.resolver.mode_of(bundle)
         target = next((target for target in targets if target.key.mode is mode), None)
         if target is None:
             backend = self._parts.resolver.configured_backend(bundle, mode, settings)
@@ -153,7 +179,7 @@ class Configurator:
         self, model: StoredModel, mode: Mode | None, patch: Mapping[str, Any], running: Collection[Mode], restart: bool
     ) -> _CheckedChange:
         """Checks a change with the present settings. Reads files. Raises as `change`."""
-        settings, bundle = self._parts.configurations.settings, self._parts.store.bundle(model.id)
+        settings, bundle = self._parts.configurations.settings, self._bundle(model)
         before = settings.posted_for(model.id, mode)
         after = self._patched(settings, bundle, mode, patch)
         reloads = after.for_the_engine() != before.configuration.for_the_engine()
@@ -161,7 +187,7 @@ class Configurator:
         wanted = settings.with_posted(model.id, mode, posted)
         concerned: set[Mode] = set()
         if restart or reloads:
-            concerned = {mode} if mode else {main_mode(bundle), *running, *settings.modes(model.id)}
+            concerned = {mode} if mode else {self._parts.resolver.mode_of(bundle), *running, *settings.modes(model.id)}
         targets = [self._parts.validator.target(bundle, each, wanted) for each in concerned]
         return _CheckedChange(bundle, before, posted, targets, self._shown(model, mode, wanted, targets))
 
@@ -177,7 +203,7 @@ class Configurator:
         if not patch.get("runtime-flags"):
             return after
         wanted = settings.with_posted(bundle.model_id, mode, PostedConfiguration(0, after))
-        backend = self._parts.resolver.configured_backend(bundle, mode or main_mode(bundle), wanted)
+        backend = self._parts.resolver.configured_backend(bundle, mode or self._parts.resolver.mode_of(bundle), wanted)
         return before.merged(folded(backend, patch), tables)
 
     async def _restart(self, targets: Collection[Target], leases: ExitStack) -> None:

@@ -40,7 +40,7 @@ class DeclaredModels:
         if calls:
             await asyncio.wait(calls.values(), timeout=_PATIENCE)
         self._late |= {name for name, call in calls.items() if not call.done()}
-        return [_shown(model, name) for name in names for model in self._known.get(name, ())]
+        return [shown(model, name) for name in names for model in self._known.get(name, ())]
 
     def _ask(self, name: str) -> asyncio.Task[None]:
         task = self._asking[name] = asyncio.create_task(self._learn(name), name=f"models of {name}")
@@ -55,9 +55,10 @@ class DeclaredModels:
             self._late.discard(name)
 
 
-def _shown(model: DeclaredModel, backend: str) -> tuple[StoredModel, Abilities]:
+def shown(model: DeclaredModel, backend: str) -> tuple[StoredModel, Abilities]:
+    """Returns the model as one of the store is shown."""
     config: dict[str, object] = {"format": str(DECLARED)}
     config |= {"size": format_bytes(model.size)} if model.size else {}
     config |= {"context_size": model.context_length} if model.context_length else {}
-    shown = StoredModel(model.bundle(backend).model_id, [model.name], 0, msgspec.json.encode(config), model.size)
-    return shown, Abilities(backend, model.context_length, in_order(model.capabilities))
+    stored = StoredModel(model.bundle(backend).model_id, [model.name], 0, msgspec.json.encode(config), model.size)
+    return stored, Abilities(backend, model.context_length, in_order(model.capabilities))

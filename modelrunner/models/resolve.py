@@ -7,7 +7,7 @@ order of docs/api.md: 404, 412, 421, 501.
 import asyncio
 from threading import Lock
 
-from modelrunner.backend import Backend, BackendState
+from modelrunner.backend import Backend, BackendState, DeclaredModel
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import (
     BackendNotFound,
@@ -104,9 +104,23 @@ class Resolver:
     def main_mode(self, model: str) -> Mode:
         """Returns the mode of a model, of the store or declared, for a caller that names none. It blocks. Raises
         `ModelNotFound` and the errors of `Store.bundle`."""
-        backend, bundle = self._found(None, model, None)
+        return self.mode_of(self._found(None, model, None)[1])
+
+    def mode_of(self, bundle: Bundle) -> Mode:
+        """Returns the mode of a model for a caller that names none. It blocks. Raises `ModelNotFound` for one that its
+        engine does not have any more."""
         mode = main_mode(bundle)
-        return mode if bundle.format is not DECLARED or mode in backend.modes else min(backend.modes)
+        if bundle.format is not DECLARED or mode in (modes := self._declaring(bundle).modes):
+            return mode
+        return min(modes)
+
+    def declared(self, reference: str | None = None) -> list[tuple[Backend, DeclaredModel]]:
+        """Returns the models that engines manage themselves, all or those with this name or ID. It blocks."""
+        found = self._registry.declared()
+        if reference is None:
+            return found
+        named = self._registry.declared_as(reference)
+        return [named] if named else [each for each in found if each[1].bundle(each[0].name).model_id == reference]
 
     def forget(self) -> None:
         """Forgets all targets: a model, a configuration or a backend was changed. Any thread may call this."""
@@ -134,8 +148,14 @@ class Resolver:
         return self._registry.get(name)
 
     def configured_backend(self, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Backend:
-        """Returns the backend that would run the model with `settings`. Raises as `backend_of`."""
+        """Returns the backend that would run the model with `settings`. Raises as `backend_of`, and `BadRequest` for
+        another backend than the one that has the model itself."""
         name = settings.of(bundle.model_id, mode).backend
+        if bundle.format is DECLARED:
+            backend = self._declaring(bundle)
+            if name not in (None, backend.name):
+                raise BadRequest(f"{backend.name} has {bundle.name} itself: no other backend runs it", param="backend")
+            return backend
         if name is None:
             return self._registry.choose(bundle)
         try:
@@ -211,6 +231,13 @@ class Resolver:
             backend, declared = found
             return backend, declared.bundle(backend.name)
         return self.backend_of(name, bundle, mode), bundle
+
+    def _declaring(self, bundle: Bundle) -> Backend:
+        """Returns the backend whose engine has the model itself. Raises `ModelNotFound`."""
+        for backend, declared in self.declared(bundle.name):
+            if declared.bundle(backend.name).model_id == bundle.model_id:
+                return backend
+        raise ModelNotFound(f"no engine has {bundle.name} any more", param="model")
 
     def _check_format(self, backend: Backend, bundle: Bundle, model: str) -> None:
         if bundle.format in backend.formats:

@@ -13,7 +13,7 @@ from modelrunner.models.resolve import Resolver
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Target
-from modelrunner.types import Bundle, Mode, RunSpec
+from modelrunner.types import DECLARED, Bundle, Mode, RunSpec
 
 
 class Validator:
@@ -62,7 +62,7 @@ class Validator:
 
 def _check(resolver: Resolver, backend: Backend, spec: RunSpec) -> None:
     bundle = spec.bundle
-    if bundle.format not in backend.formats:
+    if bundle.format not in (DECLARED, *backend.formats):
         raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
     resolver.check_mode(backend, bundle, bundle.name, spec.mode)
     if flags := interface_of(backend, TakesFlags):

@@ -121,7 +121,7 @@ class LocalHost:
     def _log_file(self, runner: RunnerId, spec: RunSpec) -> Path:
         """Returns a file for this runner and those that later have its key and number."""
         key, number = runner
-        model = spec.model_id.removeprefix("sha256:")[:16]
+        model = spec.model_id.rpartition(":")[2][:16]
         another = f"-{number}" if number else ""
         return self._logs / f"engine-{key.backend}-{model}-{key.mode}-{key.revision:x}{another}.log"
 

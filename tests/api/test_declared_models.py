@@ -111,3 +111,53 @@ async def test_it_is_explained_and_unloaded_by_its_name(daemon: Daemon) -> None:
         assert (await answer.json())["unloaded"] == [NAME]
     async with daemon.unix.post("/engines/unload", json={"models": ["theirs/small"]}) as answer:
         assert answer.status == 404
+
+
+async def test_it_has_settings_and_a_log(daemon: Daemon) -> None:
+    body = {"model": NAME, "prompt": "x", "max_tokens": 2}
+    async with daemon.unix.get(f"/logs?model={NAME}") as answer:
+        assert (answer.status, "no engine has run" in await answer.text()) == (404, True)
+    async with daemon.tcp.post("/v1/completions", json=body) as answer:
+        assert answer.status == 200
+    async with daemon.unix.get(f"/logs?model={NAME}") as answer:
+        assert (answer.status, await answer.text() != "") == (200, True)
+    wanted = {"model": NAME, "context-size": 1024, "keep_alive": "1h", "apply": "restart"}
+    async with daemon.unix.post("/engines/_configure", json=wanted) as answer:
+        assert answer.status == 202, await answer.text()
+    async with daemon.unix.get("/engines/_configure") as answer:
+        [shown] = await answer.json()
+    assert (shown["model"], shown["config"]) == (NAME, {"context-size": 1024, "keep_alive": "1h"})
+    assert (shown["effective"]["backend"], shown["effective"]["context-size"]) == ("fake", 1024)
+    async with daemon.tcp.post("/v1/completions", json=body) as answer:
+        assert answer.status == 200
+    async with daemon.unix.get("/engines/ps") as answer:
+        [runner] = [runner for runner in await answer.json() if runner["state"] == "ready"]
+    assert (runner["context_size"], runner["keep_alive"]) == (1024, "1h")
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"model": "theirs/small", "pin": True}, 404),
+        ({"model": NAME, "context-size": 8192}, 400),
+        ({"model": NAME, "backend": "broken"}, 400),
+        ({"model": NAME, "mode": "reranking", "pin": True, "parallel": 2}, 400),
+    ],
+)
+async def test_settings_that_it_cannot_have(daemon: Daemon, change: dict[str, Any], status: int) -> None:
+    async with daemon.unix.post("/engines/_configure", json=change) as answer:
+        assert answer.status == status, await answer.text()
+    async with daemon.unix.get(f"/engines/_configure?model={NAME}") as answer:
+        [shown] = await answer.json()
+    assert (answer.status, shown["config"]) == (200, {})
+
+
+async def test_a_model_that_its_engine_has_no_more_is_not_found(daemon: Daemon) -> None:
+    async with daemon.unix.get(f"/models/{NAME}") as answer:
+        model_id = (await answer.json())["id"]
+    async with daemon.unix.get(f"/engines/_configure?model={model_id}") as answer:
+        assert answer.status == 200
+    backend: Any = daemon.backend
+    backend.models = list
+    async with daemon.unix.get(f"/engines/_configure?model={NAME}") as answer:
+        assert answer.status == 404
