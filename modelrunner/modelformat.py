@@ -14,7 +14,8 @@ class FormatReading:
     """The description of a model's files."""
 
     metadata: Mapping[str, Any]
-    """Texts and numbers about the model, for `modelrunner show` and the backend (`spec.bundle.header`)."""
+    """Texts, numbers and lists of them about the model, for `modelrunner show` and the backend (`spec.bundle.header`).
+    `voices` are the names that a request for speech may choose."""
     capabilities: frozenset[str]
     """A mode that needs no known capability needs the one of its own name."""
     context_length: int | None = None

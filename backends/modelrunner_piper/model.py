@@ -40,7 +40,7 @@ def read(files: Mapping[str, Path]) -> FormatReading:
             "general.architecture": "vits",
             "sample_rate": rate,
             "language": str(language or ""),
-            "voices": ", ".join(voices(found, weights)),
+            "voices": voices(found, weights),
         },
         frozenset({"speech"}),
     )

@@ -1,5 +1,7 @@
 """OpenAI's list of models, and the routes of its API that no engine serves: they answer with the reason."""
 
+import asyncio
+
 from aiohttp import web
 
 from modelrunner import wire
@@ -15,11 +17,14 @@ _NOT_OFFERED = {
     "moderations": "no engine here moderates: ask a chat model that was made for it, such as Llama Guard",
     **dict.fromkeys(
         ("images/generations", "images/edits", "images/variations"),
-        "no engine here draws: a chat model with vision reads images",
+        "no engine here draws: docs/engines.md says how a program that does becomes one by a table of config.toml",
     ),
     "responses/compact": "no engine here compacts a conversation: send the items that matter",
 }
-_REALTIME = "there are no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream set to true"
+_REALTIME = (
+    "there are no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream set to true; "
+    "/v1/audio/transcriptions writes sound down, and it comes as it is made from /v1/audio/speech"
+)
 
 
 class OpenAIRoutes:
@@ -37,9 +42,10 @@ class OpenAIRoutes:
                 web.delete(prefix + "/v1/models/{ref:.+}", self.delete),
             )
         ]
+        voices = [web.get(f"{prefix}/v1/audio/voices", self.voices) for prefix in ("", "/engines")]
         refused = [f"{prefix}/v1/{path}" for prefix in ("", "/engines") for path in _NOT_OFFERED]
         realtime = [web.get(f"{prefix}/v1/realtime", self.refuse_realtime) for prefix in ("", "/engines")]
-        return [*models, *(web.post(path, self.refuse) for path in refused), *realtime]
+        return [*models, *voices, *(web.post(path, self.refuse) for path in refused), *realtime]
 
     @documented(wire.OpenAIModels)
     async def list_models(self, request: web.Request) -> web.Response:
@@ -65,6 +71,19 @@ class OpenAIRoutes:
         if not self._is_served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
         return json_response(openaiforms.openai_model(name, model, abilities))
+
+    @documented(wire.SpeechVoices)
+    async def voices(self, request: web.Request) -> web.Response:
+        """Lists the voices of the models that speak, as far as they are known."""
+        models = [
+            model
+            for model, abilities in await self._reach.listed(request, self._library)
+            if "speech" in abilities.capabilities
+        ]
+        found = await asyncio.to_thread(lambda: [(model, self._library.voices(model)) for model in models])
+        return json_response(
+            wire.SpeechVoices([wire.SpeechVoice(name, name, model.name) for model, names in found for name in names])
+        )
 
     @documented(wire.DeletedObject, query={"force": bool}, errors=(409,))
     async def delete(self, request: web.Request) -> web.Response:

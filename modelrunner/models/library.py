@@ -119,6 +119,16 @@ class Library:
         (abilities,) = await self.abilities([model])
         return model, name, abilities
 
+    def voices(self, model: StoredModel) -> list[str]:
+        """Returns the names of the voices of a model that speaks, none where they are not known. Reads files."""
+        if model.format == DECLARED:
+            return []
+        try:
+            found = self._store.bundle(model.id).header.metadata.get("voices", [])
+        except ModelRunnerError:
+            return []
+        return [str(name) for name in found] if isinstance(found, list | tuple) else []
+
     def use_aliases(self, aliases: AliasNames) -> None:
         """Sets the names that stand for models."""
         self._aliases = aliases

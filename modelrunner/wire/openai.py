@@ -28,6 +28,20 @@ class OpenAIModels(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class SpeechVoice(msgspec.Struct, frozen=True):
+    """`id` is the `voice` of a request for speech, `model` its model."""
+
+    id: str
+    name: str
+    model: str
+
+
+class SpeechVoices(msgspec.Struct, frozen=True):
+    """`GET /v1/audio/voices`: the voices of each model that speaks."""
+
+    voices: list[SpeechVoice]
+
+
 class DeletedObject(msgspec.Struct, frozen=True):
     id: str
     object: Literal["model", "file", "response"]

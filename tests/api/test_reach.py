@@ -24,6 +24,7 @@ NAMES_NO_MODEL = """
     POST /api/blobs/{digest}
     GET /engines/df
     GET /engines/requests/{id}
+    GET /engines/v1/audio/voices
     GET /engines/v1/batches
     POST /engines/v1/batches
     GET /engines/v1/batches/{id}
@@ -50,6 +51,7 @@ NAMES_NO_MODEL = """
     POST /models/prune
     GET /models/search
     GET /pulls
+    GET /v1/audio/voices
     GET /v1/batches
     POST /v1/batches
     GET /v1/batches/{id}

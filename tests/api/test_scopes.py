@@ -24,6 +24,7 @@ TABLE = {
         POST /api/show
         GET /api/tags
         GET /api/version
+        GET /engines/v1/audio/voices
         GET /engines/v1/batches
         POST /engines/v1/batches
         GET /engines/v1/batches/{id}
@@ -52,6 +53,7 @@ TABLE = {
         GET /models/{ref}
         GET /models/{ref}/fit
         GET /models/{ref}/show
+        GET /v1/audio/voices
         GET /v1/batches
         POST /v1/batches
         GET /v1/batches/{id}

@@ -27,12 +27,12 @@ def voice(folder: Path, description: object) -> dict[str, Path]:
 def test_a_voice_with_one_speaker_has_the_name_of_its_dataset(tmp_path):
     reading = read(voice(tmp_path, DESCRIPTION))
     assert reading.capabilities == {"speech"}
-    assert reading.metadata["voices"] == "joe"
+    assert reading.metadata["voices"] == ["joe"]
     assert (reading.metadata["language"], reading.metadata["sample_rate"]) == ("en-us", 22050)
 
 
 def test_a_voice_with_several_speakers_has_their_names(tmp_path):
-    assert read(voice(tmp_path, DESCRIPTION | {"speaker_id_map": {"a": 0, "b": 1}})).metadata["voices"] == "a, b"
+    assert read(voice(tmp_path, DESCRIPTION | {"speaker_id_map": {"a": 0, "b": 1}})).metadata["voices"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Answers that are read aloud, and speech that is written down, in a browser with a microphone of its own."""
 
+import json
 import struct
 
 import pytest
@@ -64,7 +65,7 @@ async def test_an_answer_is_read_aloud(daemon: Daemon, open_page: OpenPage) -> N
     assert await page.evaluate("window.played[0].map((one) => Math.round(one * 100))") == [10, 50]
     await expect(page.get_by_role("button", name="Read the answer aloud")).to_be_visible()  # again, at its end
     [request] = asked
-    body = request.post_data_json
+    body = json.loads(request.post_data or "")
     assert (body["model"], body["response_format"]) == ("the-speech", "pcm")
     assert " ".join(body["input"].split()) == "Here is it : The end."
 
