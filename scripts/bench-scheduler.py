@@ -5,7 +5,8 @@
   rules  the table of docs/scheduling.md: answers, loads and the worst wait in each workload, with all rules, without
          each, and with each that was dropped
 
-  places machines with devices, and two hosts: answers, loads, the mean and the worst wait
+  places machines with devices, and two hosts: answers, loads, the mean and the worst wait, and the fewest loads that
+         the requests need where each model takes one place whole
 
 --parts time,rules,places  --seeds N (5) of each workload
 """
@@ -15,6 +16,7 @@ import asyncio
 import math
 import sys
 import timeit
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -111,7 +113,27 @@ def show_places(seeds: int) -> None:
         answers, loads = mean(o.answers for o in found), mean(o.loads for o in found)
         usual, worst = mean(mean(o.waits) for o in found), max(o.quantile(1.0) for o in found)
         print(f"{workload.name}: {answers:,.0f} answers, {loads:.0f} loads, waits {usual:.1f} s, at most {worst:.1f} s")
+        if workload.places:
+            best = mean(fewest_loads(o.asked, workload.places) for o in found)
+            print(f"  fewest loads for these requests in their order, known ahead: {best:.0f}")
         print(f"  {workload.about}")
+
+
+def fewest_loads(asked: Sequence[str], places: int) -> int:
+    """Returns the fewest loads with which models of one place each can answer requests in this order: whoever is asked
+    for last makes room (L. A. Belady, IBM Systems Journal 5, 1966)."""
+    never, loaded, loads = len(asked), dict[str, int](), 0
+    following, last = [never] * len(asked), dict[str, int]()
+    for i in reversed(range(len(asked))):
+        following[i] = last.get(asked[i], never)
+        last[asked[i]] = i
+    for name, again in zip(asked, following, strict=True):
+        if name not in loaded:
+            loads += 1
+            if len(loaded) == places:
+                del loaded[max(loaded, key=lambda each: loaded[each])]
+        loaded[name] = again
+    return loads
 
 
 def cell(workload: Workload, found: list[Outcome]) -> str:

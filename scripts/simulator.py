@@ -69,9 +69,11 @@ class Waiting(NamedTuple):
 
 @dataclass
 class Outcome:
-    """`waits` are the seconds that watched requests waited, loads included."""
+    """`waits` are the seconds that watched requests waited, loads included; `asked` are the models of all requests, in
+    the order in which they came."""
 
     answers: int = 0
+    asked: list[str] = field(default_factory=list)
     loads: int = 0
     waits: list[float] = field(default_factory=list)
 
@@ -139,7 +141,9 @@ class Simulation:
         if not self._left[client]:
             return
         self._left[client] -= 1
-        key = self.by_name[client.choose(self.random)].key
+        name = client.choose(self.random)
+        self.outcome.asked.append(name)
+        key = self.by_name[name].key
         request = Request(next(self._ids), self.now, "", client.batch)
         self.waiting.setdefault(key, {})[request.id] = Waiting(request, client)
 

@@ -54,8 +54,7 @@ class Client:
 @dataclass(frozen=True)
 class Workload:
     """`seconds` of clients that ask for `models` in `budget` bytes of each of the `machines`, or on `devices` with so
-    many each. With
-    `first_token` the waits end with the first token of the answer, else with the lease."""
+    many each. With `first_token` the waits end with the first token of the answer, else with the lease."""
 
     name: str
     about: str
@@ -70,6 +69,13 @@ class Workload:
     @property
     def hosts(self) -> dict[str, RequiredMemory]:
         return dict.fromkeys(self.machines, RequiredMemory(self.budget, self.devices))
+
+    @property
+    def places(self) -> int:
+        """The equal places, devices or machines, of which each model takes one whole; 0 where it is not so simple."""
+        rooms = self.devices or [self.budget] * len(self.machines)
+        each = [model.on == 1 and max(rooms) < 2 * model.size <= 2 * min(rooms) for model in self.models]
+        return len(rooms) if all(each) else 0
 
 
 FIRST_MACHINE = (
