@@ -118,8 +118,9 @@ class LlamaCppBackend(Backend):
             options = keeper.options
         folder = keeper.folder if keeper else None
         options = options | args.owned(spec, endpoint, engine, folder)
-        argv, env = args.command(engine, options), environment.variables(spec)
-        permissions = environment.permissions(engine, folder, options)
+        shaders = await asyncio.to_thread(environment.shader_folder, engine, self.context.cache)
+        argv, env = args.command(engine, options), environment.variables(spec, shaders)
+        permissions = environment.permissions(engine, [each for each in (folder, shaders) if each], options)
         try:
             await run(argv, env=env, options=launch.process, permissions=permissions)
         finally:

@@ -16,7 +16,7 @@ from modelrunner_llamacpp import cards, engines
 from modelrunner_llamacpp.cards import Card
 from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, EngineKind
 
-TARGETS = ("llama-server", "llama-fit-params", "llama-quantize")
+TARGETS = ("llama-server", "llama-fit-params", "llama-quantize", "ggml-rpc-server")
 """The programs of a build."""
 _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 _OPTIONS = (
@@ -27,10 +27,32 @@ _OPTIONS = (
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DGGML_RPC=ON",  # a device may be a ggml-rpc-server
 )
 _NO_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 """GCC 12 drops the stores that fill a tile's configuration before it is loaded (its bug 114098, mended by 14), and
 llama.cpp then crashes at the first prompt on processors with AMX."""
+_VULKAN_HEADER, _VULKAN_INCLUDE = "ggml/src/ggml-vulkan/ggml-vulkan-types.h", "#include <vulkan/vulkan.hpp>\n"
+_LAYER_SETTINGS = """
+#if VK_HEADER_VERSION < 272
+#include <vector>
+namespace vk {
+enum class LayerSettingTypeEXT { eBool32 };
+struct LayerSettingEXT {
+    const char * layer; const char * name; LayerSettingTypeEXT type; uint32_t count; const void * values;
+};
+struct LayerSettingsCreateInfoEXT {
+    VkStructureType type = static_cast<VkStructureType>(1000496000);
+    const void * next = nullptr;
+    uint32_t count;
+    const LayerSettingEXT * settings;
+    LayerSettingsCreateInfoEXT(const std::vector<LayerSettingEXT> & all) : count(all.size()), settings(all.data()) {}
+};
+}
+#endif
+"""
+"""llama.cpp compiles in the settings of a layer for debugging, which Vulkan's headers have since 1.3.272; Debian 12 has
+1.3.239. These are the same structures (Vulkan: VK_EXT_layer_settings)."""
 _NO_COMPILER = (
     "a build needs a C++ compiler, and none is here: install one (Debian and Ubuntu: apt install build-essential; "
     "Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
@@ -137,6 +159,10 @@ class _BuildRun:
         archive = await fetch_source(work / "source", self._log)
         self._progress(InstallProgress("unpacking the source"))
         await asyncio.to_thread(_unpack, archive, work)
+        header = work / SOURCE_TREE / _VULKAN_HEADER
+        header.write_text(
+            header.read_text("utf-8").replace(_VULKAN_INCLUDE, _VULKAN_INCLUDE + _LAYER_SETTINGS), "utf-8"
+        )
         return work / SOURCE_TREE
 
     async def _compile(self, tree: Path, out: Path, path: str) -> None:

@@ -33,12 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
 
 
-def cached_engine(kind: EngineKind) -> Path:
-    """The newest finished engine of a kind in the cache. Skips the test without one."""
+def cached_engine(kind: EngineKind, *, vulkan: bool = False) -> Path:
+    """The newest finished engine of a kind in the cache; a native one is for Vulkan, or it is not. Skips the test
+    without one."""
     cache = Locations.find().cache
-    entries = [entry for entry in cache.glob(f"llama.cpp-{kind}-*") if engines.usable(entry, kind)]
+    found = {entry: engines.usable(entry, kind) for entry in cache.glob(f"llama.cpp-{kind}-*")}
+    entries = [entry for entry, engine in found.items() if engine and (engine.variant == "vulkan") is vulkan]
     if not entries:
-        build = " --build" if kind is EngineKind.NATIVE else ""
+        build = " --variant vulkan" if vulkan else " --build" if kind is EngineKind.NATIVE else ""
         pytest.skip(f"no {kind} engine in {cache}: scripts/install-engine{build}")
     return max(entries, key=lambda entry: entry.stat().st_mtime)
 
