@@ -267,7 +267,7 @@ class TakesFlags(Protocol):
 
 @runtime_checkable
 class ChecksRuns(Protocol):
-    """Rules of its own for a run. Without it the daemon calls `check_context`, and refuses draft models."""
+    """Rules of its own for a run. Without it the daemon calls `check_context`, and refuses speculative decoding."""
 
     def check(self, spec: RunSpec) -> None:
         """Raises `BadRequest` for a run that cannot work according to the model's header. The daemon calls it in a

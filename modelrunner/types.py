@@ -400,7 +400,8 @@ class RunSpec:
     environment that the backend gives its engine. `gpu_layers` is how many layers go to devices, None for as many as
     fit. `min_context_size`, if set, allows less context than was asked for where memory is short, down to this many
     tokens. With `draft`, a small model of the same vocabulary, up to `draft_tokens` tokens are proposed at once, each
-    with at least the probability `draft_acceptance` (0 to 1); None for the engine's own figures.
+    with at least the probability `draft_acceptance` (0 to 1); with `ngram`, so many that followed the same tokens
+    before. None for the engine's own figures.
     """
 
     model_id: str
@@ -414,6 +415,7 @@ class RunSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     gpu_layers: int | None = None
     min_context_size: int | None = None
+    ngram: bool = False
     draft_tokens: int | None = None
     draft_acceptance: float | None = None
     template: str | None = None

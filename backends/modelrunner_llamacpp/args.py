@@ -52,7 +52,7 @@ def effective(
     if is_stretched(spec):
         options["--yarn-orig-ctx"] = str(spec.bundle.context_length)
     if spec.draft_tokens is not None:
-        options["--spec-draft-n-max"] = str(spec.draft_tokens)
+        options["--spec-ngram-simple-size-m" if spec.ngram else "--spec-draft-n-max"] = str(spec.draft_tokens)
     if spec.draft_acceptance is not None:
         options["--spec-draft-p-min"] = str(spec.draft_acceptance)
     if (budget := LlamaCppOptions.of(spec.options).reasoning_budget) is not None:
@@ -123,6 +123,8 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
     options |= adapters.options(spec)
     if spec.draft is not None:
         options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
+    elif spec.ngram:
+        options["--spec-type"] = "ngram-simple"
     if is_stretched(spec):  # the engine would cut a slot's context to the file's figure (server-context.cpp)
         options["--override-kv"] = f"{spec.bundle.header.architecture}.context_length=int:{spec.context_size}"
     return options
@@ -137,6 +139,8 @@ def check(spec: RunSpec, kind: EngineKind | None) -> None:
     """Raises `BadRequest` for a run that an engine of this kind cannot do. None stands for an engine that is not
     installed yet."""
     adapters.check(spec)
+    if spec.ngram and kind is EngineKind.PYTHON:
+        raise BadRequest("llama-cpp-python's server drafts only with a model", param="speculative.ngram")
     _check_context(spec, kind)
 
 

@@ -151,6 +151,8 @@ ALLOWED = (
     Option("--spec-draft-n-min", "speculative.draft.n_min", Integer(0, 1024)),
     Option("--spec-draft-p-min", "speculative.draft.p_min", Number(0, 1), ("--draft-p-min",)),
     Option("--spec-draft-p-split", "speculative.draft.p_split", Number(0, 1), ("--draft-p-split",)),
+    Option("--spec-ngram-simple-size-n", "speculative.ngram_simple.size_n", Integer(1, 1024)),
+    Option("--spec-ngram-simple-size-m", "speculative.ngram_simple.size_m", Integer(1, 1024)),
     Option("--spec-draft-ngl", "speculative.draft.n_gpu_layers", _LAYERS,
            ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft")),
 )  # fmt: skip
@@ -166,7 +168,12 @@ OWNED = (
     Option(
         "--spec-type",
         "speculative.types",
-        Choice({"draft-simple": ["COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"]}),
+        Choice(
+            {
+                "draft-simple": ["COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"],
+                "ngram-simple": ["COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE"],
+            }
+        ),
     ),
     Option("--override-kv", "kv_overrides", Text()),  # only llama-server has it
     Option("--embeddings", "embedding", Switch(), ("--embedding",), "embedding"),
@@ -211,7 +218,7 @@ _REASONS = {
     ),
     **dict.fromkeys(
         ("--spec-draft-model", "-md", "--model-draft", "--spec-type"),
-        "set the draft model with `modelrunner configure MODEL --draft-model DRAFT`",
+        "set a draft model with `modelrunner configure MODEL --draft-model DRAFT`, or `--draft-ngram on`",
     ),
     **dict.fromkeys(
         ("--grammar", "--grammar-file", "--json-schema", "-j", "--json-schema-file", "-jf"),

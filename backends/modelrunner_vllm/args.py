@@ -82,16 +82,15 @@ def _mode(spec: RunSpec, options: VllmOptions) -> Iterator[str]:
         yield from ("--enable-auto-tool-choice", "--tool-call-parser", tools)
     if reasoning := model.reasoning_parser(config, options.reasoning_parser):
         yield from ("--reasoning-parser", reasoning)
-    if speculative := _speculative(spec, options):
+    if speculative := _speculative(spec):
         yield from ("--speculative-config", json.dumps(speculative))
 
 
-def _speculative(spec: RunSpec, options: VllmOptions) -> dict[str, Any] | None:
+def _speculative(spec: RunSpec) -> dict[str, Any] | None:
+    tokens = spec.draft_tokens or _DRAFT_TOKENS
     if spec.draft is not None:
-        tokens = spec.draft_tokens or _DRAFT_TOKENS
         return {"method": "draft_model", "model": str(spec.draft.directory), "num_speculative_tokens": tokens}
-    if options.speculative_ngram is not None:
-        tokens = options.speculative_ngram
+    if spec.ngram:
         return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": max(tokens, 2)}
     return None
 

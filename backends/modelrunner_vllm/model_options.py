@@ -115,7 +115,6 @@ class VllmOptions(_Table):
     - `tensor-parallel-size`, `pipeline-parallel-size`, `executor` and `ray-address` say how many devices and machines
       one runner takes.
     - `tool-call-parser` and `reasoning-parser` are "none" or one of vLLM's names. By default the architecture decides.
-    - `speculative-ngram` is the number of tokens to guess from the prompt itself, without a draft model.
     - `sleep` releases memory of an idle engine before it is stopped (CUDA). 1 moves the weights to main memory, 2 drops
       them; both drop the cache.
     """
@@ -134,7 +133,6 @@ class VllmOptions(_Table):
     ray_address: Annotated[str, Field(pattern=r"^(auto|(ray://)?[A-Za-z0-9.\-\[\]:]{1,253}:\d{1,5})$")] | None = None
     tool_call_parser: Annotated[str, _one_of(TOOL_PARSERS)] | None = None
     reasoning_parser: Annotated[str, _one_of(REASONING_PARSERS)] | None = None
-    speculative_ngram: Annotated[int, Field(ge=1, le=32)] | None = None
     sleep: Literal[1, 2] | None = None
 
     @classmethod

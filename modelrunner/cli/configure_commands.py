@@ -19,6 +19,7 @@ _FIELDS = {
     "keep_alive": "keep_alive",
     "runtime_flags": "raw-runtime-flags",
     "draft_model": "speculative.draft_model",
+    "draft_ngram": "speculative.ngram",
     "draft_tokens": "speculative.num_tokens",
     "draft_min_acceptance": "speculative.min_acceptance_rate",
 }
@@ -54,6 +55,7 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
     help="A LoRA adapter: a GGUF file, or for vLLM a PEFT folder. May be given several times.",
 )
 @click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
+@click.option("--draft-ngram", metavar="on|off", help="Propose what followed the same words before: for edits, JSON.")
 @click.option("--draft-tokens", metavar="N", help="The number of tokens to propose at once.")
 @click.option("--draft-min-acceptance", metavar="P", help="Propose only tokens of this probability.")
 @click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
@@ -97,7 +99,7 @@ def configure(
     for name, text in options.items():
         if text is not None:
             _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
-    if options["draft_model"] == "default":
+    if "default" in (options["draft_model"], options["draft_ngram"]) or (options["draft_ngram"] or "").lower() == "off":
         changes["speculative"] = None
     for given in tables:
         name, equals, text = given.partition("=")
@@ -180,9 +182,9 @@ def _value(name: str, text: str) -> Any:
         if not (found := _REPLICAS.fullmatch(text)):
             raise click.UsageError("--replicas must be a number, MIN-MAX, or default")
         return int(found[1]) if found[2] is None else {"min": int(found[1]), "max": int(found[2])}
-    if name in ("pin", "preload", "recording"):
+    if name in ("pin", "preload", "recording", "draft_ngram"):
         if text.lower() not in _WORDS:
-            raise click.UsageError(f"--{name} must be on, off, or default")
+            raise click.UsageError(f"--{name.replace('_', '-')} must be on, off, or default")
         return _WORDS[text.lower()]
     return _json(text) if name in ("draft_min_acceptance", "max_seconds") else text
 

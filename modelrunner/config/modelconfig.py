@@ -29,10 +29,12 @@ _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-fla
 
 
 class Speculative(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Speculative decoding: a small model proposes up to `num_tokens` tokens, as long as each has at least the
-    probability `min_acceptance_rate`, and the model itself checks them all at once."""
+    """Speculative decoding: up to `num_tokens` tokens are proposed, and the model itself checks them all at once. A
+    small model proposes them, as long as each has at least the probability `min_acceptance_rate`; or with `ngram`, they
+    are those that followed the same words earlier in the conversation."""
 
-    draft_model: Annotated[str, msgspec.Meta(min_length=1)]
+    draft_model: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    ngram: bool = False
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     min_acceptance_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
@@ -121,6 +123,11 @@ class ModelConfiguration(
                 f"the chat template has {size} bytes; the largest allowed is {chattemplates.LARGEST}",
                 param="chat-template",
             )
+        if self.speculative is not None and (self.speculative.draft_model is None) is not self.speculative.ngram:
+            raise BadRequest(
+                "speculative decoding takes either a draft_model or ngram: true, which needs no second model",
+                param="speculative.draft_model",
+            )
         lora.parse(self.lora or ())
         for kind, names in (("strip", self.parameters.strip), ("set", self.parameters.set)) if self.parameters else ():
             if ours := sorted(_OURS.intersection(names)):
@@ -176,7 +183,7 @@ MEANINGS = {
     "max-tokens": "The most tokens that one request may generate.",
     "max-seconds": "The most seconds that the engine may work on one request.",
     "recording": "Keep the last requests with their bodies in memory.",
-    "speculative": "A small model proposes tokens, and the model checks them.",
+    "speculative": "A small model, or what the conversation repeats, proposes tokens; the model checks them.",
     "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
     "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",
     "parameters": "Fields of each request: `strip` removes some, `set` gives some their values.",

@@ -47,7 +47,7 @@ class RunSpecs:
                 f"with `modelrunner configure {bundle.name} --lora default`",
                 param="lora",
             )
-        draft = self._draft(bundle, speculative.draft_model) if speculative else None
+        draft = self._draft(bundle, speculative.draft_model) if speculative and speculative.draft_model else None
         spec = RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,
@@ -59,6 +59,7 @@ class RunSpecs:
             options=backend_options(backend, settings),
             gpu_layers=settings.gpu_layers,
             min_context_size=settings.min_context_size,
+            ngram=speculative is not None and speculative.ngram,
             draft_tokens=speculative.num_tokens if speculative else None,
             draft_acceptance=speculative.min_acceptance_rate if speculative else None,
             template=template,

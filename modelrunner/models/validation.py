@@ -73,5 +73,5 @@ def _check(resolver: Resolver, backend: Backend, spec: RunSpec) -> None:
         checks.check(spec)
         return
     check_context(spec)
-    if spec.draft is not None:
-        raise BadRequest(f"{backend.name} has no speculative decoding with a draft model", param="speculative")
+    if spec.draft is not None or spec.ngram:
+        raise BadRequest(f"{backend.name} has no speculative decoding", param="speculative")

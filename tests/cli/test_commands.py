@@ -263,6 +263,8 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
     assert cli("configure", "m", "--draft-model", "default").code == 0
     told = cli("configure", "m", "--restart")
     assert told.code == 0
+    assert cli("configure", "m", "--draft-ngram", "on").code == 0
+    assert cli("configure", "m", "--draft-ngram", "off").code == 0
     assert daemon.asked("POST", "/engines/_configure") == [
         {
             "model": "m",
@@ -277,6 +279,8 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
         },
         {"model": "m", "speculative": None},
         {"model": "m", "apply": "restart"},
+        {"model": "m", "speculative": {"ngram": True}},
+        {"model": "m", "speculative": None},
     ]
 
 

@@ -21,6 +21,19 @@ def test_a_draft_model_changes_the_speed_and_not_the_answer(daemon: Daemon) -> N
     assert daemon.run("configure", SMOLLM2, "--draft-model", "default", "--parallel", "default").returncode == 0
 
 
+def test_what_the_conversation_repeats_is_proposed(daemon: Daemon) -> None:
+    """The answer stays the same: the model checks each token."""
+    text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen.\n"
+    ask = {"model": SMOLLM2, "prompt": text * 4, "max_tokens": 48, "temperature": 0}
+    plain = daemon.post("/v1/completions", ask).json()
+    done = daemon.run("configure", SMOLLM2, "--draft-ngram", "on", "--parallel", "1", "--restart")
+    assert done.returncode == 0, done.stderr
+    drafted = daemon.post("/v1/completions", ask).json()
+    assert daemon.run("configure", SMOLLM2, "--draft-ngram", "off", "--parallel", "default").returncode == 0
+    assert drafted["choices"] == plain["choices"]
+    assert drafted["timings"]["draft_n_accepted"] > 0
+
+
 def test_a_draft_model_of_another_family_is_refused(daemon: Daemon) -> None:
     done = daemon.run("configure", SMOLLM2, "--draft-model", GEMMA3)
     assert done.returncode == 1

@@ -158,6 +158,17 @@ def test_a_drafts_limits_are_flags_that_a_persons_own_win_over() -> None:
     assert (wheel["speculative.draft.n_max"], wheel["speculative.draft.p_min"]) == (9, 0.25)
 
 
+def test_drafts_of_what_the_conversation_repeats() -> None:
+    drafted = replace(spec(bundle(SMOLLM2)), ngram=True, draft_tokens=8)
+    found = values(command(drafted))
+    assert (found["--spec-type"], found["--spec-ngram-simple-size-m"]) == ("ngram-simple", "8")
+    wheel = json.loads(command(drafted, WHEEL)[-1])["attributes"]
+    assert wheel["speculative.types"] == ["COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE"]
+    assert wheel["speculative.ngram_simple.size_m"] == 8
+    with pytest.raises(BadRequest, match="drafts only with a model"):
+        args.check(drafted, EngineKind.PYTHON)
+
+
 @pytest.mark.parametrize(("context", "parallel"), [(512, 1), (2048, 4), (8192, 4), (1000, 3)])
 def test_every_sequence_has_its_whole_context_in_both_engines(context: int, parallel: int) -> None:
     """The engine divides its context by the sequences, unless they share it."""

@@ -83,7 +83,7 @@ def test_speculative_decoding() -> None:
     draft = bundle(folder=Path("/models/draft"))
     with_draft = json.loads(value(command(spec(draft=draft, draft_tokens=3)), "--speculative-config"))
     assert with_draft == {"method": "draft_model", "model": "/models/draft", "num_speculative_tokens": 3}
-    from_prompt = json.loads(value(command(spec(options={"speculative-ngram": 4})), "--speculative-config"))
+    from_prompt = json.loads(value(command(spec(ngram=True, draft_tokens=4)), "--speculative-config"))
     assert (from_prompt["method"], from_prompt["num_speculative_tokens"]) == ("ngram", 4)
 
 

@@ -111,7 +111,7 @@ def test_a_configured_chat_template_makes_the_prompt(daemon: Daemon, tmp_path: P
 
 
 def test_weights_of_eight_bits_and_tokens_guessed_from_the_prompt(daemon: Daemon) -> None:
-    configure(daemon, QUANTIZED, "--set", "vllm.speculative-ngram=4")
+    configure(daemon, QUANTIZED, "--draft-ngram", "on", "--draft-tokens", "4")
     assert said(daemon, QUANTIZED) == PARIS
     again = "one two three one two three one two three one two"
     answer = ask(daemon, "/engines/vllm/v1/completions", model=QUANTIZED, prompt=again, max_tokens=12, temperature=0)
