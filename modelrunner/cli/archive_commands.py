@@ -1,17 +1,14 @@
 """The commands that write and read models as archives."""
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
 from modelrunner.cli import output
 from modelrunner.cli.client import HttpClient, RawBody, path
 from modelrunner.cli.common_options import json_option, trust_option, with_client
+from modelrunner.cli.files import check_folder, written
 from modelrunner.cli.progressdisplay import follow
 from modelrunner.errors import AnswerBroken
 
@@ -33,9 +30,9 @@ def save(client: HttpClient, model: str, target: Path | None) -> None:
     """
     if target is None and output.is_terminal(sys.stdout):
         raise click.UsageError("give a file with -o, or send the archive to another program")
-    if target is not None and not target.parent.is_dir():
-        raise click.UsageError(f"there is no folder {target.parent} for the archive: make it, or name another")
-    with client.open("GET", path("models", model, "export")) as response, _written(target) as file:
+    if target is not None:
+        check_folder(target)
+    with client.open("GET", path("models", model, "export")) as response, written(target) as file:
         wanted, done = int(response.headers.get("Content-Length") or 0), 0
         while piece := client.piece(response):
             file.write(piece)
@@ -45,26 +42,6 @@ def save(client: HttpClient, model: str, target: Path | None) -> None:
                 f"the archive broke off after {done} of {wanted} bytes: `modelrunner verify {model}` checks whether the"
                 " model is damaged"
             )
-
-
-@contextmanager
-def _written(target: Path | None) -> Iterator[BinaryIO]:
-    if target is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    if target.exists() and not target.is_file():  # a file of ours must not take its place
-        with open(target, "wb") as file:
-            yield file
-        return
-    target = target.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @click.command()

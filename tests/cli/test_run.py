@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 import sys
@@ -300,3 +301,30 @@ def test_an_answer_that_repeats_itself_is_stopped(daemon: FakeDaemon, cli: Cli) 
     result = cli("run", "m", "q")
     assert result.code == 0
     assert "repeats itself" in result.err
+
+
+DRAWS = ("POST", "/v1/images/generations")
+
+
+def test_a_picture_goes_to_its_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
+    daemon.answers[" ".join(DRAWS)] = {"created": 1, "data": [{"b64_json": base64.b64encode(PNG).decode()}]}
+    file = tmp_path / "cat.png"
+    assert cli("run", "m", "a", "cat", "-o", str(file), "--seed", "7") == Result(0, "", "")
+    assert file.read_bytes() == PNG
+    [body] = daemon.asked(*DRAWS)
+    asked = {"model": "m", "prompt": "a cat", "n": 1, "response_format": "b64_json", "output_format": "png", "seed": 7}
+    assert body == asked
+
+
+@pytest.mark.parametrize("data", [[], [{"b64_json": "?"}], [{"url": "http://x"}], [{"b64_json": ""}] * 2])
+def test_an_answer_without_a_picture_leaves_no_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path, data: Any) -> None:
+    daemon.answers[" ".join(DRAWS)] = {"data": data}
+    result = cli("run", "m", "a cat", "-o", str(tmp_path / "cat.png"))
+    assert (result.code, result.out) == (1, "")
+    assert not list(tmp_path.glob("*cat*"))
+
+
+@pytest.mark.parametrize("file", ["cat.bmp", "nowhere/cat.png"])
+def test_a_file_that_no_picture_can_have(daemon: FakeDaemon, cli: Cli, tmp_path: Path, file: str) -> None:
+    assert cli("run", "m", "a cat", "-o", str(tmp_path / file)).code == 2
+    assert not daemon.asked(*DRAWS)
