@@ -1,11 +1,14 @@
-"""The daemon's listeners: its Unix socket, which is made again if its files are removed, and its TCP port."""
+"""The daemon's listeners: its Unix socket, which is made again if its files are removed, and its TCP port; and the data
+directory, by which commands find the daemon."""
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from modelrunner.config import lockfile
 from modelrunner.daemon.instance import AlreadyRunning, Announce, UnixListener, bind_tcp
 from modelrunner.daemon.system_routes import Addresses
 from modelrunner.errors import ModelRunnerError
@@ -18,7 +21,8 @@ Serve = Callable[[UnixListener], Awaitable[asyncio.Server]]
 
 
 class Doorway:
-    """The published Unix socket. `addresses` have its path, and the reason if it cannot be reached."""
+    """The published Unix socket. `addresses` have its path, and the reason if it cannot be reached, or if the data
+    directory is not where it was."""
 
     def __init__(self, unix: UnixListener, addresses: Addresses, place: Callable[[], Path], announce: Announce) -> None:
         """`place` makes the folder of the socket and returns the socket's path. The path may change: systemd removes
@@ -28,21 +32,51 @@ class Doorway:
         self._place = place
         self._announce = announce
         self._server: asyncio.Server | None = None
+        self._lock: os.stat_result | None = None  # that of the data directory, once it is open
 
     async def open(self, serve: Serve) -> None:
         """Starts serving, then publishes the socket."""
         self._server = await serve(self._unix)
         self._unix.publish()
         self._announce(self.addresses.socket, self.addresses.listen)
+        self._lock = self._lock or self._found_lock()
 
     async def watch(self, serve: Serve) -> None:
-        """Publishes a new socket when this one is gone. Runs until it is cancelled."""
+        """Publishes a new socket when this one is gone, and tells when the data directory is. Runs until it is
+        cancelled."""
+        gone = moved = ""
         while True:
             await asyncio.sleep(_INTERVAL)
             if not self._unix.is_published():
-                await self._publish_again(serve)
+                gone = await self._publish_again(serve)
+                self._tell(gone or moved)
+            moved = await asyncio.to_thread(self._moved)
+            self._tell(gone or moved)
 
-    async def _publish_again(self, serve: Serve) -> None:
+    def _tell(self, trouble: str) -> None:
+        if trouble and not self.addresses.trouble:
+            log.error("%s", trouble)
+        self.addresses.trouble = trouble
+
+    def _found_lock(self) -> os.stat_result | None:
+        try:
+            return os.lstat(self.addresses.data / lockfile.NAME)
+        except OSError:
+            return None
+
+    def _moved(self) -> str:
+        """Returns a sentence if the data directory is not where it was, else "". What the daemon stores would go to
+        another one, and commands would start a second daemon there."""
+        found = self._found_lock()
+        if self._lock is None or (found is not None and os.path.samestat(found, self._lock)):
+            return ""
+        return (
+            f"the data directory {self.addresses.data} was moved or removed: put it back where it was, or end this "
+            "daemon and set MODELRUNNER_DATA_DIR"
+        )
+
+    async def _publish_again(self, serve: Serve) -> str:
+        """Returns a sentence if it failed, else ""."""
         try:
             path = self._place()
             unix = UnixListener(path)
@@ -50,12 +84,9 @@ class Doorway:
             self._unix, self.addresses.socket = unix, path
             await self.open(serve)
         except (ModelRunnerError, OSError) as error:  # `OSError`: the new folder is removed, too
-            if not self.addresses.trouble:
-                log.error("the socket %s is gone and cannot be made again: %s", self.addresses.socket, error)
-            self.addresses.trouble = f"the socket {self.addresses.socket} is gone: {error}"
-            return
-        self.addresses.trouble = ""
+            return f"the socket {self.addresses.socket} is gone and cannot be made again: {error}"
         log.warning("the socket was gone: the daemon listens on %s", path)
+        return ""
 
     def close(self) -> None:
         """Accepts no more connections; open ones stay."""

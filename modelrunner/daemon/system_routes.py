@@ -23,7 +23,7 @@ from modelrunner.processes.log import read_log
 @dataclass(slots=True)
 class Addresses:
     """The daemon's addresses. `listen` is "" without a TCP listener. The socket may move while the daemon runs;
-    `trouble` is the reason if it cannot be reached there, "" otherwise."""
+    `trouble` is the reason if it cannot be reached there, or if the data directory was moved, "" otherwise."""
 
     socket: Path
     listen: str

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 class ModelFolder(FolderReader):
     """A folder of models that changes them, each time only if it is still there. The daemon's own folder `is_home`:
-    only that folder is made if it is missing, also while the daemon runs."""
+    only that folder is made if it is missing when it is opened."""
 
     def __init__(
         self,

@@ -41,10 +41,10 @@ class FolderReader:
         return folder
 
     def require(self) -> None:
-        """Raises `FolderMissing` if a folder other than `home` is gone, or another one is in its place: files there
-        would be hidden under the disk that comes back. Raises `OSError`."""
-        if not self.is_home and not self._is_there():
-            raise FolderMissing(f"the folder {self.data} is not there any more: mount its disk")
+        """Raises `FolderMissing` if the folder is gone, or another one is in its place: files there would be hidden
+        under the disk that comes back, or lost. Raises `OSError`."""
+        if not self._is_there():
+            raise FolderMissing(f"the folder {self.data} is not there any more: mount its disk, or put it back")
 
     def _is_there(self) -> bool:
         try:
@@ -52,7 +52,7 @@ class FolderReader:
         except (FileNotFoundError, NotADirectoryError):
             return False
         same = self._opened is None or os.path.samestat(found, self._opened)
-        return same and (self.data / FORMAT_FILE).exists()
+        return same and (self.is_home or (self.data / FORMAT_FILE).exists())
 
     @property
     def damaged(self) -> set[Digest]:
@@ -123,6 +123,7 @@ class FolderReader:
 
     def disk_usage(self) -> FolderSize:
         """Returns the disk usage. Reads the folder, which is slow."""
+        self.require()
         with translated("measuring the store", self.data):
             free = shutil.disk_usage(self.data).free
             return FolderSize(self.data, self._blobs.total(), size_of(self.partial), free)

@@ -87,6 +87,23 @@ async def test_ready_says_that_the_socket_is_gone(start_daemon: StartDaemon) -> 
     assert daemons.answers(daemon.settings.socket)
 
 
+async def test_ready_says_that_the_data_directory_was_moved(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    data = daemon.settings.data_dir
+    away = data.rename(data.with_name("away"))
+    reason = await until_ready(daemon, 503)
+    assert f"the data directory {data} was moved" in reason
+    async with daemon.tcp.get("/engines/df") as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (503, "folder_missing")
+    async with daemon.tcp.post("/models/smol/tag?repo=other") as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (503, "folder_missing")
+    shutil.rmtree(data, ignore_errors=True)  # with what the daemon has written meanwhile
+    away.rename(data)
+    await until_ready(daemon, 200)
+    async with daemon.tcp.post("/models/smol/tag?repo=other") as answer:
+        assert answer.status == 201
+
+
 async def test_a_default_port_that_is_taken_leaves_the_socket(
     start_daemon: StartDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
