@@ -71,6 +71,8 @@ class Voice:
         description = json.loads(file.with_name(f"{file.name}.json").read_bytes())
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        # A thread that waits for the others would take the time of a busy processor from them.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_cpu_mem_arena = False  # it would keep the memory of the longest piece for good
         session = onnxruntime.InferenceSession(str(file), sess_options=options, providers=["CPUExecutionProvider"])
         self._voice: Any = PiperVoice(config=PiperConfig.from_dict(description), session=session)
