@@ -50,7 +50,7 @@ def test_the_suite_runs_against_a_command(cli: Cli, folders: Path) -> None:
         f'[engines.mine]\ncommand = {command}\nmodels = ["m"]\nendpoints = {endpoints}\n[engines.far]\nurl = "http://x"\n'
     )
     tested = cli("engines", "test", "mine")
-    assert (tested.code, "13 passed" in tested.out) == (0, True), tested.out
+    assert (tested.code, "14 passed" in tested.out) == (0, True), tested.out
     assert "test_killed_engine_is_reported_and_not_restarted PASSED" in tested.out
     assert "modelrunner check far/MODEL" in cli("engines", "test", "far").err
     assert "there is no [engines.mein]" in cli("engines", "test", "mein").err
