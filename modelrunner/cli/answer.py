@@ -75,6 +75,14 @@ class Answer:
     first_token: float | None = None
     total: float = 0.0
 
+    @property
+    def speed(self) -> float | None:
+        """The tokens per second after the first one; None if the engine counts no tokens, or there are too few."""
+        count = self.usage.get("completion_tokens", 0)
+        if self.first_token is None or count < 2 or self.total <= self.first_token:
+            return None
+        return float((count - 1) / (self.total - self.first_token))
+
 
 class Screen:
     """Shows an answer: text on stdout, with `markdown` rendered if it is a terminal; thinking, dimmed, on stdout if it

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from modelrunner import __version__
-from modelrunner.cli import output
+from modelrunner.cli import output, tuning
 from modelrunner.cli.answer import Answer, Quiet, receive
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import json_option, with_client
@@ -72,6 +72,7 @@ class _Load:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with the output of an earlier run with --json.",
 )
+@click.option("--tune", "tunes", is_flag=True, help="Measure drafts of what a text repeats, and keep what is faster.")
 @json_option
 @with_client()
 def bench(
@@ -82,6 +83,7 @@ def bench(
     concurrency: str,
     rounds: int,
     compare: Path | None,
+    tunes: bool,
     as_json: bool,
 ) -> None:
     """Measure a model's speed, alone and with several requests at once.
@@ -92,6 +94,10 @@ def bench(
     before = _read(compare) if compare else None
     levels = _levels(concurrency)
     name = prepare(client, model, backend=None, context_size=None)
+    if tunes:
+        tuned = tuning.tune(client, name)
+        output.json(msgspec.json.encode(tuned)) if as_json else tuning.show(tuned)
+        return
     load = _Load(name, words, tokens)
     output.note(f"loading {name}")
     warm = _measure(client, load)
@@ -140,7 +146,7 @@ def _step(client: HttpClient, load: _Load, level: int, rounds: int) -> Step:
         level,
         len(answers),
         _median([_prompt_speed(answer) for answer in answers]),
-        _median([_answer_speed(answer) for answer in answers]),
+        _median([answer.speed for answer in answers]),
         round(count / elapsed, 2) if count else None,
         round(statistics.median(firsts), 4),
         round(max(firsts), 4),
@@ -154,13 +160,6 @@ def _prompt_speed(answer: Answer) -> float | None:
         return float(speed)
     count = answer.usage.get("prompt_tokens")
     return count / answer.first_token if count and answer.first_token else None
-
-
-def _answer_speed(answer: Answer) -> float | None:
-    count = answer.usage.get("completion_tokens", 0)
-    if answer.first_token is None or count < 2 or answer.total <= answer.first_token:
-        return None
-    return float((count - 1) / (answer.total - answer.first_token))
 
 
 def _median(values: list[float | None]) -> float | None:
