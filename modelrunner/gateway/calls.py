@@ -357,6 +357,8 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     """What was dropped since it did not fit in the model's window, by name: `X-Modelrunner-Truncated`."""
     tries: int = 0
     """How often it was shortened."""
+    held: int = 0
+    """Bytes of a stored conversation that are in memory for it, beside its body."""
 
     @property
     def client(self) -> str:

@@ -91,9 +91,9 @@ class ResponseStore:
             return msgspec.structs.replace(found, response=found.response | {"status": "failed", "error": _GONE})
         return found
 
-    async def before(self, id: str, owner: str, largest: int) -> list[dict[str, Any]]:
-        """Returns the items of a conversation up to and with a response, from both sides. Raises `NotFound`, `Conflict`
-        for a response that is not complete, `PayloadTooLarge` for more than `largest` bytes."""
+    async def before(self, id: str, owner: str, largest: int) -> tuple[list[dict[str, Any]], int]:
+        """Returns the items of a conversation up to and with a response, from both sides, and their bytes. Raises
+        `NotFound`, `Conflict` for a response that is not complete, `PayloadTooLarge` for more than `largest` bytes."""
         chain: list[StoredResponse] = []
         while id and len(chain) < _LONGEST_CHAIN:
             chain.append(await self.get(id, owner))
@@ -104,7 +104,8 @@ class ResponseStore:
             if chain[-1].response.get("status") in ("queued", "in_progress"):
                 raise Conflict(f"response {id!r} is not complete yet", param="previous_response_id")
             id = chain[-1].previous
-        return [item for one in reversed(chain) for item in (*one.input, *one.response["output"])]
+        items = [item for one in reversed(chain) for item in (*one.input, *one.response["output"])]
+        return items, sum(one.size for one in chain)
 
     async def delete(self, id: str, owner: str) -> None:
         """Deletes a response, and ends its work. Raises `NotFound`."""

@@ -1,6 +1,7 @@
 """Responses that are kept: how many, how long, for whom, and in conversations of which size."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -169,3 +170,33 @@ async def test_a_conversation_is_no_larger_than_a_body(start_daemon: StartDaemon
             previous = (await answer.json()).get("id", previous)
     assert statuses[:2] == [200, 200]
     assert statuses[-1] == 413
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_conversations_in_memory_count_among_all_bodies(
+    start_daemon: StartDaemon, tmp_path: Path, background: bool
+) -> None:
+    """A small request with a long conversation holds as much as one that sends it."""
+    daemon = await start_daemon(models={"smol": 0}, body_limit="64KiB", total_body_limit="200KiB")
+    async with daemon.tcp.post("/v1/responses", json={"model": "smol", "input": "x" * 50_000}) as answer:
+        previous = (await answer.json())["id"]
+    gate = tmp_path / "gate"
+    async with daemon.unix.post("/engines/unload", json={"all": True}) as answer:
+        assert answer.status == 200, await answer.text()
+    daemon.backend.knobs = ("--token-gate", str(gate))
+    asked = {"model": "smol", "input": "hi", "previous_response_id": previous, "background": background}
+
+    async def ask() -> int:
+        async with daemon.tcp.post("/v1/responses", json=asked) as answer:
+            await answer.read()
+            return answer.status
+
+    waiting = [asyncio.ensure_future(ask()) for _ in range(6)]
+    async with asyncio.timeout(HUNG):
+        while 503 not in [one.result() for one in waiting if one.done()]:
+            await asyncio.wait([one for one in waiting if not one.done()], return_when="FIRST_COMPLETED")
+        gate.touch()
+        statuses = await asyncio.gather(*waiting)
+        assert set(statuses) == {200, 503}
+        while await ask() != 200:  # what was held is free again
+            pass

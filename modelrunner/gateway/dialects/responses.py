@@ -52,13 +52,14 @@ class Responses(OpenAI):
         fields = ask.fields
         assert isinstance(fields, ResponseFields)
         history: list[dict[str, Any]] = []
+        size = 0
         if fields.previous_response_id:
             if preparing.responses is None:
                 raise NotFound("no response is stored here", param="previous_response_id")
-            history = await preparing.responses.before(
+            history, size = await preparing.responses.before(
                 fields.previous_response_id, ask.head.owner, preparing.limits.body
             )
-        items = await resolved(fields.items(), preparing.responses, ask.head.owner, preparing.limits.body)
+        items, more = await resolved(fields.items(), preparing.responses, ask.head.owner, preparing.limits.body)
         prepared = PreparedFields(
             **(msgspec.structs.asdict(fields) | {"input": items}),
             id=new_id("resp"),
@@ -68,7 +69,7 @@ class Responses(OpenAI):
             owner=ask.head.owner,
             size=len(ask.body),
         )
-        asked = msgspec.structs.replace(ask, fields=prepared)
+        asked = msgspec.structs.replace(ask, fields=prepared, held=size + more)
         if not fields.background:
             return asked
         return _in_background(preparing, asked, prepared)

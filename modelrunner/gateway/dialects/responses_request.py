@@ -156,9 +156,9 @@ def item_id(kind: str, response: str, index: int) -> str:
 
 async def resolved(
     items: Sequence[dict[str, Any]], store: ResponseStore | None, owner: str, largest: int
-) -> list[dict[str, Any]]:
-    """Returns the items with those of stored responses in place of references to them. Raises `NotFound`, and
-    `PayloadTooLarge` for more than `largest` bytes."""
+) -> tuple[list[dict[str, Any]], int]:
+    """Returns the items with those of stored responses in place of references to them, and the bytes of these. Raises
+    `NotFound`, and `PayloadTooLarge` for more than `largest` bytes."""
     outputs: dict[str, dict[str, dict[str, Any]]] = {}
     found, size = list(items), 0
     for place, item in enumerate(items):
@@ -180,7 +180,7 @@ async def resolved(
                 param="input",
             )
         found[place] = whole
-    return found
+    return found, size
 
 
 def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -186,6 +186,8 @@ class Exchange:
         if isinstance(prepared, bytes):
             self._answer_without_engine(prepared)
         elif isinstance(prepared, Inference):
+            if prepared.held:
+                self._in_flight.buffer(prepared.client, prepared.held, prepared.held)
             self.ask = prepared
             self.start()
         else:

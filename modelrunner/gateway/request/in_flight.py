@@ -88,6 +88,7 @@ class InFlight:
         ask = work.ask
         self.running.discard(work)
         self.drop(ask.client, ask.body if ask.upload is None else ask.upload)
+        self.unbuffer(ask.client, ask.held)
         if not is_told:
             return
         record = work.record()

@@ -189,7 +189,8 @@ class Pipeline:
     def go_on(self, ask: Inference, sink: Sink) -> UnderWay:
         """Makes the work on a request that goes on without its client. It counts with the same allowances. Raises
         `Unavailable` if all bodies together are too large."""
-        self.in_flight.buffer(ask.client, len(ask.body), len(ask.body))
+        size = len(ask.body) + ask.held
+        self.in_flight.buffer(ask.client, size, len(ask.body))
         arrived = perf_counter()
         for allowance in ask.counted:
             allowance.begin(len(ask.body), arrived)
