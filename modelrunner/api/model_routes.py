@@ -65,6 +65,7 @@ class ModelRoutes:
             web.delete("/models/{ref:.+}", self.delete),
             web.post("/models/{ref:.+}/tag", self.tag),
             web.post("/models/{ref:.+}/verify", self.verify),
+            web.post("/models/{ref:.+}/move", self.move),
             web.post("/models/{ref:.+}/push", self.push),
         ]
 
@@ -213,6 +214,18 @@ class ModelRoutes:
             return wire.Progress("success", f"{name} is intact", model=name)
 
         return await stream_progress(request, verify, mode="verify")
+
+    @documented(PROGRESS, body=wire.MoveRequest, query={}, errors=(409, 422, 503, 507))
+    async def move(self, request: web.Request) -> web.StreamResponse:
+        """Moves a model to another folder of models."""
+        reference = self._before(request, "/move")
+        folder = Path((await read_json(request, wire.MoveRequest)).folder)
+
+        async def move(report: ProgressReport) -> wire.Progress:
+            name = await self._library.move(reference, folder, report)
+            return wire.Progress("success", f"{name} lies in {folder}", model=name)
+
+        return await stream_progress(request, move, mode="move")
 
     @documented(wire.ModelShown, query={"remote": bool}, errors=(422, 501, 502))
     async def show(self, request: web.Request) -> web.Response:

@@ -37,6 +37,7 @@ SECTIONS = {
         "fit": ("diagnostic_commands:fit", "Check whether a model fits into memory and on the disk"),
         "import": ("import_commands:import_model", "Import a model of another program on this machine"),
         "df": ("disk_commands:disk_usage", "Show how much disk models and engines use"),
+        "mv": ("model_commands:move", "Move a model to another folder of models"),
         "verify": ("model_commands:verify", "Read every byte of models, and report damaged ones"),
         "prune": ("disk_commands:prune", "Remove leftovers of downloads and damage, or unused models"),
     },

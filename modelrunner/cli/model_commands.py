@@ -124,6 +124,22 @@ def remove(client: HttpClient, models: tuple[str, ...], force: bool, as_json: bo
 
 
 @click.command()
+@click.argument("model")
+@click.argument("folder", type=click.Path(path_type=Path))
+@json_option
+@with_client()
+def move(client: HttpClient, model: str, folder: Path, as_json: bool) -> None:
+    """Move a model to another folder of models.
+
+    FOLDER is one of model_dirs, or the data directory. The model is copied and checked there before it goes from where
+    it was.
+    """
+    target = str(folder.absolute())
+    lines = client.progress(path("models", model, "move"), wire.MoveRequest(target))
+    output.done(follow(lines, f"the move of {model}").message, as_json, model=model, folder=target)
+
+
+@click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL...]")
 @json_option
 @with_client()

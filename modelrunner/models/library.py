@@ -393,6 +393,31 @@ class Library:
         await asyncio.to_thread(self._store.tag, reference, name)
         self._scheduler.events.emit("tag", model=name, reason=f"a name of {reference}")
 
+    async def move(self, reference: str, folder: Path, report: ProgressReport) -> str:
+        """Moves the model to another folder of models, and returns its name. Its idle runners end before. Raises as
+        `Store.move`, and `Conflict` while it is in use."""
+        model, loop = self._store.get(reference), asyncio.get_running_loop()
+        if self._scheduler.uses(model.id):
+            raise Conflict(f"{reference} is answering a request: wait, then move it", param="model")
+        await self._scheduler.unload(model_ids=[model.id])
+
+        def work(stop: threading.Event) -> StoredModel:
+            done = 0
+
+            def count(size: int) -> None:
+                nonlocal done
+                done += size
+                if stop.is_set():
+                    raise asyncio.CancelledError
+                step = WorkProgress(f"Moving {model.name}", "copying", max(2 * model.size, done), done)
+                loop.call_soon_threadsafe(report, step)
+
+            return self._store.move(model.id, folder, count)
+
+        await in_thread(work, HASHING)
+        self._scheduler.events.emit("move", model=model.name, reason=f"to {folder}")
+        return model.name
+
     async def remove(self, reference: str, *, force: bool = False) -> RemoveResult:
         """Takes the name away, and the model with its last name. A removal that has begun is ended even if the caller
         is cancelled. `force` removes all names of an ID, waits for the model's requests as long as a drain may take,

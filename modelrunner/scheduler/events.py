@@ -23,6 +23,7 @@ Kind = Literal[
     "damage",
     "remove",
     "tag",
+    "move",
 ]
 _KEPT = 1000
 _LONGEST = 4000  # characters of a name and of a reason: clients may have written them

@@ -13,7 +13,7 @@ from modelrunner.store.catalog import Catalog, Entry
 from modelrunner.store.digests import Digest
 from modelrunner.store.diskusage import FolderSize
 from modelrunner.store.files import size_of
-from modelrunner.store.manifests import LARGEST
+from modelrunner.store.manifests import LARGEST, UnpackedFile
 from modelrunner.store.records import Records, Stamp
 from modelrunner.store.startup import FORMAT_FILE
 from modelrunner.types import Bundle
@@ -86,6 +86,10 @@ class FolderReader:
         if Digest.of(data) != entry.id:
             raise InvalidModel("its manifest is damaged: pull the model again")
         return data
+
+    def unpacked(self, entry: Entry) -> list[UnpackedFile] | None:
+        """Returns the files that were unpacked from the archives of its manifest, None without archives."""
+        return self._records.unpacked(entry.id).load()
 
     def bundle(self, entry: Entry) -> Bundle:
         contents = entry.usable()

@@ -16,6 +16,7 @@ from modelrunner.errors import (
     Conflict,
     FolderMissing,
     InsufficientDisk,
+    InvalidModel,
     ModelNotFound,
     ModelRunnerError,
     StorageFailed,
@@ -224,6 +225,32 @@ class Store(StoreReader):
                 folder = self._folder_of(entry)
                 folder.tag(entry.id, tag)
                 self._take_away(tag, folder)
+
+    def move(self, text: str, folder: Path, progress: ReadProgress = ignore) -> StoredModel:
+        """Moves the model, with all of its names, to another of the folders. Its files are copied and checked; those
+        elsewhere go when the model is complete there, so both have room for a moment. The caller makes sure that it is
+        not in use. `progress` is called for each piece that is copied, and may stop it by raising. Raises as `get` and
+        `create`, `BadRequest` for a folder that is not one of them, `FolderMissing`, and `InvalidModel` for a file that
+        is missing or damaged."""
+        source, entry = self._found(text)
+        self.places(wanted=folder)
+        if source.data == folder:
+            return self.get(text)
+        files = {digest.hex: found for digest in entry.blobs if (found := source.have(digest))}
+        if len(files) < len(entry.blobs):
+            raise InvalidModel(f"files of {text} are missing or damaged: pull it again")
+        manifest, unpacked = source.manifest(entry), source.unpacked(entry)
+        self.create(files, None, trust=True, manifest=manifest, unpacked=unpacked, progress=progress, folder=folder)
+        with self._lock:
+            entry, _ = self._catalog.find(str(entry.id), whole=True)
+            (target,) = self.places(wanted=folder)
+            for tag in entry.tags:
+                if self._owner(tag) == entry.id:
+                    target.tag(entry.id, tag)
+            for other in self._copies(entry):
+                if other is not target:
+                    other.remove(entry.id)
+            return self._shown(self._catalog, self._catalog.entries[entry.id], ())
 
     def remove(self, text: str, *, force: bool = False) -> RemoveResult:
         """Takes the name `text` away, and the model with its last name, in every folder that it lies in. Works on a

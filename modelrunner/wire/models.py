@@ -121,6 +121,12 @@ class QuantizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requantize: bool = False
 
 
+class MoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /models/REF/move`. `folder` is one of the folders of models."""
+
+    folder: str
+
+
 class Repackaged(msgspec.Struct, frozen=True):
     message: str
     source: str

@@ -1,6 +1,7 @@
 """Models in several folders, through the daemon: where pulls go, and disks that come and go."""
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from modelrunner.errors import InsufficientDisk
 from modelrunner.store import Store
 from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_reload import effects, reload
@@ -229,3 +231,43 @@ async def test_files_that_were_sent_wait_in_the_first_folder(
         assert answer.status == 200
         await answer.read()
     assert await where(daemon) == {"sent": str(disks[0])}
+
+
+async def test_a_model_moves_to_another_disk_with_all_of_its_names(
+    start_daemon: StartDaemon, tmp_path: Path, disks: tuple[Path, Path]
+) -> None:
+    fill(tmp_path / "data_dir", disks[1], second=1)
+    daemon = await start_daemon(models={"smol": 0}, model_dirs=disks)
+    async with daemon.unix.post("/models/smol/tag?repo=other") as answer:
+        assert answer.status == 201
+    await chat(daemon.unix, model="smol")
+    before = await ask(daemon, "/models")
+    for target in (disks[0], daemon.settings.data_dir, disks[1], disks[1]):
+        body, headers = {"folder": str(target)}, {"Accept": "application/json"}
+        async with daemon.unix.post("/models/other/move", json=body, headers=headers) as answer:
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+            assert lines[-1]["type"] == "success", lines
+        assert (await where(daemon))["smol"] == str(target)
+        assert [model["tags"] for model in await ask(daemon, "/models")] == [model["tags"] for model in before]
+        for name in ("smol", "other"):
+            await chat(daemon.unix, model=name)
+    blobs = [file for place in (disks[0], daemon.settings.data_dir) for file in (place / "blobs/sha256").iterdir()]
+    assert blobs == []
+    async with daemon.unix.post("/models/smol/move", json={"folder": str(tmp_path)}) as answer:
+        assert (answer.status, "is not a folder of models" in await answer.text()) == (400, True)
+
+
+async def test_a_move_for_which_there_is_no_room_changes_nothing(
+    start_daemon: StartDaemon, disks: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = await start_daemon(models={"smol": 0}, model_dirs=disks)
+    before = await where(daemon)
+
+    def full(path: Path, needed: int) -> None:
+        raise InsufficientDisk("no room")
+
+    monkeypatch.setattr("modelrunner.store.store.require_space", full)
+    async with daemon.unix.post("/models/smol/move", json={"folder": str(disks[0])}) as answer:
+        assert answer.status == 507
+    assert await where(daemon) == before
+    await chat(daemon.unix, model="smol")

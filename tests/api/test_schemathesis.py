@@ -14,7 +14,7 @@ from tests.api.conftest import StartDaemon
 DESTRUCTIVE = (
     *(r"^/shutdown$", r"^/models/(create|prune|import)$", r"^/engines/(prune|reload|unload|pause|resume|pin|unpin)$"),
     *(r"^/engines/(install|update|uninstall)-backend$", r"^/keys", r"^/api/(pull|push|copy|create|delete)$"),
-    *(r"/(tag|push|verify)$", r"_configure$", r"^/engines/preload$", r"^/pulls/"),
+    *(r"/(tag|push|verify|move)$", r"_configure$", r"^/engines/preload$", r"^/pulls/"),
 )
 ENDLESS = (r"^/engines/events$", r"^/logs$")
 CHECKS = (

@@ -103,6 +103,7 @@ TABLE = {
         POST /models/{ref}/push
         POST /models/{ref}/repackage
         POST /models/{ref}/tag
+        POST /models/{ref}/move
         POST /models/{ref}/verify
         GET /pulls
         DELETE /pulls/{ref}

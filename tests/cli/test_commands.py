@@ -139,6 +139,12 @@ DONE: dict[str, tuple[str, Any, Any, str]] = {
         {"target": "b", "type": "Q4_0", "requantize": False},
         "b\n",
     ),
+    "mv a /disk": (
+        "POST /models/a/move",
+        lines({"type": "success", "message": "a lies in /disk", "model": "a"}),
+        {"folder": "/disk"},
+        "a lies in /disk\n",
+    ),
     "prune": ("POST /models/prune", {"freed": 5 << 20}, None, "5MiB are free again\n"),
     "verify smollm2": (
         "POST /models/smollm2/verify",
