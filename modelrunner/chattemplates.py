@@ -2,6 +2,7 @@
 text in linear time and never renders it."""
 
 import re
+from collections.abc import Collection
 
 LARGEST = 1 << 17  # bytes; the largest templates in use have 30,000
 
@@ -13,6 +14,7 @@ _NAME = re.compile(rf"{_STRING}|(?<![\w.])([A-Za-z_]\w*)", re.DOTALL)
 # transformers hands a template the tools of a request in this variable. llama.cpp reads calls only where the template
 # says how a message shows them.
 _TOOLS, _CALLS = "tools", "tool_calls"
+_OF_REQUESTS = frozenset({"messages", "tools", "add_generation_prompt"})
 # Variables that switch thinking, and the marks that models put around it.
 _THINKING = frozenset({"enable_thinking", "thinking", "thinking_budget", "reasoning_effort"})
 _MARKS = ("<think>", "</think>", "[THINK]", "<|channel|>analysis", "<|START_THINKING|>", "<seed:think>")
@@ -30,6 +32,12 @@ def abilities(template: str) -> frozenset[str]:
     if names & _THINKING or any(mark in template for mark in _MARKS):
         found.add("reasoning")
     return frozenset(found)
+
+
+def variables(template: str) -> Collection[str]:
+    """Returns the names in a template that an argument of a request may give a value, among others that only the
+    template knows."""
+    return _names(template) - _OF_REQUESTS
 
 
 def _names(template: str) -> set[str]:

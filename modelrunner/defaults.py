@@ -1,7 +1,8 @@
-"""The defaults that a model carries for requests that leave them out: a system prompt, messages, sampling options and a
-context size. They are a part of the model's published configuration, under the key `defaults`."""
+"""The defaults that a model carries for requests that leave them out: a system prompt, messages, sampling options,
+arguments of its chat template and a context size. They are a part of the model's published configuration, under the key
+`defaults`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +22,21 @@ _OTHER_NAMES = {
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 _Text = Annotated[str, msgspec.Meta(max_length=1 << 17)]
 MOST_MESSAGES = 256
+TemplateArguments = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w{0,127}$")],
+        bool | int | float | Annotated[str, msgspec.Meta(max_length=4096)],
+    ],
+    msgspec.Meta(max_length=64),
+]
+"""Variables of a chat template, such as `enable_thinking`, with their values."""
+# Options of Ollama for a load, which are never variables of a template.
+_OF_THE_MACHINE = frozenset(
+    (
+        *("num_gpu", "main_gpu", "num_thread", "num_batch", "num_gqa", "use_mmap", "use_mlock", "numa", "low_vram"),
+        *("f16_kv", "vocab_only", "logits_all", "draft_num_predict"),
+    )
+)
 
 
 class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
@@ -91,6 +107,7 @@ class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     messages: Annotated[tuple[DefaultMessage, ...], msgspec.Meta(max_length=MOST_MESSAGES)] = ()
     parameters: Mapping[str, Any] = {}
     context_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    template_arguments: TemplateArguments = {}
 
     @classmethod
     def parse(cls, value: Any) -> "ModelDefaults | None":
@@ -104,8 +121,8 @@ class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.convert(self.parameters, SamplingOptions)
 
     def over(self, under: "ModelDefaults | None") -> "ModelDefaults":
-        """Returns these defaults, and those of `under` for values that are missing here; the parameters are merged one
-        by one."""
+        """Returns these defaults, and those of `under` for values that are missing here; the parameters and the
+        arguments are merged one by one."""
         if under is None:
             return self
         return ModelDefaults(
@@ -113,6 +130,7 @@ class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
             self.messages or under.messages,
             {**under.parameters, **self.parameters},
             self.context_size or under.context_size,
+            {**under.template_arguments, **self.template_arguments},
         )
 
 
@@ -128,19 +146,24 @@ class RequestParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid_
     set: Annotated[dict[_Field, Any], msgspec.Meta(max_length=64)] = {}
 
 
-def split_parameters(parameters: Mapping[str, Any], param: str = "parameters") -> tuple[dict[str, Any], int | None]:
-    """Returns the sampling options among a model's parameters, and its context size (`num_ctx`). Raises `BadRequest`
-    for one that no model carries."""
-    known = SamplingOptions.__struct_fields__
-    for name in parameters:
-        if name not in (*known, "num_ctx"):
+def split_parameters(
+    parameters: Mapping[str, Any], variables: Collection[str] | None = (), param: str = "parameters"
+) -> dict[str, Any]:
+    """Returns the fields of `ModelDefaults` that a model's parameters give: sampling options, the context size
+    (`num_ctx`), and arguments of the chat template, which has these `variables`; None if they are unknown. Raises
+    `BadRequest` for a parameter that no model carries."""
+    known = (*SamplingOptions.__struct_fields__, "num_ctx")
+    arguments = {name: value for name, value in parameters.items() if name not in known}
+    for name in arguments:
+        if name in _OF_THE_MACHINE or (variables is not None and name not in variables):
             raise BadRequest(
-                f"a model cannot carry the parameter {name!r}, only {', '.join(known)} and num_ctx; settings of this "
-                "machine are set with `modelrunner configure`",
+                f"a model cannot carry the parameter {name[:40]!r}, only {', '.join(known)} and the variables of its "
+                "chat template; settings of this machine are set with `modelrunner configure`",
                 param=f"{param}.{name}",
             )
     context = whole_number(parameters.get("num_ctx"))
     if context is not None and (type(context) is not int or context < 1):
         raise BadRequest(f"{param}.num_ctx must be a number of tokens, not {context!r}", param=f"{param}.num_ctx")
-    sampling = SamplingOptions.of({name: value for name, value in parameters.items() if name != "num_ctx"}, param)
-    return msgspec.to_builtins(sampling), context
+    options = {name: value for name, value in parameters.items() if name in SamplingOptions.__struct_fields__}
+    sampling = msgspec.to_builtins(SamplingOptions.of(options, param))
+    return {"parameters": sampling, "context_size": context, "template_arguments": arguments}

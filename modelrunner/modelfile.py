@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from modelrunner.defaults import SamplingOptions
 from modelrunner.errors import BadRequest
 
@@ -26,7 +28,8 @@ _KINDS = {**SamplingOptions.__annotations__, "num_ctx": "int | None"}
 
 @dataclass(frozen=True, slots=True)
 class Modelfile:
-    """`base` is a model or a path; `parameters` are Ollama's options, `num_ctx` among them; `messages` are roles and
+    """`base` is a model or a path; `parameters` are Ollama's options, `num_ctx` among them, and
+    arguments of the chat template; `messages` are roles and
     contents. A `system` of "" takes the base's system prompt away."""
 
     base: str
@@ -65,7 +68,7 @@ def parse(text: str) -> Modelfile:
             case "PARAMETER" if name == "stop":
                 parameters.setdefault(name, []).append(value)
             case "PARAMETER" if name not in _DEPRECATED:
-                parameters[name] = _number(name, value, line)
+                parameters[name] = _number(name, value, line) if name in _KINDS else _argument(value)
             case _:
                 last[word] = value
                 template_line = line if word == "TEMPLATE" else template_line
@@ -106,7 +109,7 @@ def render(modelfile: Modelfile) -> str:
 
 def _line(instruction: tuple[str, Any]) -> str:
     word, value = instruction
-    written = _written(value) if isinstance(value, str) else str(value)
+    written = _written(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
     if written is None:
         return f"# {word} is left out: a line of it ends in three quotation marks, which end a value\n"
     return f"{word} {written}\n"
@@ -185,6 +188,15 @@ def _number(name: str, text: str, line: int) -> int | float:
     except ValueError:
         raise BadRequest(f"line {line}: the parameter {name[:40]} must be a number, not {text[:40]!r}") from None
     return number
+
+
+def _argument(text: str) -> Any:
+    """Returns the value of a template's argument: true, false or a number as in JSON, and any other text as it is."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
 
 
 def _jinja(text: str, where: str) -> str:

@@ -60,7 +60,7 @@ def _shown(name: str, id: str, tags: list[str], config: Any, told: ModelDetails)
         list(told.licences),
         carried.system,
         [wire.CarriedMessage(message.role, message.content) for message in carried.messages],
-        dict(carried.parameters),
+        {**carried.parameters, **carried.template_arguments},
         carried.context_size,
         modelfile(name, carried),
     )
@@ -70,7 +70,8 @@ def modelfile(name: str, carried: ModelDefaults) -> str:
     """Returns a Modelfile that makes the model `name` with these defaults."""
     context = {"num_ctx": carried.context_size} if carried.context_size else {}
     messages = tuple((message.role, message.content) for message in carried.messages)
-    return render(Modelfile(name, carried.system, parameters={**carried.parameters, **context}, messages=messages))
+    parameters = {**carried.parameters, **carried.template_arguments, **context}
+    return render(Modelfile(name, carried.system, parameters=parameters, messages=messages))
 
 
 def removed(done: RemoveResult) -> list[wire.Removal]:

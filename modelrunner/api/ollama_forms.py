@@ -226,7 +226,7 @@ def shown(name: str, model: StoredModel, abilities: Abilities, told: ModelDetail
     metadata = dict(model.config.get(model.format) or {})
     carried = told.defaults or NO_DEFAULTS
     window = {"num_ctx": abilities.window} if abilities.window else {}
-    parameters = {**carried.parameters, **window}
+    parameters = {**carried.parameters, **carried.template_arguments, **window}
     lines = render(Modelfile("x", parameters=parameters)).replace("PARAMETER ", "").split("\n", 1)[1].rstrip()
     return OllamaShown(
         modelfile=modelfile(name, ModelDefaults(carried.system, carried.messages, parameters)),

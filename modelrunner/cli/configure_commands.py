@@ -68,7 +68,8 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
     "tables",
     multiple=True,
     metavar="TABLE.KEY=VALUE",
-    help="An engine's own setting: llamacpp.save-slots=false; or parameters.set.temperature=0.2.",
+    help="A value of a table: llamacpp.save-slots=false, parameters.set.temperature=0.2, or "
+    "template-arguments.enable_thinking=false.",
 )
 @click.option(
     "--mode",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from modelrunner import chattemplates, lora
-from modelrunner.defaults import RequestParameters
+from modelrunner.defaults import RequestParameters, TemplateArguments
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest, wrong_field
 from modelrunner.types import KeepAlive
@@ -20,7 +20,7 @@ TRAINED = -1  # the context size that the model was trained for
 _NOT_THE_ENGINES = dict.fromkeys(
     (
         *("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording", "replicas", "parameters"),
-        "fallback",
+        *("fallback", "template_arguments"),
     )
 )
 _OURS = frozenset(("model", "stream", "stream_options", "messages", "prompt", "input", "query", "documents", "texts"))
@@ -81,6 +81,7 @@ class ModelConfiguration(
     chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     lora: tuple[str, ...] | None = None
     parameters: RequestParameters | None = None
+    template_arguments: TemplateArguments | None = None
     fallback: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
     options: dict[str, dict[str, Any]] = {}
 
@@ -187,6 +188,7 @@ MEANINGS = {
     "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
     "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",
     "parameters": "Fields of each request: `strip` removes some, `set` gives some their values.",
+    "template-arguments": "Variables of the chat template for requests that leave them out, such as enable_thinking.",
     "fallback": "The model that answers where there is no memory for this one.",
 }
 FIELDS = frozenset(ModelConfiguration.__struct_encode_fields__) - {"options"}

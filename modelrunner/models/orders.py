@@ -23,9 +23,9 @@ _LARGEST_LICENCE = 1 << 20  # characters
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`template` is the text of a chat template; `parameters` are Ollama's options, `num_ctx` among them; `messages`
-    are role and content. A field that is None or empty keeps the base model's value; a system prompt of "" removes the
-    base model's."""
+    """`template` is the text of a chat template; `parameters` are Ollama's options, `num_ctx` among them, and arguments
+    of the template; `messages` are role and content. A field that is None or empty keeps the base model's value; a
+    system prompt of "" removes the base model's."""
 
     system: str | None = None
     template: str | None = None
@@ -39,11 +39,12 @@ class Recipe:
 
     def making(self, base: ModelDetails | None) -> Making:
         """Returns the defaults of a model that is made of `base` by this recipe. Raises `BadRequest`."""
-        parameters, context = split_parameters(self.parameters)
+        template = self.template or (base.template if base else "")
+        known = split_parameters(self.parameters, chattemplates.variables(template) if template else None)
         messages = [{"role": role, "content": content} for role, content in self.messages]
-        given = {"system": self.system, "messages": messages, "parameters": parameters}
+        given = {"system": self.system, "messages": messages, **known}
         try:
-            found = msgspec.convert(given | {"context_size": self.context_size or context}, ModelDefaults)
+            found = msgspec.convert(given | {"context_size": self.context_size or known["context_size"]}, ModelDefaults)
         except msgspec.ValidationError as error:
             raise wrong_field(error) from None
         defaults = found.over(base.defaults if base else None)

@@ -9,6 +9,7 @@ import msgspec
 
 from modelrunner.backend import Backend, HasDefaults, TakesFlags, default_context_size
 from modelrunner.config.modelconfig import NOTHING_SET, TRAINED, ModelConfiguration
+from modelrunner.defaults import ModelDefaults
 from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BadRequest, ModelNotFound
 from modelrunner.models.backendtables import backend_options
@@ -41,6 +42,9 @@ class RunSpecs:
         speculative = settings.speculative if mode is Mode.COMPLETION else None
         template = settings.chat_template or None if mode is Mode.COMPLETION else None
         bundle = self._as_configured(bundle, template, settings.lora)
+        if settings.template_arguments:
+            carried = ModelDefaults(template_arguments=settings.template_arguments).over(bundle.defaults)
+            bundle = replace(bundle, defaults=carried)
         if bundle.adapters and not backend.takes_adapters:
             raise BadRequest(
                 f"{backend.name} applies no LoRA adapters: choose another backend for {bundle.name}, or take them back "

@@ -210,9 +210,8 @@ async def _making(repository: RemoteRepository, layers: Sequence[Descriptor]) ->
             texts.setdefault(kind, []).append(await _text(repository, layer, LARGEST_LICENCE))
     try:
         told = carried(texts)
-        parameters, context = split_parameters(told.parameters)
         messages = [{"role": role, "content": content} for role, content in told.messages]
-        given = {"system": told.system, "messages": messages, "parameters": parameters, "context_size": context}
+        given = {"system": told.system, "messages": messages, **split_parameters(told.parameters)}
         return Making(ModelDefaults.parse(given), None, tuple(told.licences[:_MOST_LICENCES]))
     except (*ODD, BadRequest, msgspec.ValidationError) as error:
         raise InvalidModel(f"what it carries for requests cannot be read ({error})") from None

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_making import asked, make
 
@@ -82,3 +84,74 @@ async def test_a_pause_is_that_of_all_presets(start_daemon: StartDaemon) -> None
     async with daemon.unix.delete("/models/smol") as answer:
         assert answer.status == 200
     assert (await _ask(daemon, "mario"))[0] == 200, "the pause went with the model that was paused"
+
+
+_THINKS = "{{ messages[-1].content }}{% if enable_thinking %}<think>{% endif %}"
+_CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+_OLLAMA = ("/api/chat", {"messages": [{"role": "user", "content": "hello"}], "stream": False})
+_ANTHROPIC = ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "given"),
+    [
+        (*_CHAT, {"enable_thinking": False, "level": 2}),
+        (_CHAT[0], _CHAT[1] | {"chat_template_kwargs": {"level": 3}}, {"enable_thinking": False, "level": 3}),
+        (*_OLLAMA, {"enable_thinking": False, "level": 2}),
+        (_OLLAMA[0], _OLLAMA[1] | {"think": True}, {"enable_thinking": True, "level": 2}),
+        (*_ANTHROPIC, {"enable_thinking": False, "level": 2}),
+        (
+            _ANTHROPIC[0],
+            _ANTHROPIC[1] | {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {"enable_thinking": True, "level": 2},
+        ),
+    ],
+)
+async def test_arguments_of_the_template_are_carried_and_the_request_goes_before(
+    start_daemon: StartDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    given: dict[str, Any],
+) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--record", str(tmp_path / "record"))
+    plain, reads = daemon.backend.api, frozenset({"messages", "max_tokens", "thinking", "chat_template_kwargs"})
+    monkeypatch.setattr(daemon.backend, "api", lambda spec: plain(spec).reading({_ANTHROPIC[0]: reads}))
+    template = _THINKS + "{{ level }}"
+    made = await make(daemon, "quiet", template=template, parameters={"enable_thinking": False, "level": 2})
+    assert made["type"] == "success", made
+    async with daemon.tcp.post(path, json={"model": "quiet", **body}) as answer:
+        assert answer.status == 200, await answer.text()
+    [sent] = [each for each in asked(tmp_path / "record") if "messages" in each]
+    assert sent["chat_template_kwargs"] == given
+
+
+async def test_a_parameter_that_the_template_does_not_have_is_refused(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    assert (await make(daemon, "thinks", template=_THINKS))["type"] == "success"
+    told = await make(daemon, "wrong", **{"from": "thinks"}, parameters={"enable_thinkin": False})
+    assert "'enable_thinkin'" in str(told)
+    assert (await make(daemon, "right", **{"from": "thinks"}, parameters={"enable_thinking": False}))[
+        "type"
+    ] == "success"
+    async with daemon.tcp.get("/models/right/show") as answer:
+        shown = await answer.json()
+    assert shown["parameters"] == {"enable_thinking": False}
+    assert "PARAMETER enable_thinking false\n" in shown["modelfile"]
+
+
+async def test_arguments_of_the_configuration_apply_at_once(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--record", str(tmp_path / "record"))
+    assert (await _ask(daemon, "smol"))[0] == 200
+    [before] = await _runners(daemon)
+    wanted = {"model": "smol", "template-arguments": {"enable_thinking": False}}
+    async with daemon.unix.post("/engines/_configure", json=wanted) as answer:
+        assert answer.status == 202, await answer.text()
+    assert (await _ask(daemon, "smol"))[0] == 200
+    [after] = await _runners(daemon)
+    assert after["id"] == before["id"]
+    sent = [each.get("chat_template_kwargs") for each in asked(tmp_path / "record") if "messages" in each]
+    assert sent == [None, {"enable_thinking": False}]

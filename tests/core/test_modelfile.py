@@ -14,6 +14,7 @@ WHOLE = '''
 # comment
 from ./model.gguf
 PARAMETER temperature 0.5
+PARAMETER enable_thinking false
 parameter stop "<|end|>"
 PARAMETER stop AND
 PARAMETER num_ctx 4096
@@ -36,7 +37,7 @@ def test_everything_that_a_modelfile_may_have() -> None:
         "./model.gguf",
         "You are kind.",
         "{% for m in messages %}{{ m.content }}\n{% endfor %}",
-        {"temperature": 0.5, "stop": ["<|end|>", "AND"], "num_ctx": 4096},
+        {"temperature": 0.5, "enable_thinking": False, "stop": ["<|end|>", "AND"], "num_ctx": 4096},
         ("./lora.gguf",),
         ("\nMIT\n",),
         (("user", 'Is this "quoted"?'), ("assistant", "yes\nno"), ("user", ' "so" ')),

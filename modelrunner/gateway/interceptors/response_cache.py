@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from modelrunner.aliases import Alias
-from modelrunner.defaults import RequestParameters
+from modelrunner.defaults import ModelDefaults, RequestParameters
 from modelrunner.errors import ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink
 from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest, served_by
@@ -54,6 +54,7 @@ class _CachedAnswer(NamedTuple):
     key: RunnerKey
     model_id: str
     served: Served
+    defaults: ModelDefaults | None
     parameters: RequestParameters | None
     made: float
 
@@ -121,7 +122,7 @@ class ResponseCache:
         model = exchange.ask.fields.model
         kept = _CachedAnswer(
             *(head[1], head[2], bytes(shared.data), model, lease.runner.key, lease.target.model_id, served_by(lease)),
-            *(lease.parameters, self._clock()),
+            *(lease.target.spec.bundle.defaults, lease.parameters, self._clock()),
         )
         self._forget(digest)
         self._kept[digest] = kept
@@ -137,7 +138,8 @@ class ResponseCache:
         if (
             kept.made < self._clock() - self._age
             or target is None
-            or (target.key, target.model_id, target.parameters) != (kept.key, kept.model_id, kept.parameters)
+            or (target.key, target.model_id, target.spec.bundle.defaults, target.parameters)
+            != (kept.key, kept.model_id, kept.defaults, kept.parameters)
         ):
             self._forget(digest)
             return None

@@ -229,7 +229,7 @@ class Exchange:
         if parameters is not None and request.is_json:
             request.set(dict.fromkeys(parameters.strip))
         if request.is_json and (defaults := lease.target.spec.bundle.defaults) is not None:
-            apply_defaults(request, endpoint.shape, defaults)
+            apply_defaults(request, endpoint.shape, defaults, endpoint.reads)
         if parameters is not None and request.is_json:
             request.set(parameters.set)
         if lease.limits is not NO_LIMITS or ask.head.key is not None:

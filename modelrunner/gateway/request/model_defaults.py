@@ -1,6 +1,7 @@
 """Fills in a model's defaults where a request has no value. It changes the engine's body, so all API families share
 it."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -21,17 +22,27 @@ _SAME = {
 }
 
 
+_ARGUMENTS = "chat_template_kwargs"
+
+
 class _Role(msgspec.Struct):
     role: str = ""
 
 
-def apply_defaults(request: EngineRequest, shape: ApiShape, defaults: ModelDefaults) -> None:
-    """Sets the defaults in a request for an endpoint of this shape. A body that an engine would refuse is not
-    changed."""
+def apply_defaults(
+    request: EngineRequest, shape: ApiShape, defaults: ModelDefaults, reads: Collection[str] | None
+) -> None:
+    """Sets the defaults in a request for an endpoint of this shape, which reads these fields, None if they are unknown.
+    A body that an engine would refuse is not changed."""
     added: dict[str, Any] = {}
     try:
         if shape in _CHATS:
             added |= _conversation(request, defaults, anthropic=shape in _ANTHROPIC)
+            # As for a request's `thinking`: an engine that is not known to read it in Anthropic's API may refuse it.
+            knows = shape not in _ANTHROPIC if reads is None else _ARGUMENTS in reads
+            if defaults.template_arguments and knows:
+                given = msgspec.convert(request.get(_ARGUMENTS) or {}, dict[str, Any])
+                added[_ARGUMENTS] = {**defaults.template_arguments, **given}
     except msgspec.MsgspecError:
         return
     if shape in _SAMPLED:
