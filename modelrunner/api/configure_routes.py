@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from modelrunner import wire
@@ -9,14 +10,18 @@ from modelrunner.api import wireforms
 from modelrunner.api.documented import check_local, documented
 from modelrunner.api.messages import checked, json_response, read_json
 from modelrunner.errors import BadRequest
-from modelrunner.models.configurator import Configurator
+from modelrunner.models.configurator import Configurator, ShownConfiguration
+from modelrunner.models.library import Library
 from modelrunner.models.reload import Reloader
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.types import Mode
 
 
 class ConfigurationRoutes:
-    def __init__(self, configurator: Configurator, reloader: Reloader, registry: BackendRegistry) -> None:
+    def __init__(
+        self, library: Library, configurator: Configurator, reloader: Reloader, registry: BackendRegistry
+    ) -> None:
+        self._library = library
         self._configurator = configurator
         self._reloader = reloader
         self._registry = registry
@@ -49,8 +54,9 @@ class ConfigurationRoutes:
             check_local(request, "lora")
         mode = None if wanted.mode is None else Mode.parse(wanted.mode)
         restart = wanted.apply == "restart"
-        shown = await self._configurator.change(wanted.model, patch, mode, restart=restart)
-        return json_response(wireforms.configuration(shown), status=202)
+        model = self._library.meant(wanted.model)
+        shown = await self._configurator.change(model, patch, mode, restart=restart)
+        return json_response(_told(shown, wanted.model, model), status=202)
 
     @documented(list[wire.Configuration], query={"model": str}, errors=(412, 421, 422))
     async def show(self, request: web.Request) -> web.Response:
@@ -58,8 +64,10 @@ class ConfigurationRoutes:
         backend = request.match_info.get("backend")
         if backend is not None:
             self._registry.get(backend)
-        found = await self._configurator.show(request.query.get("model"), backend)
-        return json_response([wireforms.configuration(shown) for shown in found])
+        name = request.query.get("model")
+        model = None if name is None else self._library.meant(name)
+        found = await self._configurator.show(model, backend)
+        return json_response([_told(shown, name, model) for shown in found])
 
     @documented(dict[str, Any], query={})
     async def schema(self, request: web.Request) -> web.Response:
@@ -72,6 +80,11 @@ class ConfigurationRoutes:
         wanted = await read_json(request, wire.ReloadRequest) if request.can_read_body else wire.ReloadRequest()
         changes = await self._reloader.reload(dry_run=wanted.dry_run)
         return json_response(wire.ReloadResponse(wanted.dry_run, [wireforms.change(change) for change in changes]))
+
+
+def _told(shown: ShownConfiguration, name: str | None, model: str | None) -> wire.Configuration:
+    found = wireforms.configuration(shown)
+    return found if name is None or name == model else msgspec.structs.replace(found, alias=name)
 
 
 def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:

@@ -143,6 +143,8 @@ def _show(client: HttpClient, model: str, as_json: bool) -> None:
         output.json(raw)
         return
     configurations = decode(raw, list[wire.Configuration])
+    if configurations and configurations[0].alias:
+        output.note(f"{model} is an alias: these are the settings of {configurations[0].model}, which answers for it")
     for found in configurations:
         if found is not configurations[0]:
             output.say("")

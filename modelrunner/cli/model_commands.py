@@ -172,7 +172,8 @@ def _rows(model: wire.Model) -> list[tuple[str, ...]]:
     able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
     size = "damaged" if model.damage else _size(str(model.config.get("size") or ""))
     rest = (*told, " ".join(able), digits, ago(model.created), size)
-    return [(name, *rest) for name in model.tags or ["<none>"]]
+    names = [*(model.tags or ["<none>"]), *(f"{alias} (alias)" for alias in model.aliases)]
+    return [(name, *rest) for name in names]
 
 
 def _size(told: str) -> str:

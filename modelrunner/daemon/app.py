@@ -305,7 +305,7 @@ class Daemon:
             ArchiveRoutes(parts.library),
             ModelRoutes(parts.library, parts.remote, parts.quantizer, parts.publisher, parts.pruner),
             EngineRoutes(parts.library, parts.scheduler, parts.residency, parts.disk, parts.statuses, parts.installer),
-            ConfigurationRoutes(parts.configurator, self._reloader, parts.registry),
+            ConfigurationRoutes(parts.library, parts.configurator, self._reloader, parts.registry),
             TelemetryRoutes(self._telemetry, self._recordings, board),
             OpenAIRoutes(parts.library),
             AnthropicRoutes(parts.library),

@@ -20,7 +20,7 @@ class ConfigureRequest(msgspec.Struct, frozen=True):
 class Configuration(msgspec.Struct, frozen=True):
     """The settings for one mode of a model, or for all modes if `mode` is None. `file` holds the settings of the
     configuration file; `effective` has the values in force, with the engine's defaults; it is None if a `problem` keeps
-    the model from running."""
+    the model from running. `alias` is the name that was asked, if it is an alias of the model."""
 
     model: str
     mode: str | None
@@ -29,6 +29,7 @@ class Configuration(msgspec.Struct, frozen=True):
     file: dict[str, Any] = {}
     effective: dict[str, Any] | None = None
     problem: str = ""
+    alias: str = ""
 
 
 class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

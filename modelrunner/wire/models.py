@@ -48,7 +48,8 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters, architecture, size (as text), context_size (the size that it was trained for), and the header's metadata
     under `gguf` or `safetensors`. `capabilities` are chat, completion, embedding, reranking, classification, tools,
     vision, audio, reasoning; `context_window` is the most tokens of one request at present; `adapters` are the applied
-    LoRA adapters. `damage` says why the model cannot be used; its `config` is then empty."""
+    LoRA adapters; `aliases` are the names of the configuration for which it answers. `damage` says why the model cannot
+    be used; its `config` is then empty."""
 
     id: str
     tags: list[str]
@@ -59,6 +60,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     context_window: int | None = None
     adapters: list[AppliedAdapter] = []
     origins: list[Origin] = []
+    aliases: list[str] = []
 
     @property
     def name(self) -> str:

@@ -144,3 +144,20 @@ async def test_an_alias_is_looked_up_as_its_model(daemon: Daemon) -> None:
     assert (status, "smol" in shown["modelfile"]) == (200, True)
     assert (await ask(daemon, "gpt-4o-mini:latest", "/api/chat"))[:2] == (200, "smol")
     assert (await read(daemon, "/v1/models/gone"))[0] == 404
+
+
+async def test_models_are_listed_with_their_aliases(daemon: Daemon) -> None:
+    async with daemon.unix.get("/models") as answer:
+        listed = {model["tags"][0]: model.get("aliases", []) for model in await answer.json()}
+    assert listed == {"smol": ["gpt-4o-mini"], "other": ["text-embedding-3-small", "quick", "roomy"]}
+
+
+async def test_an_alias_is_configured_as_its_model(daemon: Daemon) -> None:
+    wanted = {"model": "gpt-4o-mini", "context-size": 512}
+    async with daemon.unix.post("/engines/_configure", json=wanted) as answer:
+        told = await answer.json()
+        assert (answer.status, told["model"], told["alias"]) == (202, "smol", "gpt-4o-mini")
+    for name, alias in (("gpt-4o-mini", "gpt-4o-mini"), ("smol", "")):
+        async with daemon.unix.get("/engines/_configure", params={"model": name}) as answer:
+            [shown] = await answer.json()
+        assert (shown["model"], shown["alias"], shown["config"]) == ("smol", alias, {"context-size": 512})

@@ -176,7 +176,7 @@ function Model({ model, usage, runner, open }) {
       <p class="facts figure">${facts.map((fact) => html`<span>${fact}</span>`)}</p>
       ${model.damage && html`<p class="fault">${model.damage}</p>`}
       <div class="chips">${model.capabilities.map((each) => html`<${Badge}>${each}<//>`)}${model.adapters?.map((each) => html`<${Badge} kind="calm">LoRA ${each.name}<//>`)}
-        ${model.tags.slice(1).map((tag) => html`<${Badge} kind="calm">${shortName(tag)}<//>`)}</div>
+        ${[...model.tags.slice(1), ...(model.aliases || [])].map((name) => html`<${Badge} kind="calm">${shortName(name)}<//>`)}</div>
     </div>
     <div class="buttons">
       ${talks && !model.damage && html`<a class="button small" href=${`#/chat/new/${ref(name)}`} aria-label=${`Chat with ${shortName(name)}`}>Chat</a>`}
@@ -212,7 +212,7 @@ export function Models() {
         if (!models.length) return html`<${Empty} icon="models" title="No model is here">
           <p>Pull one above, or begin with a small one that answers on any machine.</p>
           <button type="button" class="primary" onClick=${() => pull(STARTER)}>Pull ${STARTER}</button><//>`;
-        const found = models.filter((model) => [...model.tags, model.id, ...model.capabilities].some((text) => text.toLowerCase().includes(filter.toLowerCase())));
+        const found = models.filter((model) => [...model.tags, ...(model.aliases || []), model.id, ...model.capabilities].some((text) => text.toLowerCase().includes(filter.toLowerCase())));
         if (!found.length) return html`<${Empty} icon="models" title="No model has this in its name">Clear the filter to see all ${number(models.length)}.<//>`;
         return found.map((model) => html`<${Model} key=${model.id} model=${model} usage=${usage?.models.find((each) => each.id === model.id)} runner=${runnerOf(model.id)} open=${open} />`);
       }}<//></div>
