@@ -63,8 +63,8 @@ def own_headers(
     variant: str, ignored: tuple[str, ...] = (), model: str = "", lost: tuple[str, ...] = ()
 ) -> tuple[Header, ...]:
     """Returns our own fields. `variant` says how the runner differs from its configuration, "" if it does not;
-    `ignored` are the fields that the engine ignores; `model` is the model that was chosen for an alias, or ""; `lost`
-    is what was dropped of a request that was too long."""
+    `ignored` are the fields that the engine ignores; `model` is the model that was chosen for an alias, or the preset
+    that another one's engine serves, or ""; `lost` is what was dropped of a request that was too long."""
     headers: tuple[Header, ...] = ()
     if variant:
         headers += ((b"X-Modelrunner-Variant", " ".join(variant.split()).encode("ascii", "replace")),)

@@ -455,6 +455,11 @@ class Lease:
             slots.affinity.note(slot.target.key, prefix, slot.number)
 
     @property
+    def preset(self) -> str:
+        """The name of the model that was asked, if the runner was started for another preset of it, else ""."""
+        return "" if self.target.model_id == self.slot.target.model_id else self.target.name
+
+    @property
     def served(self) -> Served:
         """How the record of the request names its runner."""
         return self.slot.served(self.target)

@@ -37,6 +37,15 @@ async def test_presets_that_alternate_share_one_load(start_daemon: StartDaemon, 
     assert [b["model"] for b in bodies] == ["mario", "luigi"] * 10
 
 
+async def test_the_answer_names_the_preset_that_another_one_s_engine_serves(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await make(daemon, "mario", system="You are Mario.")
+    for name, told in (("smol", None), ("mario", "mario"), ("smol", None)):
+        body = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
+        async with daemon.tcp.post("/v1/chat/completions", json=body) as answer:
+            assert (answer.status, answer.headers.get("X-Modelrunner-Model")) == (200, told)
+
+
 async def test_a_preset_with_another_window_has_its_own_engine(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
     await make(daemon, "short", parameters={"num_ctx": 256})

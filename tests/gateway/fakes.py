@@ -212,6 +212,7 @@ class FakeLease:
         self.limits = scheduler.limits
         self.parameters = scheduler.parameters
         self.served = runner.served
+        self.preset = ""
         self.target = SimpleNamespace(spec=runner.spec, model_id=runner.spec.model_id)
         self.tries = 2
         self._scheduler = scheduler

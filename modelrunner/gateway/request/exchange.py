@@ -305,7 +305,7 @@ class Exchange:
         if self._translation is None and not self._responded:
             self._passed = True
             self.on_data = self._sink.write
-            passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
+            passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen or self.lease.preset)
             self._respond(200, passed, length, data)
         else:
             self._answer_anew(headers, length, data)
@@ -321,7 +321,7 @@ class Exchange:
         self._passed = True
         framing = self._sink.takes_chunks and (translation is not None or (self._responded and length is not None))
         if not self._responded:  # else the client got the head while it waited
-            headers = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen)
+            headers = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen or self.lease.preset)
             if translation is not None:
                 headers, length = self._translated_headers(translation), None
             framing = framing and length is None
@@ -331,7 +331,9 @@ class Exchange:
         self.on_data(data)
 
     def _own_headers(self) -> tuple[Header, ...]:
-        return own_headers(self.lease.variant if self.lease is not None else "", self._ignored, self.ask.chosen)
+        if self.lease is None:
+            return own_headers("", self._ignored, self.ask.chosen)
+        return own_headers(self.lease.variant, self._ignored, self.ask.chosen or self.lease.preset)
 
     def _translated_headers(self, translation: Translation) -> tuple[Header, ...]:
         return one_line_each((*translation.headers, *self._own_headers()))
