@@ -8,13 +8,17 @@ from modelrunner.errors import ModelRunnerError
 from modelrunner.models.installs import InstallOnDemand
 from modelrunner.models.resolve import Resolver
 from modelrunner.progress import LoadProgress, ProgressReport, WorkProgress
-from modelrunner.scheduler import Scheduler
+from modelrunner.scheduler import Fitting, Scheduler
+from modelrunner.scheduler.state import Reason
 from modelrunner.store import Store
 
 log = logging.getLogger(__name__)
 _TELL_EVERY = 0.5  # seconds
 # Events after which failed models are loaded again.
 _MENDING = frozenset({"pull", "install", "configure"})
+# Why a runner went that comes back when there is room.
+_CROWDED = frozenset({Reason.ROOM.code, Reason.MEMORY.code})
+_QUIET = 4.0  # seconds without an event, after which free room is looked for
 
 
 class Preloader:
@@ -62,21 +66,42 @@ class Preloader:
     async def run(self) -> None:
         """Loads the list, one model after another; after each pull, installation and change of a configuration, it
         loads the failed models again. It installs an engine only once, because a failed installation is such an event.
-        Ends when no model has failed, or with the scheduler."""
+        A model of the list that had to go for another model or program is loaded again once there is room that nobody
+        else waits for. Ends with the scheduler."""
         events = self._scheduler.events
         seen = events.last
         failed = await self._load(await asyncio.to_thread(self._wanted), may_install=True)
         self.starting = False
-        while failed and not events.closed:
-            async with aclosing(events.subscribe(seen)) as feed:
+        away: set[str] = set()
+        while not events.closed:
+            async with aclosing(events.subscribe(seen, _QUIET)) as feed:
                 async for event in feed:
-                    assert event is not None
+                    if event is None:
+                        back = [model for model in away if await self._has_room(model)]
+                        away.difference_update(back)
+                        failed += await self._load(back, may_install=False)
+                        continue
                     seen = event.id
-                    if event.event == "ready" and event.model in failed:
-                        failed.remove(event.model)
-                        self._scheduler.diagnostics.missing(event.model, None)
+                    if event.event == "ready":
+                        away.discard(event.model)
+                        if event.model in failed:
+                            failed.remove(event.model)
+                            self._scheduler.diagnostics.missing(event.model, None)
                     elif event.event in _MENDING:
                         failed = await self._load(failed, may_install=False)
+                    elif event.details.get("code") in _CROWDED and event.model in await asyncio.to_thread(self._wanted):
+                        away.add(event.model)
+
+    async def _has_room(self, model: str) -> bool:
+        """Returns True if the model gets its memory at once, and no request waits for a runner."""
+        try:
+            mode = await asyncio.to_thread(self._resolver.main_mode, model)
+            await self._resolver.prepare(None, model, mode)
+            found = await self._scheduler.diagnostics.fit(self._resolver(None, model, mode))
+        except ModelRunnerError:
+            return False
+        fits = found.fits in (Fitting.NOW, Fitting.SPLIT) and not found.would_evict
+        return fits and not self._scheduler.waiting()
 
     def _wanted(self) -> list[str]:
         """Returns the models of the list, by their names in events."""

@@ -1,5 +1,7 @@
 """The configuration file read again while the daemon runs."""
 
+import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,6 +13,7 @@ from modelrunner.config.locations import ConfigurationError
 from tests.api.conftest import Daemon, StartDaemon
 from tests.api.test_configure import CONFIGURE, event
 from tests.api.test_serving import Stream, chat, runners
+from tests.waiting import HUNG
 
 PAGE = {"Origin": "http://page.example"}
 
@@ -101,6 +104,40 @@ async def test_settings_of_the_daemon_change_or_say_that_they_cannot(start_daemo
     assert (await reload(daemon))[0] == 200
     async with daemon.tcp.get("/health", headers=PAGE) as answer:
         assert answer.status == 403
+
+
+async def test_a_model_of_the_startup_list_comes_back_when_there_is_room(
+    start_daemon: StartDaemon, config: Path
+) -> None:
+    """It had to go for other programs, and for another model."""
+
+    def budget(size: str) -> None:
+        config.write_text(f'memory_budget = "{size}"\n[models.smol]\npreload = true\n')
+
+    budget("66MiB")  # room for one
+    daemon = await start_daemon(models={"smol": 0, "other": 1}, listen="")
+    async with asyncio.timeout(HUNG), daemon.unix.get("/engines/events", params={"since": "0"}) as feed:
+
+        async def comes(kind: str, model: str) -> None:
+            async for line in feed.content:
+                if line.startswith(b"data: "):
+                    event = json.loads(line.removeprefix(b"data: "))
+                    if (event["event"], event["model"]) == (kind, model):
+                        return
+            raise AssertionError("the feed has ended")
+
+        await comes("ready", "smol")
+        budget("1MiB")
+        await reload(daemon)
+        await comes("stop", "smol")
+        budget("66MiB")
+        await reload(daemon)
+        await comes("ready", "smol")
+        await chat(daemon.unix, model="other")
+        await comes("evict", "smol")
+        async with daemon.unix.post("/engines/unload", json={"models": ["other"]}) as answer:
+            assert answer.status == 200
+        await comes("ready", "smol")
 
 
 async def test_an_engine_of_ones_own_waits_for_a_restart(start_daemon: StartDaemon, config: Path) -> None:
