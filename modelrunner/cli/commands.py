@@ -15,7 +15,7 @@ SECTIONS = {
     "Models": {
         "run": ("run:run", "Ask a model, or chat with it"),
         "transcribe": ("transcribe:transcribe", "Write down what is said in files"),
-        "say": ("say:say", "Say a text, or write it as sound"),
+        "say": ("say:say", "Say a text, or what is piped in"),
         "pull": ("pull_commands:pull", "Download models"),
         "pulls": ("pull_commands:pulls", "Show the downloads under way"),
         "search": ("hub_commands:search", "Find models on Hugging Face"),
