@@ -47,7 +47,7 @@ def test_the_modelfile_in_the_documentation_is_read_as_it_is_meant() -> None:
     [text] = [block for block in blocks if block.startswith("\n") and "FROM " in block]
     made = parse(text)
     assert (made.base, made.system, made.adapters) == ("smollm2", "You are Mario.", ("./style.gguf",))
-    assert made.parameters == {"temperature": 0.2, "stop": ["END", "STOP"]}
+    assert made.parameters == {"temperature": 0.2, "enable_thinking": False, "stop": ["END", "STOP"]}
     assert made.messages == (("user", "Who are you?"), ("assistant", "It's me!"))
     assert made.template is not None
     assert made.template.endswith("{% endfor %}")
