@@ -261,6 +261,7 @@ async def test_conversations_are_found_and_renamed(start_daemon: StartDaemon, op
     await page.get_by_role("button", name="Rename: About fruit").click()
     await page.get_by_label("Title").fill("Apples")
     await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog")).to_be_hidden()
     await page.reload()
     await expect(page.locator(".talks li a")).to_have_text(["About stars", "Apples"])
 

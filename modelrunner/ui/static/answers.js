@@ -47,12 +47,25 @@ function grow(message, choice) {
   return Boolean(delta.content || delta.reasoning_content || delta.reasoning || delta.tool_calls);
 }
 
+// Calls `work` at once, and after that at most once in `time` ms, the last time after the last call of `call`.
+function spaced(time, work) {
+  let timer = null, again = false;
+  const run = () => {
+    again = false;
+    timer = setTimeout(() => {
+      timer = null;
+      if (again) run();
+    }, time);
+    work();
+  };
+  return { call: () => void (timer === null ? run() : (again = true)), end: () => clearTimeout(timer) };
+}
+
 class Failed extends Error {} // the stream's own word
 
 // Reads one connection of the stream, from the place on to which the message has it.
-async function read(message, stream, signal, saved) {
+async function read(message, stream, signal, changed) {
   const from = message.place;
-  let drawn = 0;
   for await (const { event, data, place } of stream) {
     if (signal.aborted) return;
     message.place = from + place;
@@ -65,17 +78,8 @@ async function read(message, stream, signal, saved) {
     if (event === "error" || part.error) throw new Failed(part.error?.message || part.message || "The answer broke off.");
     if (part.usage) message.usage = { prompt: part.usage.prompt_tokens, answer: part.usage.completion_tokens };
     if (part.timings) message.speed = part.timings.predicted_per_second;
-    const came = part.choices?.length ? grow(message, part.choices[0]) : false;
-    if (came) message.first ||= Date.now();
-    const now = performance.now();
-    if (now - drawn > DRAWN_EVERY) {
-      drawn = now;
-      draw(message.id, { message: { ...message }, ...(came ? { waiting: null } : {}) });
-    }
-    if (now - saved.at > KEPT_EVERY) {
-      saved.at = now;
-      commit({ messages: [{ ...message }] });
-    }
+    if (part.choices?.length && grow(message, part.choices[0])) message.first ||= Date.now();
+    changed();
   }
 }
 
@@ -89,7 +93,9 @@ const pause = (time, signal) => new Promise((resolve) => {
 async function follow(message, asked) {
   const abort = new AbortController();
   const { signal } = abort;
-  const saved = { at: performance.now() };
+  const drawing = spaced(DRAWN_EVERY, () => draw(message.id, { message: { ...message }, ...(message.first ? { waiting: null } : {}) }));
+  const keeping = spaced(KEPT_EVERY, () => commit({ messages: [{ ...message }] }));
+  const changed = () => (drawing.call(), keeping.call());
   const place = `v1/streams/${ref(message.id)}`;
   draw(message.id, { message: { ...message }, waiting: message.first ? null : { stage: "", waited: 0 }, abort });
   let lost = 0;
@@ -103,7 +109,7 @@ async function follow(message, asked) {
         message.ignored = response.headers.get("X-Modelrunner-Ignored") || "";
       };
       const stream = first ? events(first.path, { method: "POST", body: first.body, signal, headers, opened }) : events(`${place}?from=${message.place}`, { signal, opened });
-      await read(message, stream, signal, saved);
+      await read(message, stream, signal, changed);
       break;
     } catch (error) {
       if (signal.aborted) break;
@@ -118,6 +124,8 @@ async function follow(message, asked) {
       break;
     }
   }
+  drawing.end();
+  keeping.end();
   if (signal.aborted) {
     message.stopped = true;
     call("DELETE", place).catch(() => {}); // it may have ended by itself

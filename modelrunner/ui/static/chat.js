@@ -172,9 +172,9 @@ function Composer({ id, message, busy, sees, hears, ready, used, space, send, ca
 
 function Rename({ talk, onClose }) {
   const [title, setTitle] = useState(talk.title);
-  const submit = (event) => {
+  const submit = async (event) => {
     event.preventDefault();
-    commit({ talks: [{ id: talk.id, title: title.trim() || talk.title }] });
+    await commit({ talks: [{ id: talk.id, title: title.trim() || talk.title }] });
     onClose();
   };
   return html`<${Dialog} title="Rename the conversation" onClose=${onClose}><form class="form" onSubmit=${submit}>

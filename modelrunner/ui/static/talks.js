@@ -51,13 +51,17 @@ function apply({ talks = [], messages = [], gone = [] }) {
 }
 
 // Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
-// the IDs of conversations to remove. What belongs to a conversation that is not here is left out.
+// the IDs of conversations to remove. What belongs to a conversation that is not here is left out. Ends when it is kept.
 export async function commit(change) {
   apply(change);
   channel.postMessage(change);
   if (chat.value.fault) return;
   try {
     const work = (await connected()).transaction(["talks", "messages", "files"], "readwrite");
+    const done = new Promise((resolve, reject) => {
+      work.oncomplete = resolve;
+      work.onabort = () => reject(work.error || new Error("the browser gave up"));
+    });
     const [talks, messages, files] = ["talks", "messages", "files"].map((name) => work.objectStore(name));
     for (const talk of change.talks || []) {
       const before = await request(talks.get(talk.id));
@@ -69,6 +73,7 @@ export async function commit(change) {
       files.delete(id);
       for (const key of await request(messages.index("talk").getAllKeys(id))) messages.delete(key);
     }
+    await done;
   } catch (error) {
     chat.set({ fault: `The conversations are not kept: ${error.message}` });
   }
