@@ -84,7 +84,7 @@ async def test_why_runners_ended_and_requests_were_refused(start_daemon: StartDa
     await post("/engines/pause", model="smol")
     await post("/engines/resume", model="smol")
     assert await ask(daemon) == 200
-    await post("/engines/_configure", model="smol", **{"context-size": 2048, "apply": "restart"})
+    await post("/engines/_configure", model="smol", **{"context-size": 1024, "apply": "restart"})
     daemon.backend.memory = RequiredMemory(200 << 20)
     assert await ask(daemon, {**CHAT, "model": "huge"}) == 507
     daemon.backend.memory = RequiredMemory(64 << 20)

@@ -97,7 +97,7 @@ def test_the_screen_follows_the_runners(daemon: FakeDaemon, tmp_path: Path, comm
     feed = states(changed, NOW, ready)
     daemon.answers["GET /engines/now"] = [feed, Stream([], hold=lambda handler: over.wait(HUNG))]
     with screen(tmp_path, *command, columns=120) as terminal:
-        terminal.wait_for(r"my/model.*starting \(loading weights\)")
+        terminal.wait_for(r"my/model.*starting \(loading weights")
         changed.set()
         seen = terminal.wait_for(r"my/model.*ready")
         assert "starting" not in seen.rpartition("MODEL")[2]
