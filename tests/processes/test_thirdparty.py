@@ -45,7 +45,7 @@ def test_it_passes_the_contract_in_a_project_of_its_own(with_plugin, tmp_path):
         check=False,
     )
     assert run.returncode == 0, run.stdout
-    assert "13 passed" in run.stdout
+    assert "14 passed" in run.stdout
 
 
 def test_a_daemon_finds_it_and_reaches_its_engine_on_tcp(with_plugin, tmp_path):
