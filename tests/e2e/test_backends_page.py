@@ -55,7 +55,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "test_tiny.py"]
     done = subprocess.run(suite, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "13 passed" in done.stdout
+    assert "14 passed" in done.stdout
 
 
 def test_the_page_names_the_whole_contract() -> None:
