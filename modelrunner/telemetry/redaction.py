@@ -11,7 +11,7 @@ _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])(?:[A-Za-z0-9+/_-]|\\/){512,}={0,2}")
 # Keys of a known form: ours, and those of model services, hubs and clouds.
 _KEY = re.compile(
     r"mr-[\w-]{43}|\bmr-[\w-]{16,}|\bsk-[\w-]{16,}|\b(?:hf|gh[opsur]|glpat|npm)[_-]\w{16,}|\bgithub_pat_\w{16,}|\bxox[a-z]-[\w-]{10,}"
-    r"|\bA(?:KIA|SIA)[0-9A-Z]{16}|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|\bA(?:KIA|SIA)[0-9A-Z]{16}|\bAIza[\w-]{30,}|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
     re.DOTALL,
 )
