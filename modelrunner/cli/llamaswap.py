@@ -18,6 +18,8 @@ MOST_BYTES = 1 << 20
 _MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]{1,80})\}")
 _DEEPEST = 16
 """How often macros may stand in each other."""
+_MOST_BRACKETS = 100
+"""How many may be open at once: PyYAML's work grows with their square, and what llama-swap reads has a few."""
 _WITHOUT = {
     "concurrencyLimit": "requests wait here, at most `max_queue` of them",
     "unlisted": "every model is listed",
@@ -34,6 +36,13 @@ _KNOWN = {
     *("capabilities", "unloadTimeout"),
 }
 _INPUTS = {"image": "vision", "audio": "audio"}
+
+
+class _Loader(yaml.SafeLoader):
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        if self.flow_level >= _MOST_BRACKETS:
+            raise yaml.YAMLError(f"more than {_MOST_BRACKETS} brackets are open at line {self.line + 1}")
+        super().fetch_flow_collection_start(TokenClass)
 
 
 class _Conversion:
@@ -200,7 +209,7 @@ def converted(data: bytes, environ: Mapping[str, str] = os.environ) -> tuple[str
     if len(data) > MOST_BYTES:
         raise BadRequest(f"the file has more than {MOST_BYTES >> 20} MiB: that is no configuration of llama-swap")
     try:
-        source = yaml.safe_load(data)
+        source = yaml.load(data, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadRequest(f"the file is no YAML: {' '.join(str(error).split())[:300]}") from None
     table = _table(source, "the file")

@@ -112,6 +112,7 @@ def test_the_command_prints_a_file_that_the_daemon_takes(
     ("text", "said"),
     [
         ("a: [", "no YAML"),
+        ("a:\n" + "[" * 101, "more than 100 brackets are open at line 2"),
         ("- 1", "must be a table"),
         ("models: {}", "no `models`"),
         ("models: {a: 3}", "models.a must be a table"),
