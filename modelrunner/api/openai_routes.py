@@ -20,6 +20,8 @@ _NOT_OFFERED = {
         "no engine here draws: docs/engines.md says how a program that does becomes one by a table of config.toml",
     ),
     "responses/compact": "no engine here compacts a conversation: send the items that matter",
+    "responses/input_tokens": "no engine here counts what a response would read: `usage` of its answer says so, and "
+    "POST /anthropic/v1/messages/count_tokens counts the tokens of messages",
 }
 _REALTIME = (
     "there are no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream set to true; "

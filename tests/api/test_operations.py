@@ -252,7 +252,11 @@ async def test_an_origin_that_is_none_stops_the_start(start_daemon: StartDaemon)
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/moderations", "/engines/v1/moderations", "/v1/images/generations", "/v1/responses/compact"]
+    "path",
+    [
+        *("/v1/moderations", "/engines/v1/moderations", "/v1/images/generations", "/v1/responses/compact"),
+        "/v1/responses/input_tokens",
+    ],
 )
 async def test_what_no_engine_serves_is_said(start_daemon: StartDaemon, path: str) -> None:
     daemon = await start_daemon()

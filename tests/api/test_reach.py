@@ -43,6 +43,7 @@ NAMES_NO_MODEL = """
     DELETE /engines/v1/responses/{id}
     GET /engines/v1/responses/{id}
     POST /engines/v1/responses/compact
+    POST /engines/v1/responses/input_tokens
     POST /engines/v1/responses/{id}/cancel
     GET /engines/v1/responses/{id}/input_items
     GET /engines/{backend}/v1/models
@@ -70,6 +71,7 @@ NAMES_NO_MODEL = """
     DELETE /v1/responses/{id}
     GET /v1/responses/{id}
     POST /v1/responses/compact
+    POST /v1/responses/input_tokens
     POST /v1/responses/{id}/cancel
     GET /v1/responses/{id}/input_items
     DELETE /v1/streams/{id}

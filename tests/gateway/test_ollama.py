@@ -96,7 +96,9 @@ async def test_a_raw_prompt_and_a_model_without_a_template(folder: Path, kind: s
     async with proxy(folder, kind, answering(*chunks)) as served:
         if not raw:
             served.runner.spec.bundle.capabilities = frozenset({"completion"})
-        first, last = lines(await served.ask(generate(raw=raw, logprobs=True)))
+        answer = await served.ask(generate(raw=raw, logprobs=True))
+        assert answer.headers["x-modelrunner-ignored"] == "logprobs"
+        first, last = lines(answer)
         assert (first["response"], last["done_reason"]) == ("a", "length")
         assert served.engine.received[-1].path == "/v1/completions"
         assert asked(served)["prompt"] == "hello"
