@@ -27,7 +27,7 @@ _WITHOUT = {
     "name": "",
     "description": "",
     "sendLoadingState": "clients get comments in the stream while a model loads",
-    "timeouts": "see `max_wait`, `wedge_limit` and the model's `max-seconds`",
+    "timeouts": "see `max_wait`, `max_seconds`, `wedge_limit` and the model's `max-seconds`",
     "compat": "",
 }
 """Keys of a model without a counterpart, and what is there instead."""

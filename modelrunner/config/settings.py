@@ -193,6 +193,7 @@ class Settings(BaseModel):
     keep_alive: KeepAliveSetting = KeepAlive(300.0)
     max_queue: int = Field(default=512, ge=1)
     max_wait: Seconds = 600.0
+    max_seconds: Annotated[Seconds, Field(gt=0)] | None = None
     address_requests_per_minute: int | None = Field(default=None, ge=1)
     address_tokens_per_minute: int | None = Field(default=None, ge=1)
     address_concurrency: int | None = Field(default=None, ge=1)

@@ -139,6 +139,7 @@ def build(
         configurations,
         specs := RunSpecs(store, TemplateFiles(state / "templates", renderings)),
         keep_alive=settings.keep_alive,
+        max_seconds=settings.max_seconds,
     )
     validator = Validator(registry, resolver)
     check_tables(file_settings(settings), store, configurations.settings, validator)
@@ -326,6 +327,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         ),
         "aliases": lambda s: set_aliases(pipeline, parts.aliases, s["aliases"]),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
+        "max_seconds": lambda s: parts.resolver.set_max_seconds(s["max_seconds"]),
         "access_log": lambda s: access_log.use(s["access_log"]),
         "log_level": lambda s: logs.set_level(s["log_level"]),
         "models_quota": set_quota,

@@ -55,7 +55,8 @@ class BeingInstalled(Unavailable):
 
 
 class Resolver:
-    """`known` holds the resolved targets that are still valid. `keep_alive` is that of models without their own."""
+    """`known` holds the resolved targets that are still valid. `keep_alive` is that of models without their own.
+    `max_seconds` bounds a request to any model."""
 
     def __init__(
         self,
@@ -65,12 +66,14 @@ class Resolver:
         specs: RunSpecs,
         *,
         keep_alive: KeepAlive,
+        max_seconds: float | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
         self._configurations = configurations
         self._specs = specs
         self._keep_alive = keep_alive
+        self._limits = RequestLimits.of(max_seconds, None)
         self.known: dict[tuple[str | None, str, Mode], Target] = {}
         self._changes = 0
         self._lock = Lock()
@@ -133,10 +136,15 @@ class Resolver:
         self._keep_alive = keep_alive
         self.forget()
 
+    def set_max_seconds(self, max_seconds: float | None) -> None:
+        """Sets the most seconds that an engine may work on one request to any model."""
+        self._limits = RequestLimits.of(max_seconds, None)
+        self.forget()
+
     def retained(self, settings: ModelConfiguration) -> RetainedSettings:
         """Returns the settings that apply without another load."""
         keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
-        limits = RequestLimits.of(settings.max_seconds, settings.max_tokens)
+        limits = RequestLimits.of(settings.max_seconds, settings.max_tokens).least(self._limits)
         replicas = Replicas(settings.replica_range.min, settings.replica_range.max)
         return RetainedSettings(keep_alive, bool(settings.pin), limits, replicas, settings.parameters)
 

@@ -234,6 +234,35 @@ async def test_what_one_request_of_a_model_may_take(start_daemon: StartDaemon) -
             assert answer.status == 400
 
 
+async def test_what_one_request_of_a_daemon_may_take(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """The smallest limit of daemon, model and key holds, and a reload changes that of the daemon."""
+    file = tmp_path / "config.toml"
+    file.write_text("max_seconds = 0.2")
+    daemon = await start_daemon(models={"smol": 0})
+    daemon.backend.knobs = ("--rate=5", "--tokens=100000")
+    patient = await make_key(daemon, max_seconds=600)
+    async with daemon.unix.post("/engines/_configure", json={"model": "smol", "max-seconds": 600}) as answer:
+        assert answer.status == 202, await answer.text()
+    for path, body in FAMILIES.items():
+        status, told = await call(daemon, "POST", path, patient, body)
+        assert (status, "0.2 s" in str(told)) == (504, True), told
+    status, told = await call(daemon, "POST", "/v1/chat/completions", patient, CHAT)
+    assert (status, told["error"]["code"]) == (504, "request_too_long")
+    headers = {"Authorization": f"Bearer {patient}"}
+    async with daemon.tcp.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers=headers) as answer:
+        assert "request_too_long" in await answer.text()
+    file.write_text("max_seconds = 500")
+    async with daemon.unix.post("/engines/reload") as answer:
+        assert answer.status == 200
+    hasty = await make_key(daemon, name="hasty", max_seconds=0.3)
+    status, told = await call(daemon, "POST", "/v1/chat/completions", hasty, CHAT)
+    assert (status, "0.3 s" in str(told)) == (504, True), told
+    async with daemon.unix.post("/engines/_configure", json={"model": "smol", "max-seconds": 0.1}) as answer:
+        assert answer.status == 202, await answer.text()
+    status, told = await call(daemon, "POST", "/v1/chat/completions", hasty, CHAT)
+    assert (status, "0.1 s" in str(told)) == (504, True), told
+
+
 async def test_limits_of_an_address(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """They hold for the clients of TCP, with a key or without, and a reload forgets nothing."""
     file = tmp_path / "config.toml"

@@ -90,6 +90,7 @@ def test_a_model_has_a_table_of_its_own() -> None:
         ("max_quue = 3", "max_quue"),
         ("memory_budget = 'much'", "memory_budget"),
         ("max_wait = inf", "max_wait: .* finite"),
+        ("max_seconds = 0", "max_seconds"),
         ("stall_limit = nan", "stall_limit"),
         ("keep_alive = = 1", "line 1, column"),
         ('[models."m"]\ncontxt-size = 1', "contxt-size"),
