@@ -54,6 +54,9 @@ _CAUSES = [
      "the engine's Python lacks the module {0!r}: install the engine again with `modelrunner install llama.cpp`"),
     Cause(r"CUDA driver version is insufficient|no CUDA-capable device|forward compatibility was attempted",
      "the GPU's driver does not suit this engine: update the driver, or install the engine for the CPU"),
+    Cause(r"ggml_cuda_init: failed to initialize CUDA: (.{1,200})",
+     "CUDA could not begin ({0}), so the engine computed on the processor: `modelrunner doctor` looks at the driver, "
+     "and `modelrunner install llama.cpp --variant cpu` installs an engine without it"),
     Cause(r"couldn't bind HTTP server socket|[Aa]ddress already in use",
      "the engine could not listen on its socket: another process holds it, or its folder cannot be written; try again"),
     Cause(r"error: invalid argument: (\S+)|error while handling argument \"(\S+?)\"",

@@ -52,8 +52,8 @@ _DEVICES = (
     *("null", "zero", "full", "random", "urandom"),
     *("nvidia*", "nvidia-caps/*", "dri/*", "kfd", "accel/*", "dxg"),
 )
-# Where it is, each process that uses CUDA writes the names of its threads to /proc/PID/task/TID/comm: NVIDIA's driver
-# (570 and later) gives up with error 304, "OS call failed", if that is refused.
+# Where it is, each process that uses CUDA writes the names of its threads to /proc/PID/task/TID/comm, which it opens
+# with O_TRUNC: NVIDIA's driver (570 and later) gives up with error 304, "OS call failed", if that is refused.
 _NVIDIA = "nvidiactl"
 
 _MOST_PROCESSES = 16384  # of the user, threads included: the engines' threads and everything else of theirs
@@ -167,7 +167,7 @@ def _rules(
     rights += [(path, _WRITE) for path in permissions.writes]
     rights += [(path, _DEVICE) for pattern in _DEVICES for path in devices.glob(pattern)]
     if cuda:  # a process that the engine starts has a folder of its own, which no rule can name before
-        rights.append(("/proc" if permissions.processes else "/proc/self/task", _READ | _WRITE_FILE))
+        rights.append(("/proc" if permissions.processes else "/proc/self/task", _READ | _WRITE_FILE | _TRUNCATE))
     known = _known(abi)
     return [(os.fsencode(path), right & known) for path, right in rights]
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 _HIDDEN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE: the bytes of a process that the driver does not tell
+_UNUSED = 64 << 20  # bytes in use of a card that no program uses; the smallest context of CUDA takes some hundred MiB
 
 
 def read(nvml: Any) -> list[dict[str, Any]]:
@@ -48,16 +49,25 @@ def _instances(nvml: Any, card: Any) -> Iterator[Any]:
 
 def _figures(nvml: Any, device: Any) -> dict[str, Any]:
     try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        memory = _memory(nvml, device)
         named = {"uuid": _text(nvml.nvmlDeviceGetUUID(device)), "name": _text(nvml.nvmlDeviceGetName(device))}
     except nvml.NVMLError:  # "[N/A]": its memory is the machine's; or it was lost just now
         return {}
-    return named | {"total": memory.total, "free": memory.free, "held": _held(nvml, device)}
+    return named | {"total": memory.total, "free": memory.free, "held": _held(nvml, device, memory.used)}
 
 
-def _held(nvml: Any, device: Any) -> dict[int, int] | None:
-    """Returns bytes by process ID; None if a figure is hidden, or the driver names no process. A container with process
-    IDs of its own sees none."""
+def _memory(nvml: Any, device: Any) -> Any:
+    """Returns the driver's figures. Only the second version of the call leaves what the driver keeps for itself, up to
+    half a percent of the card, out of what is used (NVML: nvmlDeviceGetMemoryInfo_v2)."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(device, nvml.nvmlMemory_v2)
+    except nvml.NVMLError:  # a driver before 510
+        return nvml.nvmlDeviceGetMemoryInfo(device)
+
+
+def _held(nvml: Any, device: Any, used: int) -> dict[int, int] | None:
+    """Returns bytes by process ID; None if a figure is hidden, or the driver names no process though memory is `used`:
+    a container with process IDs of its own sees none."""
     held: dict[int, int] = {}
     for ask in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
         try:
@@ -68,7 +78,7 @@ def _held(nvml: Any, device: Any) -> dict[int, int] | None:
             if process.usedGpuMemory in (None, _HIDDEN):
                 return None
             held[process.pid] = max(held.get(process.pid, 0), process.usedGpuMemory)
-    return held or None
+    return held if held or used < _UNUSED else None
 
 
 def _number(nvml: Any, ask: Callable[[], int]) -> int | None:

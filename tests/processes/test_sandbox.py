@@ -191,8 +191,8 @@ packets.bind(f"\\0cuda-uvmfd-{os.getpid()}")
 packets.listen()
 os.close(os.memfd_create("cuda"))
 def name():
-    comm = os.open(f"/proc/self/task/{threading.get_native_id()}/comm", os.O_RDWR)  # pthread_setname_np(3)
-    os.write(comm, b"cuda-EvtHandlr")
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as comm:  # it truncates, as fopen(3) does
+        comm.write("cuda-EvtHandlr")
     print("as cuda", flush=True)
 thread = threading.Thread(target=name)
 thread.start()

@@ -35,6 +35,8 @@ class Gpu:
     address: str = "00000000:01:00.0"
     temperature: int | None = 61
     lost: bool = False
+    reserved: int = GIB // 2
+    is_old: bool = False
     instances: Sequence["Gpu"] = field(default=())
 
 
@@ -42,6 +44,7 @@ class Driver:
     """The functions of pynvml that are used, over made-up cards."""
 
     NVMLError = NVMLError
+    nvmlMemory_v2 = 0x02000028
 
     def __init__(self, *cards: Gpu) -> None:
         self.cards = cards
@@ -80,8 +83,11 @@ class Driver:
             raise NVMLError("Not Found")
         return card.instances[index]
 
-    def nvmlDeviceGetMemoryInfo(self, card: Gpu) -> SimpleNamespace:
-        return SimpleNamespace(total=_or_unsupported(card.total), free=card.free)
+    def nvmlDeviceGetMemoryInfo(self, card: Gpu, version: int = 1) -> SimpleNamespace:
+        total, reserved = _or_unsupported(card.total), 0 if version == 1 else card.reserved
+        if version != 1 and card.is_old:
+            raise NVMLError("Function Not Found")
+        return SimpleNamespace(total=total, free=card.free, used=total - card.free - reserved)
 
     def nvmlDeviceGetUUID(self, card: Gpu) -> str:
         return card.uuid
@@ -133,6 +139,13 @@ def test_what_a_process_holds_may_be_told_by_nobody(processes: list[tuple[int, i
     found = ask(Gpu("GPU-aaaa", processes=processes, temperature=None))
     assert (found[0].held, found[0].temperature) == (None, None)
     assert held_by(found, [41]) == ()
+
+
+def test_nobody_holds_memory_of_a_card_that_is_not_used() -> None:
+    (found,) = ask(Gpu("GPU-aaaa", free=24 * GIB - GIB // 2, processes=[]))
+    assert held_by([found], [41]) == (0,)
+    (old,) = ask(Gpu("GPU-aaaa", free=24 * GIB - GIB // 2, processes=[], is_old=True))
+    assert held_by([old], [41]) == ()
 
 
 def test_a_lost_card_and_one_that_shares_the_main_memory_are_left_out() -> None:
