@@ -21,12 +21,11 @@ from modelrunner.api.reach import FILE_IS_PACKAGED, Reach
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest, RouteNotFound
 from modelrunner.keys.ring import Scope
+from modelrunner.models.disk import Pruner, PruneRule
 from modelrunner.models.library import Library
+from modelrunner.models.making import Quantizer
 from modelrunner.models.orders import PullOrder, Recipe, parse_extras
-from modelrunner.models.pruning import Pruner, PruneRule
-from modelrunner.models.publishing import Publisher
-from modelrunner.models.quantizing import Quantizer
-from modelrunner.models.remote import RemoteModels
+from modelrunner.models.publishing import Publisher, RemoteModels
 from modelrunner.progress import ProgressReport
 from modelrunner.types import DECLARED, ModelFormat
 from modelrunner.units import parse_age, parse_bytes

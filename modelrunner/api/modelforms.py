@@ -9,7 +9,7 @@ from modelrunner.defaults import NO_DEFAULTS, ModelDefaults
 from modelrunner.modelfile import Modelfile, render
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.disk import DiskReport
-from modelrunner.models.remote import RemoteModel
+from modelrunner.models.publishing import RemoteModel
 from modelrunner.progress import FileProgress, RunningPull, WorkProgress
 from modelrunner.store import RemoveResult, StoredModel
 from modelrunner.store.details import ModelDetails

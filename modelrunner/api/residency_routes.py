@@ -8,8 +8,7 @@ from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import owner_of
 from modelrunner.api.streaming import stream_progress
-from modelrunner.models.preload import Preloader
-from modelrunner.models.residency import Residency
+from modelrunner.models.residency import Preloader, Residency
 from modelrunner.progress import ProgressReport
 
 

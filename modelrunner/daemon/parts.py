@@ -29,29 +29,23 @@ from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities
-from modelrunner.models.aliaschooser import Aliases
+from modelrunner.models.aliases import Aliases
 from modelrunner.models.backendtables import check_settings
 from modelrunner.models.configurations import Configurations
-from modelrunner.models.configurator import Configurator, SettingParts
-from modelrunner.models.disk import DiskMeter
+from modelrunner.models.configurator import Configurator, SettingParts, Validator
+from modelrunner.models.disk import DiskMeter, LastUsed, Pruner
 from modelrunner.models.explain import Explainer
 from modelrunner.models.foreign import ForeignStores
 from modelrunner.models.health import HealthCheck
 from modelrunner.models.installs import Installer, InstallOnDemand, Statuses
-from modelrunner.models.lastused import LastUsed
 from modelrunner.models.library import Library
-from modelrunner.models.preload import Preloader
-from modelrunner.models.pruning import Pruner
-from modelrunner.models.publishing import Publisher
-from modelrunner.models.quantizing import Quantizer, QuantizeTool
+from modelrunner.models.making import Quantizer, QuantizeTool
+from modelrunner.models.publishing import Publisher, RemoteModels
 from modelrunner.models.reload import FileSettings, Reloader, Setter, check_tables
-from modelrunner.models.remote import RemoteModels
-from modelrunner.models.rendering import Renderings
-from modelrunner.models.residency import Residency
+from modelrunner.models.rendering import Renderings, TemplateFiles
+from modelrunner.models.residency import Preloader, Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
-from modelrunner.models.templates import TemplateFiles
-from modelrunner.models.validation import Validator
 from modelrunner.models.verification import Verifier
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.push import Pusher

@@ -1,25 +1,32 @@
 """Finds the backend, the context and the capabilities of each model: from its runner if it is loaded, else from its
-settings."""
+settings; of a model that an engine manages itself, from its backend."""
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from modelrunner import wire
+from modelrunner.backend import DeclaredModel
 from modelrunner.errors import ModelRunnerError
 from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.rendering import Renderings
 from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store, StoredModel
-from modelrunner.types import Adapter, Mode, in_order
+from modelrunner.types import DECLARED, Adapter, Mode, in_order
+from modelrunner.units import format_bytes
 
 MOST_AT_ONCE = 256
 """The most models whose abilities a list of models waits for: about a millisecond each."""
+_PATIENCE = 0.5
+"""Seconds that a list waits for the models that backends declare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +161,17 @@ class KnownAbilities:
             bundle = self._store.bundle(model_id)
             mode = main_mode(bundle)
             if runner := runners.get((model_id, mode)):
-                found = Abilities(None, runner.context_size, _ordered(runner.capabilities), _applied(runner.adapters))
+                found = Abilities(None, runner.context_size, in_order(runner.capabilities), _applied(runner.adapters))
             else:
                 able = self._renderings.narrowed(bundle).capabilities
-                found = Abilities(None, None, _ordered(able), _applied(bundle.adapters))
+                found = Abilities(None, None, in_order(able), _applied(bundle.adapters))
             backend = self._resolver.backend_of(None, bundle, mode)
             found = replace(found, backend=backend.name)
             if runner is None:
                 spec = self._resolver.target(backend, bundle, mode, settings).spec
                 window = min(spec.context_size, spec.min_context_size or spec.context_size)
                 shown = spec.bundle
-                found = Abilities(backend.name, window, _ordered(shown.capabilities), _applied(shown.adapters))
+                found = Abilities(backend.name, window, in_order(shown.capabilities), _applied(shown.adapters))
         except (ModelRunnerError, OSError):
             pass
         return found
@@ -182,5 +189,49 @@ def _applied(adapters: Sequence[Adapter]) -> tuple[wire.AppliedAdapter, ...]:
     return tuple(wire.AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in adapters)
 
 
-def _ordered(capabilities: Collection[str]) -> tuple[str, ...]:
-    return in_order(capabilities)
+class DeclaredModels:
+    """The models that engines manage themselves, for lists. Asks each backend for them, one call at a time. A list has
+    what a slow backend declared the last time, so that one which blocks delays no list of the other models."""
+
+    def __init__(self, registry: BackendRegistry) -> None:
+        self._registry = registry
+        self._known: dict[str, Sequence[DeclaredModel]] = {}
+        """What each backend declared the last time, by its name."""
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """The calls under way, by the name of the backend."""
+        self._late: set[str] = set()
+        """The names of backends that were waited for in vain; no list waits for them until they have answered."""
+
+    async def listed(self, backend: str | None = None) -> list[tuple[StoredModel, Abilities]]:
+        """Returns the models of one backend or of all, each as one of the store is shown."""
+        names = [
+            one.name for one in self._registry if one.uses_external_model_management and backend in (None, one.name)
+        ]
+        if not names:
+            return []
+        calls = {name: self._asking.get(name) or self._ask(name) for name in names if name not in self._late}
+        if calls:
+            await asyncio.wait(calls.values(), timeout=_PATIENCE)
+        self._late |= {name for name, call in calls.items() if not call.done()}
+        return [as_stored(model, name) for name in names for model in self._known.get(name, ())]
+
+    def _ask(self, name: str) -> asyncio.Task[None]:
+        task = self._asking[name] = asyncio.create_task(self._learn(name), name=f"models of {name}")
+        return task
+
+    async def _learn(self, name: str) -> None:
+        try:
+            found = await asyncio.to_thread(self._registry.declared, name)
+            self._known[name] = [model for _, model in found]
+        finally:
+            del self._asking[name]
+            self._late.discard(name)
+
+
+def as_stored(model: DeclaredModel, backend: str) -> tuple[StoredModel, Abilities]:
+    """Returns the model as one of the store is shown."""
+    config: dict[str, object] = {"format": str(DECLARED)}
+    config |= {"size": format_bytes(model.size)} if model.size else {}
+    config |= {"context_size": model.context_length} if model.context_length else {}
+    stored = StoredModel(model.bundle(backend).model_id, [model.name], 0, msgspec.json.encode(config), model.size)
+    return stored, Abilities(backend, model.context_length, in_order(model.capabilities))

@@ -10,7 +10,6 @@ from modelrunner.backend import Backend
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.config.modelconfig import ModelConfiguration, table_name
 from modelrunner.errors import BadRequest
-from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.schema import nearest
 
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -30,15 +29,6 @@ def check_settings(backend: Backend | type[Backend], table: Mapping[str, Any], p
     except BadRequest as error:
         where = place("backends", backend.name, *(error.param or "").split("."))
         raise ConfigurationError(f"{where}: {error.message}") from None
-
-
-def check_backends(tables: Mapping[str, Any], registry: BackendRegistry, place: Callable[..., str]) -> None:
-    """Checks the tables of all backends as `check_settings` does; a table of an unknown backend is an error, too."""
-    known = {backend.name for backend in registry} | registry.errors.keys()
-    for name in tables.keys() - known:
-        raise ConfigurationError(f"{place('backends', name)}: there is no backend {name!r}{nearest(name, known)}")
-    for backend in registry:
-        check_settings(backend, tables.get(backend.name, {}), place)
 
 
 def _read(kind: type[Kind], table: Mapping[str, Any], backend: str, under: tuple[str, ...] = ()) -> Kind:

@@ -2,21 +2,92 @@
 stored."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from modelrunner.config.modelconfig import ModelConfiguration, with_raw_flags
-from modelrunner.errors import InvalidReference, ModelNotFound, ModelRunnerError
-from modelrunner.models import declaredmodels
+from modelrunner.backend import Backend, ChecksRuns, TakesFlags, check_context
+from modelrunner.config.locations import ConfigurationError
+from modelrunner.config.modelconfig import ModelConfiguration, schema, table_name, unknown, with_raw_flags
+from modelrunner.errors import BadRequest, InvalidReference, Misdirected, ModelNotFound, ModelRunnerError
+from modelrunner.models.abilities import as_stored
+from modelrunner.models.backendtables import backend_options, check_settings
 from modelrunner.models.configurations import Configurations, ModelSettings, PostedConfiguration
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import folded, in_effect
-from modelrunner.models.validation import Validator
+from modelrunner.plugins.isolation import interface_of
+from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
+from modelrunner.schema import nearest
 from modelrunner.store import Store, StoredModel
-from modelrunner.types import DECLARED, Bundle, Mode
+from modelrunner.types import DECLARED, Bundle, Mode, RunSpec
+
+
+class Validator:
+    """Decides whether a model can be run with its configuration: before a change is stored, and before a file is
+    applied. Its methods may read files: call them in a thread."""
+
+    def __init__(self, registry: BackendRegistry, resolver: Resolver) -> None:
+        self._registry = registry
+        self._resolver = resolver
+
+    def check_backends(self, tables: Mapping[str, Any], place: Callable[..., str]) -> None:
+        """Checks the `[backends."NAME"]` tables as `check_settings` does; a table of an unknown backend is an error,
+        too. `place` says where in the file a key stands. Raises `ConfigurationError`."""
+        known = {backend.name for backend in self._registry} | self._registry.errors.keys()
+        for name in tables.keys() - known:
+            raise ConfigurationError(f"{place('backends', name)}: there is no backend {name!r}{nearest(name, known)}")
+        for backend in self._registry:
+            check_settings(backend, tables.get(backend.name, {}), place)
+
+    def check_engines(self, names: Iterable[str]) -> None:
+        """Raises `ConfigurationError` for an engine of the configuration file with the name of a backend."""
+        for name in names:
+            self._registry.check_free(name)
+
+    def tables(self) -> set[str]:
+        """Returns the names of the backends' own tables."""
+        return {table_name(backend.name) for backend in self._registry}
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the JSON schema of a model's settings, with the backends' own tables."""
+        tables = {table_name(backend.name): backend.options_model.model_json_schema() for backend in self._registry}
+        return schema([backend.name for backend in self._registry], tables)
+
+    def check_options(self, settings: ModelConfiguration) -> None:
+        """Checks the tables that only backends understand. Raises `BadRequest`."""
+        tables = self.tables()
+        for name in settings.options.keys() - tables:
+            raise unknown(name, tables)
+        for backend in self._registry:
+            backend_options(backend, settings)
+
+    def target(self, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
+        """Returns the target that a request would get with `settings`, which need not hold yet. Raises `BadRequest`,
+        `Misdirected`, `NotImplementedHere`, `ModelNotFound` for a draft model that is not here, and what
+        `Resolver.backend_of` raises."""
+        backend = self._resolver.configured_backend(bundle, mode, settings)
+        target = self._resolver.target(backend, bundle, mode, settings)
+        _check(self._resolver, backend, target.spec)
+        return target
+
+
+def _check(resolver: Resolver, backend: Backend, spec: RunSpec) -> None:
+    bundle = spec.bundle
+    if bundle.format not in (DECLARED, *backend.formats):
+        raise Misdirected(f"{backend.name} cannot serve {bundle.format} models", param="backend")
+    resolver.check_mode(backend, bundle, bundle.name, spec.mode)
+    if flags := interface_of(backend, TakesFlags):
+        flags.check_flags(spec.flags, spec.mode)
+    elif spec.flags:
+        raise BadRequest(f"{backend.name} takes no runtime flags", param="runtime-flags")
+    if checks := interface_of(backend, ChecksRuns):
+        checks.check(spec)
+        return
+    check_context(spec)
+    if spec.draft is not None or spec.ngram:
+        raise BadRequest(f"{backend.name} has no speculative decoding", param="speculative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +186,11 @@ class Configurator:
             return stored(reference)
         except (ModelNotFound, InvalidReference):
             for backend, declared in self._parts.resolver.declared(reference):
-                return declaredmodels.shown(declared, backend.name)[0]
+                return as_stored(declared, backend.name)[0]
             raise
 
     def _all(self) -> list[StoredModel]:
-        declared = [declaredmodels.shown(model, backend.name)[0] for backend, model in self._parts.resolver.declared()]
+        declared = [as_stored(model, backend.name)[0] for backend, model in self._parts.resolver.declared()]
         return [*self._parts.store.list(), *declared]
 
     def _bundle(self, model: StoredModel) -> Bundle:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from modelrunner.concurrency.threads import stuck
 from modelrunner.models.library import Library
-from modelrunner.models.preload import Preloader
+from modelrunner.models.residency import Preloader
 from modelrunner.scheduler import Scheduler, SchedulerHealth
 
 

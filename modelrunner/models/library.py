@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from modelrunner import wire
 from modelrunner.backend import SavesState
+from modelrunner.concurrency.joint import JointWork
 from modelrunner.concurrency.tasks import all_stopped
-from modelrunner.concurrency.threads import HASHING, in_thread
+from modelrunner.concurrency.threads import HASHING, Pool, in_thread
 from modelrunner.errors import (
     BadRequest,
     Conflict,
@@ -22,10 +24,8 @@ from modelrunner.errors import (
     ModelRunnerError,
     StorageFailed,
 )
-from modelrunner.models.abilities import Abilities, KnownAbilities
+from modelrunner.models.abilities import Abilities, DeclaredModels, KnownAbilities
 from modelrunner.models.configurations import Configurations
-from modelrunner.models.declaredmodels import DeclaredModels
-from modelrunner.models.folderlooks import FolderLooks
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.rendering import Renderings
 from modelrunner.plugins.isolation import interface_of
@@ -40,8 +40,12 @@ from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Reference, RemoveResult, Store, StoredModel
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
+from modelrunner.store.union import AbsentFolder
 from modelrunner.types import DECLARED, ModelFormat
 
+WAIT = 1.0
+"""Seconds that a look at the folders may take before its callers continue with the result of the last one."""
+_THREADS = Pool("looking at folders", 1, prompt=False)
 log = logging.getLogger(__name__)
 
 
@@ -488,3 +492,41 @@ def _span(received: list[int]) -> int:
     """Returns the bytes that came between the first and the last report; the other bytes are left from earlier
     attempts."""
     return received[-1] - received[0] if received else 0
+
+
+class FolderLooks:
+    """Looks which folders of models are there. Callers share a look that is under way. A disk that never answers
+    occupies one thread of its own."""
+
+    def __init__(self, store: Store, wait: float = WAIT) -> None:
+        self._store = store
+        self._wait = wait
+        self._look: JointWork[None, None] | None = None
+        self._begun = 0.0
+
+    async def absent(self) -> tuple[AbsentFolder, ...]:
+        """Returns the folders that cannot be used now, or those of the last look if the disks take longer than
+        `wait`."""
+        await self.look()
+        return self._store.absent()
+
+    async def look(self) -> None:
+        """Looks at the folders, for at most `wait`."""
+        if len(self._store.folders) > 1:
+            if self._look is None or self._look.task.done():
+                self._begun = time.monotonic()
+                self._look = JointWork(self._looked, stops_alone=False)
+            look = self._look.task
+            await asyncio.wait({look}, timeout=max(0.0, self._begun + self._wait - time.monotonic()))
+            if look.done():
+                look.result()
+
+    @property
+    def trouble(self) -> str:
+        """Returns a sentence while a look takes longer than `wait`, else ""."""
+        if self._look is None or self._look.task.done() or (taken := time.monotonic() - self._begun) < self._wait:
+            return ""
+        return f"a disk of model_dirs has not answered for {taken:.0f} s"
+
+    async def _looked(self, report: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(_THREADS, self._store.look)

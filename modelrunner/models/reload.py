@@ -11,9 +11,8 @@ from modelrunner.config.locations import ConfigurationError
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import BackendNotFound, BadRequest, InvalidReference, ModelRunnerError
 from modelrunner.models.configurations import ModelSettings, Tables
-from modelrunner.models.configurator import SettingParts
+from modelrunner.models.configurator import SettingParts, Validator
 from modelrunner.models.resolve import main_mode
-from modelrunner.models.validation import Validator
 from modelrunner.store import Store
 from modelrunner.types import Bundle
 

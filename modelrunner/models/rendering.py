@@ -14,10 +14,12 @@ from threading import Lock
 
 import msgspec
 
-from modelrunner import chattemplates
+from modelrunner import chattemplates, durable
+from modelrunner.durable import translated
 from modelrunner.errors import BadRequest
 from modelrunner.jsonfile import JsonFile
 from modelrunner.store.describe import TEMPLATES
+from modelrunner.store.names import TEMPLATE
 from modelrunner.types import Bundle, ModelHeader, in_order
 
 log = logging.getLogger(__name__)
@@ -164,3 +166,32 @@ def _looked(template: bytes) -> Verdict | None:
         words = str(error)
     log.warning("a chat template could not be rendered to see what it can do (%s)", words)
     return None
+
+
+_FROM_TEMPLATE = frozenset({"chat", "tools", "reasoning"})
+
+
+class TemplateFiles:
+    """A folder of the chat templates that the configuration holds as text, which engines read from files. The hash of a
+    template's content is its file name. The files can be made again at any time."""
+
+    def __init__(self, folder: Path, renderings: Renderings) -> None:
+        """`folder` need not exist. The files of an earlier daemon are removed."""
+        self._folder = folder
+        self.renderings = renderings
+        with translated("removing old chat templates", folder.parent):
+            durable.discard(folder)
+
+    def applied(self, bundle: Bundle, template: str) -> Bundle:
+        """Returns the bundle with `template` in place of its own. Writes the file if it is not there. Raises
+        `BadRequest` for one that no engine can use, `InsufficientDisk`, `StorageFailed`."""
+        self.renderings.require(template)
+        data = template.encode()
+        file = self._folder / f"{hashlib.sha256(data).hexdigest()}.jinja"
+        if not file.is_file():
+            with translated("writing the chat template", self._folder.parent):
+                durable.make_folder(self._folder, synced=False)
+                durable.write(file, data, synced=False)
+        own = bundle.capabilities - _FROM_TEMPLATE
+        found = self.renderings.abilities(template) if "completion" in own else frozenset()
+        return replace(bundle, files={**bundle.files, TEMPLATE: file}, capabilities=own | found)

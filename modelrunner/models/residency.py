@@ -1,14 +1,29 @@
-"""An operator's control of the models in memory: pin, pause, resume and unload."""
+"""The models in memory: an operator pins, pauses, resumes and unloads them, and loads them before their first request,
+as the start-up list does."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
-from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound
+from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, ModelRunnerError
 from modelrunner.models.configurator import Configurator
+from modelrunner.models.installs import InstallOnDemand
+from modelrunner.models.resolve import Resolver
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Phase, Scheduler, UnloadResult
+from modelrunner.progress import LoadProgress, ProgressReport, WorkProgress
+from modelrunner.scheduler import Fitting, Phase, Scheduler, UnloadResult
+from modelrunner.scheduler.state import Reason
 from modelrunner.store import Store, StoredModel
+
+log = logging.getLogger(__name__)
+_TELL_EVERY = 0.5  # seconds
+# Events after which failed models are loaded again.
+_MENDING = frozenset({"pull", "install", "configure"})
+# Why a runner went that comes back when there is room.
+_CROWDED = frozenset({Reason.ROOM.code, Reason.MEMORY.code})
+_QUIET = 4.0  # seconds without an event, after which free room is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +96,113 @@ class Residency:
     def _of(self, model: StoredModel) -> ModelResidency:
         states = (runner.state for runner in self._scheduler.runners() if model.id in runner.models)
         return ModelResidency(model, next(states, None))
+
+
+class Preloader:
+    """Reports a model of the start-up list that could not be loaded as missing with the scheduler's `Diagnostics`.
+    `starting` is True until every model of the list was loaded or has failed once."""
+
+    def __init__(self, store: Store, resolver: Resolver, on_demand: InstallOnDemand, scheduler: Scheduler) -> None:
+        self._store = store
+        self._resolver = resolver
+        self._on_demand = on_demand
+        self._scheduler = scheduler
+        self.starting = bool(resolver.preloads())
+
+    async def load(
+        self,
+        model: str,
+        report: ProgressReport = lambda line: None,
+        *,
+        may_install: bool = True,
+        owner: str | None = None,
+    ) -> str:
+        """Returns the model's name once its runner is ready, for the asking `owner`; `report` is called every half
+        second until then. A missing engine is installed if a request would install it and `may_install` is set. A
+        cancelled call stops waiting, but a load that has begun continues. Raises the errors of resolving, installing
+        and scheduling."""
+        mode = await asyncio.to_thread(self._resolver.main_mode, model)
+        if may_install:
+            await self._on_demand.prepare(None, model, mode, report)
+        else:
+            await self._resolver.prepare(None, model, mode)
+        target = self._resolver(None, model, mode)
+        if lease := self._scheduler.warm(target):
+            lease.release()
+            return target.name
+        waiting = asyncio.ensure_future(self._scheduler.acquire(target, owner=owner))
+        try:
+            while not waiting.done():
+                report(_told(target.name, self._scheduler.diagnostics.progress(target)))
+                await asyncio.wait((waiting,), timeout=_TELL_EVERY)
+            waiting.result().release()
+        finally:
+            waiting.cancel()
+        return target.name
+
+    async def run(self) -> None:
+        """Loads the list, one model after another; after each pull, installation and change of a configuration, it
+        loads the failed models again. It installs an engine only once, because a failed installation is such an event.
+        A model of the list that had to go for another model or program is loaded again once there is room that nobody
+        else waits for. Ends with the scheduler."""
+        events = self._scheduler.events
+        seen = events.last
+        failed = await self._load(await asyncio.to_thread(self._wanted), may_install=True)
+        self.starting = False
+        away: set[str] = set()
+        while not events.closed:
+            async with aclosing(events.subscribe(seen, _QUIET)) as feed:
+                async for event in feed:
+                    if event is None:
+                        back = [model for model in away if await self._has_room(model)]
+                        away.difference_update(back)
+                        failed += await self._load(back, may_install=False)
+                        continue
+                    seen = event.id
+                    if event.event == "ready":
+                        away.discard(event.model)
+                        if event.model in failed:
+                            failed.remove(event.model)
+                            self._scheduler.diagnostics.missing(event.model, None)
+                    elif event.event in _MENDING:
+                        failed = await self._load(failed, may_install=False)
+                    elif event.details.get("code") in _CROWDED and event.model in await asyncio.to_thread(self._wanted):
+                        away.add(event.model)
+
+    async def _has_room(self, model: str) -> bool:
+        """Returns True if the model gets its memory at once, and no request waits for a runner."""
+        try:
+            mode = await asyncio.to_thread(self._resolver.main_mode, model)
+            await self._resolver.prepare(None, model, mode)
+            found = await self._scheduler.diagnostics.fit(self._resolver(None, model, mode))
+        except ModelRunnerError:
+            return False
+        fits = found.fits in (Fitting.NOW, Fitting.SPLIT) and not found.would_evict
+        return fits and not self._scheduler.waiting()
+
+    def _wanted(self) -> list[str]:
+        """Returns the models of the list, by their names in events."""
+        here = {model.id: model.tags[0] for model in self._store.list() if model.tags}
+        return [here.get(model, model) for model in self._resolver.preloads()]
+
+    async def _load(self, models: list[str], *, may_install: bool) -> list[str]:
+        """Returns the models that failed."""
+        return [model for model in models if not await self._loaded(model, may_install=may_install)]
+
+    async def _loaded(self, model: str, *, may_install: bool) -> bool:
+        try:
+            await self.load(model, may_install=may_install)
+        except Exception as error:  # whatever a backend raises, the other models are loaded all the same
+            fault = None if isinstance(error, ModelRunnerError) else error
+            log.error("%s could not be loaded at the start: %s", model, error, exc_info=fault)
+            self._scheduler.events.emit("refuse", model=model, reason=f"it could not be loaded at the start: {error}")
+            self._scheduler.diagnostics.missing(model, str(error))
+            return False
+        self._scheduler.diagnostics.missing(model, None)
+        return True
+
+
+def _told(name: str, load: LoadProgress) -> WorkProgress:
+    seconds = load.expected_seconds
+    left = f", about {seconds:.0f} s more" if seconds and seconds >= 0.5 else ""
+    return WorkProgress(f"Loading {name}: {load.stage}{left}", phase=load.stage)

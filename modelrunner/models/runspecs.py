@@ -14,7 +14,7 @@ from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BadRequest, ModelNotFound
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import ModelSettings
-from modelrunner.models.templates import TemplateFiles
+from modelrunner.models.rendering import TemplateFiles
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.store import Reference, Store, adapters, vocabulary
 from modelrunner.store.references import how_to_get

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.models.folderlooks import FolderLooks
+from modelrunner.models.library import FolderLooks
 from modelrunner.store import Store
 from tests.gateway.fakes import until
 from tests.waiting import HUNG

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modelrunner.jsonfile import JsonFile
-from modelrunner.models.lastused import LastUsed
+from modelrunner.models.disk import LastUsed
 from modelrunner.store import Store
 from tests.api.conftest import Daemon, StartDaemon
 from tests.store.samples import add_model, write_gguf

@@ -18,10 +18,9 @@ from modelrunner.errors import (
     UnsupportedModel,
 )
 from modelrunner.models.configurations import Configurations
-from modelrunner.models.rendering import Renderings
+from modelrunner.models.rendering import Renderings, TemplateFiles
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
-from modelrunner.models.templates import TemplateFiles
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store
 from modelrunner.types import KeepAlive, Mode, ModelFormat

@@ -21,7 +21,7 @@ from modelrunner import modelfile
 from modelrunner.cli.llamaswap import converted
 from modelrunner.errors import BadRequest, InvalidModel, InvalidReference
 from modelrunner.gateway.multipart import model_part
-from modelrunner.models.ollamastore import models_in
+from modelrunner.models.foreign import ollama_models
 from modelrunner.oci.challenge import challenges
 from modelrunner.store import gguf, manifests, safetensors, tar
 from modelrunner.store.digests import Digest
@@ -83,7 +83,7 @@ def read_ollama_manifest(data: bytes, file: Path) -> object:
     manifest = file.parent / "ollama/manifests/registry.ollama.ai/library/m/latest"
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_bytes(data)
-    return list(models_in(file.parent / "ollama"))
+    return list(ollama_models(file.parent / "ollama"))
 
 
 def read_form(data: bytes, file: Path) -> object:

@@ -17,9 +17,8 @@ from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.runner import EngineProcess, Runner
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, ModelRunnerError
-from modelrunner.models.rendering import Renderings
+from modelrunner.models.rendering import Renderings, TemplateFiles
 from modelrunner.models.runspecs import RunSpecs, values_of
-from modelrunner.models.templates import TemplateFiles
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Held, LocalHost, MemoryProbe
 from modelrunner.scheduler.devices import Device
