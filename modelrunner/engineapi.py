@@ -46,6 +46,9 @@ class EndpointApi:
     chooses_by_word: bool = False
     """True if the engine takes words alone for `tool_choice`, and calls any tool where an object names one. The daemon
     then offers it that tool alone, and requires a call."""
+    prose_before_calls: bool = False
+    """True for chats of an engine that lets any text stand before a required call of a tool, so that a weak model never
+    comes to one. The daemon then asks it for the calls as JSON of a schema. Such an endpoint has an `as_stream`."""
     unheld: frozenset[str] = frozenset()
     """Keywords of JSON schemas that the grammars of the engine ignore in silence. With any, patterns are written as
     llama.cpp's grammars take them. Empty for an engine that holds schemas whole, or refuses them."""

@@ -107,7 +107,14 @@ def api(spec: RunSpec, *, in_python: bool) -> EngineApi:
 def _of_llama_server(path: str, endpoint: EndpointApi) -> EndpointApi:
     as_stream = _AS_STREAMS.get(path, {})
     unheld = _UNHELD if path in ("/v1/chat/completions", "/v1/completions") else frozenset()
-    return replace(endpoint, reads=_READ[path], as_stream=as_stream, chooses_by_word=path in _BY_WORD, unheld=unheld)
+    return replace(
+        endpoint,
+        reads=_READ[path],
+        as_stream=as_stream,
+        chooses_by_word=path in _BY_WORD,
+        prose_before_calls=endpoint.shape is ApiShape.CHAT,
+        unheld=unheld,
+    )
 
 
 _ENDPOINTS = {path: _of_llama_server(path, endpoint) for path, endpoint in _SHAPES.items()}

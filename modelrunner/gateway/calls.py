@@ -113,9 +113,13 @@ class Translation(Protocol):
     end: `end` may then raise any `ModelRunnerError`, or `EngineRefused`, and the client gets that error's status."""
 
     headers: tuple[Header, ...]
-    whole: ClassVar[bool] = False
-    chunk_per_line: ClassVar[bool] = False
-    """True if each line gets a chunk of HTTP of its own: clients parse what one read gives them as one line."""
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def chunk_per_line(self) -> bool:
+        """True if each line gets a chunk of HTTP of its own: clients parse what one read gives them as one line."""
 
     @property
     def counted(self) -> Tokens | None:

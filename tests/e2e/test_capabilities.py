@@ -7,7 +7,7 @@ from typing import Any
 from tests.e2e.conftest import GEMMA3, MINILM, SMOLLM2
 from tests.e2e.daemons import Daemon
 from tests.models.prepare import MINILM_SAFETENSORS, RERANKER, RERANKER_SAFETENSORS, SMOLLM2_SAFETENSORS
-from tests.models.prompts import TOOLS
+from tests.models.prompts import SHOWN, TOOLS
 
 WEATHER = {
     "name": "get_weather",
@@ -51,6 +51,29 @@ def test_a_template_with_tools_makes_a_model_call_them(daemon: Daemon, tmp_path:
         assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
     assert daemon.run("configure", SMOLLM2, "--chat-template", "default", "--restart").returncode == 0
     assert capabilities(daemon)[SMOLLM2] == ["chat", "completion"]
+
+
+def test_a_required_call_comes_without_prose(daemon: Daemon, tmp_path: Path) -> None:
+    """Of a weak model whose template only shows the tools: it would tell the story. In each family that can require a
+    call."""
+    (tmp_path / "shown.jinja").write_text(SHOWN)
+    configured = daemon.run("configure", SMOLLM2, "--chat-template", str(tmp_path / "shown.jinja"), "--restart")
+    assert configured.returncode == 0, configured.stderr
+    story = "Tell me a story of a dragon."
+    asked: dict[str, Any] = {"model": SMOLLM2, "messages": [{"role": "user", "content": story}]}
+    chat = asked | {"tools": [{"type": "function", "function": WEATHER}], "max_tokens": 300}
+    [choice] = daemon.post("/v1/chat/completions", chat | {"tool_choice": "required"}).json()["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    offered = [{"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}]
+    asked |= {"tools": offered, "tool_choice": {"type": "any"}, "max_tokens": 300}
+    [block] = daemon.post("/v1/messages", asked).json()["content"]
+    wanted = {"model": SMOLLM2, "input": story, "tools": [{"type": "function", **WEATHER}], "tool_choice": "required"}
+    [item] = daemon.post("/v1/responses", wanted | {"max_output_tokens": 300}).json()["output"]
+    assert (block["type"], item["type"]) == ("tool_use", "function_call")
+    for arguments in (json.loads(call["function"]["arguments"]), block["input"], json.loads(item["arguments"])):
+        assert arguments["city"] in ("Paris", "Rome")
+    assert daemon.run("configure", SMOLLM2, "--chat-template", "default", "--restart").returncode == 0
 
 
 def test_an_effort_of_none_switches_thinking_off(daemon: Daemon, tmp_path: Path) -> None:

@@ -36,3 +36,21 @@ Call it.<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif -%}"""
+
+SHOWN = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}To call a tool, write <tool_call>
+{"name": NAME, "arguments": ARGUMENTS}
+</tool_call><|im_end|>
+{% endif -%}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}"""
+"""A chat template with tools that a small model does not call by itself."""

@@ -11,7 +11,7 @@ import msgspec
 
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest, ModelRunnerError
-from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation
+from modelrunner.gateway.calls import JSON, Call, Fields, Inference, Translation, decoded
 from modelrunner.gateway.dialects import answershapes, requestshapes
 from modelrunner.gateway.dialects.anthropic_answer import AnthropicAnswer, PassedMessage
 from modelrunner.gateway.dialects.anthropic_request import MessageRequest, Thinking, has_other_content
@@ -96,7 +96,7 @@ class Anthropic(JsonDialect):
         return fields
 
     def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
-        if has_other_content(ask.body):
+        if has_other_content(ask.body) or _requires_call(ask, runner):
             return self.translated(ask, runner)
         request, translation = super().request(ask, runner)
         assert isinstance(ask.fields, AnthropicFields)
@@ -126,6 +126,15 @@ class Anthropic(JsonDialect):
     def waiting(self, progress: LoadProgress | None, waited: float) -> bytes:
         """Sends a ping, which clients ignore."""
         return b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def _requires_call(ask: Inference, runner: Runner) -> bool:
+    """True for a message that requires a call of a tool, of an engine that has to be asked for one in a chat."""
+    chat = runner.api.endpoints.get(_CHAT)
+    if not ask.fields.tool_choice or ask.head.route.path != _MESSAGES or chat is None or not chat.prose_before_calls:
+        return False
+    choice = decoded(ask.fields.tool_choice, "tool_choice")
+    return isinstance(choice, dict) and choice.get("type") in ("any", "tool")
 
 
 def _check_tools(tools: msgspec.Raw) -> None:

@@ -1,7 +1,6 @@
 """Streams that pass, but for a few of their events."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.calls import EVENT_STREAM
@@ -14,8 +13,8 @@ class RewrittenEvents(ABC):
     """A `Translation` that changes events one by one."""
 
     headers: tuple[Header, ...] = EVENT_STREAM
-    whole: ClassVar[bool] = False
-    chunk_per_line: ClassVar[bool] = False
+    whole: bool = False
+    chunk_per_line: bool = False
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -22,6 +22,7 @@ from modelrunner.gateway.request.in_flight import InFlight
 from modelrunner.gateway.request.leases import Leases
 from modelrunner.gateway.request.model_defaults import apply_defaults
 from modelrunner.gateway.request.observers import LEFT, RequestRecord, record_of
+from modelrunner.gateway.request.required_calls import RequiredCalls, require_calls
 from modelrunner.gateway.request.response_writer import ResponseWriter
 from modelrunner.gateway.request.schemas import hold_schemas
 from modelrunner.gateway.request.token_limit import limit_tokens
@@ -259,7 +260,10 @@ class Exchange:
         if self._over:
             return
         if fields.tool_choice:
-            choose_tools(request, shape, by_word=runner.api.endpoints[request.path].chooses_by_word)
+            endpoint = runner.api.endpoints[request.path]
+            choose_tools(request, shape, by_word=endpoint.chooses_by_word)
+            if endpoint.prose_before_calls and require_calls(request):
+                self._translation = RequiredCalls(self._translation)
         self._send(lease, request, fresh=fresh)
 
     def _send(self, lease: Lease, request: EngineRequest, *, fresh: bool) -> None:
