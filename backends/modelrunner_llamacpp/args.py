@@ -1,7 +1,7 @@
 """Makes the engine's command line from a run's specification. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,25 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
     if is_stretched(spec):  # the engine would cut a slot's context to the file's figure (server-context.cpp)
         options["--override-kv"] = f"{spec.bundle.header.architecture}.context_length=int:{spec.context_size}"
     return options
+
+
+def by_name(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Returns the options of llama-server with its names of devices (`--list-devices`, in that order) in place of
+    numbers. Without names it begins on each device that there is, which takes some hundred MiB of each, also for a run
+    with no layer there (llama_prepare_model_devices of llama.cpp); the projector is on the first one that is named."""
+    match options.get("--split-mode", "layer"):
+        case "none":
+            shares = {int(options.get("--main-gpu", "0")): ""}
+        case "layer" if "--tensor-split" in options:
+            shares = dict(enumerate(options["--tensor-split"].split(",")))
+        case _:
+            return dict(options)
+    used = {names[i]: share for i, share in shares.items() if 0 <= i < len(names) and (not share or float(share))}
+    kept = {
+        flag: text for flag, text in options.items() if flag not in ("--split-mode", "--main-gpu", "--tensor-split")
+    }
+    kept["--device"] = ",".join(used) or "none"
+    return kept if len(used) < 2 else kept | {"--tensor-split": ",".join(used.values())}
 
 
 def is_stretched(spec: RunSpec) -> bool:

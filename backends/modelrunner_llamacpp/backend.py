@@ -118,6 +118,8 @@ class LlamaCppBackend(Backend):
             options = keeper.options
         folder = keeper.folder if keeper else None
         options = options | args.owned(spec, endpoint, engine, folder)
+        if engine.kind is EngineKind.NATIVE and (listed := self._devices_of(engine)):
+            options = args.by_name(options, [device.name for device in listed])
         shaders = await asyncio.to_thread(environment.shader_folder, engine, self.context.cache)
         argv, env = args.command(engine, options), environment.variables(spec, shaders)
         permissions = environment.permissions(engine, [each for each in (folder, shaders) if each], options)
@@ -154,9 +156,7 @@ class LlamaCppBackend(Backend):
             why = self._installing.failure or "no llama.cpp engine was found"
             return BackendStatus(BackendState.NOT_INSTALLED, why)
         card = cards.find() if engine.devices is False else None
-        there = ""
-        if self._listed is not None and self._listed[0] == engine:
-            there = ", ".join(f"{device.name} {device.description}" for device in self._listed[1])
+        there = ", ".join(f"{device.name} {device.description}" for device in self._devices_of(engine))
         details = f"{engine} on {there}" if there else str(engine)
         return BackendStatus(BackendState.RUNNING, details, card.advice if card else "")
 
@@ -184,6 +184,10 @@ class LlamaCppBackend(Backend):
         found = engines.devices(engine)
         self._listed = engine, found
         return found
+
+    def _devices_of(self, engine: Engine) -> Sequence[EngineDevice]:
+        """Returns what the engine listed when it was asked last."""
+        return self._listed[1] if self._listed is not None and self._listed[0] == engine else ()
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Returns the variants in the order of split.py. They use the budget's devices if the engine can."""

@@ -176,6 +176,7 @@ OWNED = (
         ),
     ),
     Option("--override-kv", "kv_overrides", Text()),  # only llama-server has it
+    Option("--device", "devices", Text(), ("-dev",)),  # the same
     Option("--embeddings", "embedding", Switch(), ("--embedding",), "embedding"),
     Option("--fit", "fit_params", Choice({"on": True, "off": False}), ("-fit",)),
     Option("--slots", "endpoint_slots", Switch("--no-slots")),
@@ -219,6 +220,9 @@ _REASONS = {
     **dict.fromkeys(
         ("--spec-draft-model", "-md", "--model-draft", "--spec-type"),
         "set a draft model with `modelrunner configure MODEL --draft-model DRAFT`, or `--draft-ngram on`",
+    ),
+    **dict.fromkeys(
+        ("--device", "-dev"), "choose devices with `modelrunner configure MODEL --set llamacpp.devices=[0]`"
     ),
     **dict.fromkeys(
         ("--grammar", "--grammar-file", "--json-schema", "-j", "--json-schema-file", "-jf"),

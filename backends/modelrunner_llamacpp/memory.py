@@ -21,9 +21,10 @@ MIB = 1 << 20
 _PROGRAM = {EngineKind.NATIVE: 19 * MIB, EngineKind.WHEEL: 42 * MIB, EngineKind.PYTHON: 90 * MIB}
 _PER_WORD = 215  # 0.21 KiB: tokenizer and sampling candidates
 _SEQUENCE = MIB  # a thread, a request and its tokens
-# A driver's memory on each device in use (context, kernels, library workspaces), and its buffers in main memory.
+# A driver's memory on each device in use (context, kernels, library workspaces), and its libraries and buffers in main
+# memory: 335 and 320 MiB on an NVIDIA H200 (docs/memory.md).
 PER_DEVICE = 400 * MIB
-_PINNED = 200 * MIB
+_DRIVER = 320 * MIB
 # The largest caches of a model without a configuration, regardless of its weights.
 _SMALL_CACHE = 1 << 30
 _MOST_SEQUENCES = 4
@@ -36,18 +37,19 @@ PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
 class TensorSizes:
     """The sizes of a model's parts that can lie on different devices, in bytes. `rest` stays in main memory: the token
     embedding, which is looked up, not multiplied. `output` counts as one layer more when layers are placed; without an
-    output of its own a model uses the embedding again."""
+    output of its own a model uses the embedding again, which is `copied` to the output's device."""
 
     layers: tuple[int, ...]
     caches: tuple[int, ...]
     output: int
+    copied: int
     rest: int
     projector: int
 
     @property
     def weights(self) -> int:
         """Returns the bytes of the model's files that can be mapped."""
-        return sum(self.layers) + self.rest
+        return sum(self.layers) + self.output - self.copied + self.rest
 
 
 def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> TensorSizes:
@@ -69,12 +71,13 @@ def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Tens
     if not any(layers) and layers:
         layers = [bundle.size // len(layers)] * len(layers)
     caches = kvcache.by_layer(header, shape)
-    tied = not any(tensor.name == "output.weight" for tensor in bundle.header.tensors)
+    copied = 0 if any(tensor.name == "output.weight" for tensor in bundle.header.tensors) else embedding
     return TensorSizes(
         layers=tuple(layers),
         caches=tuple(caches.get(layer, 0) for layer in range(header.layers)),
-        output=output + (embedding if tied else 0),
-        rest=max(0, weights(bundle) - sum(layers)),
+        output=output + copied,
+        copied=copied,
+        rest=max(0, weights(bundle) - sum(layers) - output),
         projector=projector,
     )
 
@@ -131,19 +134,22 @@ def required(
         loaded = _on_devices(model, placed, header, shape, options)
         main = placed.index(max(placed))
         vram = tuple(size + beside if i == main else size for i, size in enumerate(loaded.vram))
-        loaded = replace(loaded, ram=loaded.ram + host + _PINNED, vram=vram)
+        loaded = replace(loaded, ram=loaded.ram + host + _DRIVER, vram=vram)
     if not _mapped(options):
         loaded = replace(loaded, shared=0)
     return loaded + growth(spec, options)
 
 
 def growth(spec: RunSpec, options: Mapping[str, str]) -> RequiredMemory:
-    """Returns the memory that is used only as prompts come: the activations and the attention mask of one batch, and
-    the logits if every token is an output; checkpoints of states that cannot be rolled back; the cache of prompts."""
+    """Returns the main memory that is used only as prompts come: what goes into a batch and its attention mask, the
+    activations unless every layer is on a device, and the logits if every token is an output; checkpoints of states
+    that cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(spec.bundle.header)
-    row = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding) + 2 * shape.context
-    if not shape.flash:  # the scores of all heads, and a copy at half the precision that values are multiplied by
-        row += 6 * header.integer("attention.head_count", 1) * shape.context
+    row = 4 * header.embedding + 2 * shape.context
+    if sum(placement(options, header.layers + 1)) <= header.layers:
+        row += 4 * (2 * header.integer("feed_forward_length") + 5 * header.embedding)
+        if not shape.flash:  # the scores of all heads, and a copy at half the precision that values are multiplied by
+            row += 6 * header.integer("attention.head_count", 1) * shape.context
     sequences = shape.parallel * _SEQUENCE
     if options.get("--embeddings") == "on":
         row += 4 * header.vocabulary * (2 if header.causal else 1)  # computed, and copied out
@@ -206,13 +212,12 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
     chosen, model = LlamaCppOptions.of(spec.options), tensor_sizes(spec.bundle, shape, _experts_on_host(options))
-    each = PER_DEVICE + compute(header, shape, options, output=False)
+    each = PER_DEVICE + compute(header, shape, options, output=False) + model.projector  # it is on the first one
     logits = compute(header, shape, options, output=True) - compute(header, shape, options, output=False)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
     blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output + logits]
     taken = adapters_size(spec.bundle) + (draft_size(spec.draft, shape) if spec.draft else 0)
     free = [room - taken if not chosen.devices or i in chosen.devices else 0 for i, room in enumerate(rooms)]
-    free[0] -= model.projector
     named = int(options["--main-gpu"]) if "--main-gpu" in options else next(iter(chosen.devices), None)
     main = chosen.main_device if chosen.main_device is not None else named
     layers = options["--n-gpu-layers"]
@@ -264,7 +269,7 @@ def _on_devices(
         size = sum(blocks[first:end]) + PER_DEVICE + compute(header, shape, options, output=end == len(blocks))
         vram.append(size if count else 0)
         first = end
-    vram[0] += model.projector  # llama.cpp's choice
+    vram[next(i for i, count in enumerate(placed) if count)] += model.projector  # args.by_name
     mapped = sum(model.layers[:on_host]) + model.rest
     cached = sum(model.caches) - sum(caches[on_host:])
     return RequiredMemory(mapped + cached, tuple(vram), shared=mapped)

@@ -12,9 +12,10 @@ _UNUSED = 64 << 20  # bytes in use of a card that no program uses; the smallest 
 
 def read(nvml: Any) -> list[dict[str, Any]]:
     """Returns the fields of each device of `nvml`, the module pynvml, in the order of their PCI addresses: `uuid`,
-    `address`, `name`, `total` and `free` (bytes), `held` (bytes by process ID, null if hidden), `utilization` (percent,
-    or null) and `temperature` (degrees Celsius, or null). Each instance of a divided card (MIG) is a device. A card
-    that fell off the bus is left out, and so is one without a memory of its own. Raises the module's `NVMLError`."""
+    `address`, `name`, `total` and `free` (bytes that programs can have), `held` (bytes by process ID, null if hidden),
+    `utilization` (percent, or null) and `temperature` (degrees Celsius, or null). Each instance of a divided card (MIG)
+    is a device. A card that fell off the bus is left out, and so is one without a memory of its own. Raises the
+    module's `NVMLError`."""
     nvml.nvmlInit()
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -53,12 +54,13 @@ def _figures(nvml: Any, device: Any) -> dict[str, Any]:
         named = {"uuid": _text(nvml.nvmlDeviceGetUUID(device)), "name": _text(nvml.nvmlDeviceGetName(device))}
     except nvml.NVMLError:  # "[N/A]": its memory is the machine's; or it was lost just now
         return {}
-    return named | {"total": memory.total, "free": memory.free, "held": _held(nvml, device, memory.used)}
+    total = memory.total - getattr(memory, "reserved", 0)
+    return named | {"total": total, "free": memory.free, "held": _held(nvml, device, total - memory.free)}
 
 
 def _memory(nvml: Any, device: Any) -> Any:
-    """Returns the driver's figures. Only the second version of the call leaves what the driver keeps for itself, up to
-    half a percent of the card, out of what is used (NVML: nvmlDeviceGetMemoryInfo_v2)."""
+    """Returns the driver's figures. Only the second version of the call tells what the driver keeps for itself, half a
+    percent of a card (NVML: nvmlDeviceGetMemoryInfo_v2)."""
     try:
         return nvml.nvmlDeviceGetMemoryInfo(device, nvml.nvmlMemory_v2)
     except nvml.NVMLError:  # a driver before 510

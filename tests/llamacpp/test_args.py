@@ -9,7 +9,7 @@ import pytest
 
 from modelrunner.errors import BadRequest
 from modelrunner.types import Endpoint, Mode, RunSpec
-from modelrunner_llamacpp import args
+from modelrunner_llamacpp import args, split
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from tests.llamacpp.models import MINILM, SMOLLM2, bundle, spec
 
@@ -89,6 +89,28 @@ def test_projector_and_draft() -> None:
     found = values(command(spec(bundle(SMOLLM2, mmproj=Path("/models/p.gguf")), draft=draft)))
     assert found["--mmproj"] == "/models/p.gguf"
     assert (found["--spec-draft-model"], found["--spec-type"]) == ("/draft/model.gguf", "draft-simple")
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ((0, 0, 0), {"--device": "none"}),
+        ((0, 31, 0), {"--device": "CUDA1"}),
+        ((10, 0, 21), {"--device": "CUDA0,CUDA2", "--tensor-split": "10,21"}),
+    ],
+)
+def test_a_run_names_the_devices_that_it_uses_and_no_other(
+    placement: tuple[int, ...], expected: dict[str, str]
+) -> None:
+    layers = {"--n-gpu-layers": str(sum(placement))}
+    flags = split.flags(placement)
+    found = args.by_name(dict(zip(flags[::2], flags[1::2], strict=True)), ("CUDA0", "CUDA1", "CUDA2"))
+    assert found == layers | expected
+
+
+@pytest.mark.parametrize("options", [{"--split-mode": "row", "--tensor-split": "1,1"}, {"--n-gpu-layers": "all"}])
+def test_devices_that_llama_cpp_chooses_keep_their_numbers(options: dict[str, str]) -> None:
+    assert args.by_name(options, ("CUDA0", "CUDA1")) == options
 
 
 def test_an_engine_without_devices_does_not_try_to_fit() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import tracemalloc
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelrunner.errors import InvalidModel
-from modelrunner.types import Mode, ModelHeader, RequiredMemory, RunSpec, Tensor
+from modelrunner.types import Bundle, Mode, ModelHeader, RequiredMemory, RunSpec, Tensor
 from modelrunner_llamacpp import args, memory
 from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.hparams import Header
@@ -18,8 +19,34 @@ from modelrunner_llamacpp.kvcache import Shape, checkpoints, kv_cache
 from modelrunner_llamacpp.memory import MIB
 from tests.llamacpp.models import GEMMA3, MINILM, SMOLLM2, bundle, header, spec
 from tests.llamacpp.test_engines import MakeBackend, make_backend
+from tests.models import random_llama
+from tests.models.random_llama import Sizes
 
 __all__ = ["make_backend"]
+
+ONE_BILLION = Sizes(2048, 8192, 16, 32, 8, 131_072, 128_256, quantized=True)
+EIGHT_BILLION = Sizes(4096, 14_336, 32, 32, 8, 131_072, 128_256, quantized=True)
+
+
+def random_bundle(sizes: Sizes) -> Bundle:
+    """The header of a model that `random_llama.write` would make."""
+    tensors = tuple(
+        Tensor(
+            name, shape, "Q4_0" if len(shape) > 1 else "F32", prod(shape) * 18 // 32 if len(shape) > 1 else shape[0] * 4
+        )
+        for name, shape in random_llama.shapes(sizes.vocabulary, sizes).items()
+    )
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": sizes.layers,
+        "llama.embedding_length": sizes.width,
+        "llama.feed_forward_length": sizes.inner,
+        "llama.attention.head_count": sizes.heads,
+        "llama.attention.head_count_kv": sizes.kv_heads,
+        "llama.context_length": sizes.context,
+        "llama.vocab_size": sizes.vocabulary,
+    }
+    return replace(bundle(SMOLLM2), header=ModelHeader(metadata, tensors), size=sum(each.size for each in tensors))
 
 
 def required(run: RunSpec, kind: EngineKind = EngineKind.NATIVE) -> RequiredMemory:
@@ -198,14 +225,23 @@ def test_a_model_that_nobody_configured_gets_the_sequences_that_its_memory_is_wo
     assert memory.default_parallel(bundle(MINILM), 512) == 4
 
 
-def test_what_an_engine_with_devices_holds_of_main_memory_beside_its_share() -> None:
-    """A driver pins buffers: 200 MiB, whatever the model is."""
-    run = spec(bundle(SMOLLM2), "--n-gpu-layers", "all", "--split-mode", "none", "--main-gpu", "0", parallel=1)
-    found = required(run)
-    kept = memory.growth(run, args.effective(run)).ram
-    program, tokenizer, looked_up = 19 * MIB, 49152 * 215, memory.tensor_sizes(run.bundle, Shape(2048, 1)).rest
-    assert found.vram[0] > 0
-    assert found.ram == program + tokenizer + looked_up + 200 * MIB + kept
+# By NVIDIA's driver and the kernel on an H200, in MiB (docs/memory.md): main memory, and the device's.
+@pytest.mark.parametrize(
+    ("sizes", "parallel", "measured"),
+    [
+        (ONE_BILLION, 1, (508, 1576)),
+        (ONE_BILLION, 4, (509, 2344)),
+        (EIGHT_BILLION, 1, (662, 5756)),
+        (EIGHT_BILLION, 4, (663, 8828)),
+    ],
+)
+def test_what_a_run_on_a_device_holds_there_and_of_main_memory(
+    sizes: Sizes, parallel: int, measured: tuple[int, int]
+) -> None:
+    layers = str(sizes.layers + 1)
+    flags = ("--n-gpu-layers", layers, "--split-mode", "none", "--main-gpu", "0")
+    found = required(spec(random_bundle(sizes), *flags, context=8192, parallel=parallel))
+    assert (found.ram / MIB, found.vram[0] / MIB) == pytest.approx(measured, rel=0.05)
 
 
 HOSTILE = [

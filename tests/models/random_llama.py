@@ -47,7 +47,7 @@ def write(path: Path, sizes: Sizes = Sizes()) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     words = _add_vocabulary(writer, sizes.vocabulary)
     random = np.random.default_rng(1)
-    for name, shape in _shapes(len(words), sizes).items():
+    for name, shape in shapes(len(words), sizes).items():
         if len(shape) == 1:
             writer.add_tensor(name, np.ones(shape, np.float32))
         elif sizes.quantized:
@@ -90,7 +90,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, wanted: int) -> list[str]:
     return words
 
 
-def _shapes(words: int, sizes: Sizes) -> Mapping[str, tuple[int, ...]]:
+def shapes(words: int, sizes: Sizes) -> Mapping[str, tuple[int, ...]]:
     width, inner, keys = sizes.width, sizes.inner, sizes.width // sizes.heads * sizes.kv_heads
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (words, width),

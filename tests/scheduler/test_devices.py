@@ -26,7 +26,8 @@ class NVMLError(Exception):
 
 @dataclass
 class Gpu:
-    """A card or MIG instance of the made-up driver. A figure of None is "[N/A]"."""
+    """A card or MIG instance of the made-up driver. A figure of None is "[N/A]". `total` is without what the driver has
+    `reserved`, which an old one does not tell."""
 
     uuid: str
     total: int | None = 24 * GIB
@@ -84,10 +85,12 @@ class Driver:
         return card.instances[index]
 
     def nvmlDeviceGetMemoryInfo(self, card: Gpu, version: int = 1) -> SimpleNamespace:
-        total, reserved = _or_unsupported(card.total), 0 if version == 1 else card.reserved
-        if version != 1 and card.is_old:
+        total = _or_unsupported(card.total)
+        if version == 1:
+            return SimpleNamespace(total=total + card.reserved, free=card.free)
+        if card.is_old:
             raise NVMLError("Function Not Found")
-        return SimpleNamespace(total=total, free=card.free, used=total - card.free - reserved)
+        return SimpleNamespace(total=total + card.reserved, free=card.free, reserved=card.reserved)
 
     def nvmlDeviceGetUUID(self, card: Gpu) -> str:
         return card.uuid
@@ -142,9 +145,9 @@ def test_what_a_process_holds_may_be_told_by_nobody(processes: list[tuple[int, i
 
 
 def test_nobody_holds_memory_of_a_card_that_is_not_used() -> None:
-    (found,) = ask(Gpu("GPU-aaaa", free=24 * GIB - GIB // 2, processes=[]))
-    assert held_by([found], [41]) == (0,)
-    (old,) = ask(Gpu("GPU-aaaa", free=24 * GIB - GIB // 2, processes=[], is_old=True))
+    (found,) = ask(Gpu("GPU-aaaa", free=24 * GIB, processes=[]))
+    assert (found.total, found.free, held_by([found], [41])) == (24 * GIB, 24 * GIB, (0,))
+    (old,) = ask(Gpu("GPU-aaaa", free=24 * GIB, processes=[], is_old=True))
     assert held_by([old], [41]) == ()
 
 
