@@ -155,10 +155,13 @@ class LlamaCppBackend(Backend):
         if engine is None:
             why = self._installing.failure or "no llama.cpp engine was found"
             return BackendStatus(BackendState.NOT_INSTALLED, why)
-        card = cards.find() if engine.devices is False else None
+        lists_none = self._listed is not None and self._listed[0] == engine and not self._listed[1]
+        card = cards.find() if engine.devices is False or lists_none else None
         there = ", ".join(f"{device.name} {device.description}" for device in self._devices_of(engine))
         details = f"{engine} on {there}" if there else str(engine)
-        return BackendStatus(BackendState.RUNNING, details, card.advice if card else "")
+        return BackendStatus(
+            BackendState.RUNNING, details, card.advice(is_for_it=engine.devices is not False) if card else ""
+        )
 
     def version(self) -> str:
         engine = self._found()

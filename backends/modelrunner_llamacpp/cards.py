@@ -33,9 +33,14 @@ class Card:
         """Returns True if the tool is here."""
         return not self.tool or shutil.which(self.tool) is not None
 
-    @property
-    def advice(self) -> str:
-        """Returns a sentence about an engine that cannot use this card, with the command that mends it."""
+    def advice(self, *, is_for_it: bool = False) -> str:
+        """Returns a sentence about an engine that cannot use this card, with what mends it. An engine that `is_for_it`
+        finds no card where the card's driver fails."""
+        if is_for_it:
+            return (
+                f"the {self.name} card of this machine is idle, because llama.cpp finds no device: its driver "
+                "fails, or was updated since the machine started"
+            )
         prebuilt = not self.is_buildable and has_prebuilt()
         first = "" if self.is_buildable or prebuilt else f"install {self.package} (it has {self.tool}), then "
         return (

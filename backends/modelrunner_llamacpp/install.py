@@ -82,7 +82,7 @@ async def install(
         progress(InstallProgress(f"{error.message}: building it"))
         await compile_engine(context, progress, None)
     if card is not None:
-        progress(InstallProgress(card.advice))
+        progress(InstallProgress(card.advice()))
 
 
 async def _install_variant(

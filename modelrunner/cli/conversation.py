@@ -17,6 +17,7 @@ from modelrunner.cli.advice import advised
 from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.commands import meant
+from modelrunner.cli.devices import show_place
 from modelrunner.cli.output import note, report, say
 from modelrunner.cli.prepare import check_sees
 from modelrunner.cli.request import Message, Parameters, schema, split_images, user_message
@@ -146,6 +147,7 @@ class Conversation:
             self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         if self._display.verbose:
             show_timings(answer)
+            show_place(self._client, self.parameters.model)
 
     def _retry(self, rest: str) -> None:
         if self._question is None:

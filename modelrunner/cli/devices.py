@@ -1,9 +1,12 @@
 """Devices as the commands show them."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from modelrunner import wire
 from modelrunner.cli import output
+from modelrunner.cli.client import HttpClient
+from modelrunner.errors import ModelRunnerError
 from modelrunner.units import format_bytes
 
 
@@ -15,6 +18,20 @@ def device_text(device: wire.DeviceStatus) -> str:
         return f"{named}: not used, {device.fault}"
     free = f"{format_bytes(device.free)} of {format_bytes(device.total)} free"
     return f"{named}: {', '.join([free, *_load(device)])}"
+
+
+def place_text(runner: wire.RunnerStatus) -> str:
+    """Returns where a runner computes: "on box2, device 0, device 1"; "" for this machine's processor."""
+    used = [f"device {number}" for number, size in enumerate(runner.memory.estimated.vram) if size]
+    return ", ".join([*([f"on {runner.host}"] if runner.host else []), *used])
+
+
+def show_place(client: HttpClient, model: str) -> None:
+    """Shows on stderr on which device the model's runners compute; nothing without devices, or if they have ended."""
+    with suppress(ModelRunnerError):
+        for runner in client.call("GET", "/engines/ps", list[wire.RunnerStatus]):
+            if model in (runner.model_name, *runner.models.values()) and (place := place_text(runner)):
+                output.note(f"{'place:':<13}{'; '.join(filter(None, [place, runner.variant]))}")
 
 
 def print_devices(devices: Sequence[wire.DeviceStatus], runners: Sequence[wire.RunnerStatus]) -> None:

@@ -13,6 +13,7 @@ from modelrunner.cli.answer import Answer, show_end, show_timings, stream
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.conversation import Display
+from modelrunner.cli.devices import show_place
 from modelrunner.cli.drawing import check_picture, draw
 from modelrunner.cli.prepare import check_sees, default_system, prepare
 from modelrunner.cli.request import STARTER, SYSTEM, Message, Parameters, schema, user_message
@@ -203,3 +204,4 @@ def _answer(client: HttpClient, asked: Parameters, message: Message, display: Di
     show_end(answer)
     if display.verbose:
         show_timings(answer)
+        show_place(client, asked.model)

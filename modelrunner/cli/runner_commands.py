@@ -7,7 +7,7 @@ from modelrunner import wire
 from modelrunner.cli import output
 from modelrunner.cli.client import HttpClient, decode
 from modelrunner.cli.common_options import json_option, with_client
-from modelrunner.cli.devices import print_devices
+from modelrunner.cli.devices import place_text, print_devices
 from modelrunner.cli.live import states
 from modelrunner.cli.times import until
 from modelrunner.errors import ModelRunnerError
@@ -89,9 +89,7 @@ def unload(
 
 
 def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
-    used = [f"device {number}" for number, size in enumerate(runner.memory.estimated.vram) if size]
-    place = [runner.host and f"on {runner.host}", ", ".join(used)]
-    about = "; ".join(filter(None, [runner.stage or runner.variant, *place]))
+    about = "; ".join(filter(None, [runner.stage or runner.variant, place_text(runner)]))
     state = f"{runner.state} ({about})" if about else runner.state
     requests = f"{runner.leases}" + (f" + {runner.queued} waiting" if runner.queued else "")
     return (

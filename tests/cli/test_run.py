@@ -11,6 +11,7 @@ import pytest
 from modelrunner.cli.request import STARTER, STARTER_SYSTEM, SYSTEM
 from tests.cli.conftest import Cli, Result
 from tests.cli.fake_daemon import FakeDaemon, Handler, Status, events, lines, words
+from tests.cli.test_commands import RUNNER
 from tests.cli.test_output import Terminal
 from tests.waiting import HUNG
 
@@ -211,6 +212,15 @@ def test_verbose_shows_times_and_speeds(daemon: FakeDaemon, cli: Cli) -> None:
         r"prompt: +23 tokens, 230\.0 tokens/s\nanswer: +2 tokens, 34\.2 tokens/s\n",
         result.err,
     )
+
+
+def test_verbose_shows_the_devices_of_the_model(daemon: FakeDaemon, cli: Cli) -> None:
+    """`/engines/ps` has a runner of another model, too."""
+    daemon.answers["POST /v1/chat/completions"] = events(said("Paris", "stop"))
+    memory = {"estimated": {"ram": 1, "vram": [0, 5]}, "measured": None}
+    mine = {**RUNNER, "models": {"sha256:1": "m"}, "memory": memory, "variant": "20 of 32 layers on the GPU"}
+    daemon.answers["GET /engines/ps"] = [{**RUNNER, "models": {"sha256:2": "other"}}, mine]
+    assert cli("run", "m", "q", "--verbose").err.endswith("place:       device 1; 20 of 32 layers on the GPU\n")
 
 
 def test_verbose_shows_a_load_that_was_not_over_when_the_answer_began(

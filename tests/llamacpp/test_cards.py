@@ -73,6 +73,9 @@ def test_an_idle_card_is_said_with_the_remedy(tmp_path: Path, monkeypatch: pytes
     (installed / "engine.json").write_text(json.dumps({**marker, "devices": True}))
     assert backend.devices()
     assert str(backend.status()) == "Running: llama.cpp 1.0 (wheel) on CUDA0 NVIDIA A30"
+    (installed / "bin/python").write_text("#!/bin/sh\necho '[]'\n")
+    assert not backend.devices()
+    assert "NVIDIA card of this machine is idle, because llama.cpp finds no device" in str(backend.status())
 
 
 async def test_the_installation_compiles_for_a_card_where_it_can(
