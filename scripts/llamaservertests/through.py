@@ -61,17 +61,18 @@ class ModelServer:
 
     def _configure(self, daemon: Daemon, reference: str, options: list[tuple[str, str | None]]) -> None:
         daemon.post("/engines/unload", {"all": True, "force": True})
+        config = Path(daemon.environment["MODELRUNNER_CONFIG"])
+        config.write_text(f'[aliases]\n"*" = {json.dumps(reference)}\n', "utf-8")  # tests name the models of OpenAI
+        answer = daemon.post("/engines/reload", {})  # before the configuration, which goes by aliases too
+        assert answer.status_code == 200, answer.text
         change = {"model": reference, **dict.fromkeys(SETTABLE), **_fields(options)}
         answer = daemon.post("/engines/_configure", change)
         if answer.status_code != 202:
             message = answer.json()["error"]["message"]
             self._refuse(next((flag for flag, _ in options if flag in message), "unknown"), message)
-        config = Path(daemon.environment["MODELRUNNER_CONFIG"])
-        config.write_text(f'[aliases]\n"*" = {json.dumps(reference)}\n', "utf-8")  # tests name the models of OpenAI
-        for route, body in (("/engines/reload", {}), ("/engines/preload", {"model": reference})):
-            answer = daemon.post(route, body)
-            assert answer.status_code == 200, answer.text
-            assert '"error"' not in answer.text, answer.text
+        answer = daemon.post("/engines/preload", {"model": reference})
+        assert answer.status_code == 200, answer.text
+        assert '"error"' not in answer.text, answer.text
 
     def _refuse(self, option: str, message: str) -> None:
         self.refused.add(option)
