@@ -51,6 +51,7 @@ class _Conversion:
     def __init__(self, source: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         self._source = source
         self._environ = environ
+        self._room = MOST_BYTES  # characters that macros may still become
         self.lines: list[str] = []
         self.notes: list[str] = []
         self._models: dict[str, dict[str, Any]] = {}
@@ -160,7 +161,13 @@ class _Conversion:
 
     def _expanded(self, text: str, macros: Mapping[str, str], id: str) -> str:
         def value(found: re.Match[str]) -> str:
-            name = found[1]
+            written = of(found[1])
+            self._room -= len(written)
+            if self._room < 0:
+                raise endless
+            return written
+
+        def of(name: str) -> str:
             if name.startswith("env."):
                 if name[4:] not in self._environ:
                     raise BadRequest(f"models.{id}: the variable {name[4:]} is not set here")
@@ -172,13 +179,12 @@ class _Conversion:
                 raise BadRequest(f"models.{id}: there is no macro ${{{name}}}")
             return macros[name]
 
+        endless = BadRequest(f"models.{id}: its macros have no end")
         for _ in range(_DEEPEST):
             if not _MACRO.search(text):
                 return text
             text = _MACRO.sub(value, text)
-            if len(text) > MOST_BYTES:
-                break
-        raise BadRequest(f"models.{id}: its macros have no end")
+        raise endless
 
     def _engine_name(self, id: str) -> str:
         plain = re.sub(r"[^a-z0-9._-]+", "-", id.lower()).strip("-._")[:28] or "engine"
