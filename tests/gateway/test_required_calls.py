@@ -121,3 +121,12 @@ async def test_what_is_no_whole_call(folder: Path, text: str, last: dict[str, An
         calls = choice["message"].get("tool_calls", [])
         arguments = [call["function"]["arguments"] for call in calls]
         assert (choice["finish_reason"], choice["message"]["content"], arguments) == told
+
+
+async def test_a_call_of_a_hundred_thousand_brackets_is_one_that_was_cut(folder: Path, kind: str) -> None:
+    text = '[{"name": "add", "arguments": ' + "[" * 100_000
+    async with proxy(folder, kind, answering(delta(content=text), STOP, USAGE)) as served:
+        answer = await ask(letting_prose(served), CHAT, [function("add")], "required")
+    assert answer.status == 200
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": "[" * 100_000}

@@ -132,7 +132,7 @@ def _calls(text: str) -> list[dict[str, Any]]:
         start = begun.end()
         try:
             at = _json.raw_decode(text, start)[1]
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             at = len(text)
         function = {"name": json.loads(begun[1]), "arguments": text[start:at]}
         id = f"call_{secrets.token_hex(12)}"
