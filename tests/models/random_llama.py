@@ -46,19 +46,28 @@ def write(path: Path, sizes: Sizes = Sizes()) -> Path:
     writer.add_rope_dimension_count(sizes.width // sizes.heads)
     writer.add_layer_norm_rms_eps(1e-5)
     words = _add_vocabulary(writer, sizes.vocabulary)
-    random = np.random.default_rng(1)
-    for name, shape in shapes(len(words), sizes).items():
-        if len(shape) == 1:
-            writer.add_tensor(name, np.ones(shape, np.float32))
-        elif sizes.quantized:
-            writer.add_tensor(name, _blocks(shape), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
-        else:
-            writer.add_tensor(name, random.normal(0, 0.3, shape).astype(np.float16))
+    tensors = _tensors(shapes(len(words), sizes), sizes)
+    for name, tensor in tensors:
+        kind = gguf.GGMLQuantizationType.Q4_0 if tensor.dtype == np.uint8 else None
+        writer.add_tensor_info(name, tensor.shape, tensor.dtype, tensor.nbytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    for _, tensor in tensors:  # one at a time is in memory; as it is, numpy would write it element by element
+        writer.write_tensor_data(np.ascontiguousarray(tensor))
     writer.close()
     return path
+
+
+def _tensors(wanted: Mapping[str, tuple[int, ...]], sizes: Sizes) -> list[tuple[str, np.ndarray]]:
+    random = np.random.default_rng(1)
+
+    def made(shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        return _blocks(shape) if sizes.quantized else random.normal(0, 0.3, shape).astype(np.float16)
+
+    return [(name, made(shape)) for name, shape in wanted.items()]
 
 
 def _blocks(shape: tuple[int, ...]) -> np.ndarray:
