@@ -16,6 +16,7 @@ from modelrunner.config.locations import Locations
 from tests.clients.conftest import StopsTheEngine
 from tests.clients.questions import CITIES, CITY, SHOWN, STORY
 from tests.e2e.conftest import MINILM, SMOLLM2
+from tests.e2e.daemons import Daemon
 from tests.models.prompts import MESSAGES, PARIS, QUESTION, SYSTEM
 from tests.waiting import HUNG
 
@@ -24,7 +25,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 def installed(registry: str, name: str) -> Path:
     """The folder that scripts/install-clients made for a client. Skips the test without it."""
-    lines = (line.split() for line in (PROGRAMS / "versions").read_text().splitlines())
+    lines = (line.split()[:3] for line in (PROGRAMS / "versions").read_text().splitlines())
     version = next(version for kind, client, version in lines if (kind, client.partition("[")[0]) == (registry, name))
     folder = Locations.find().cache / "clients" / f"{registry}-{name}-{version}"
     if not (folder / "ready").exists():
@@ -32,9 +33,9 @@ def installed(registry: str, name: str) -> Path:
     return folder
 
 
-def run(command: list[str | Path], base: str) -> dict[str, Any]:
+def run(command: list[str | Path], base: str, model: str = SMOLLM2) -> dict[str, Any]:
     """What a program prints for the daemon at `base`."""
-    arguments = [base, SMOLLM2, MINILM, json.dumps(MESSAGES)]
+    arguments = [base, model, MINILM, json.dumps(MESSAGES)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=HUNG, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -89,6 +90,16 @@ def test_langchains_ollama(base: str) -> None:
     assert PARIS in shown["chat"]
     assert PARIS in "".join(shown["stream"])
     assert shown["embeddings"] == [384, 384]
+
+
+def test_mem0(base: str, daemon: Daemon) -> None:
+    """Its memories, found by their embeddings; and a new one, for which its prompt of 8,643 tokens is cut to a window
+    of 1,024. What so small a model draws from it does not matter."""
+    made = daemon.post("/api/create", {"model": "short", "from": SMOLLM2, "parameters": {"num_ctx": 1024}})
+    assert made.status_code == 200, made.text
+    shown = run([installed("pypi", "mem0ai") / "bin" / "python", PROGRAMS / "mem0_client.py"], base, "short")
+    assert shown["found"][0] == "I live in Paris."
+    assert shown["drawn"] == ["results"]
 
 
 @pytest.mark.parametrize(("name", "error"), [("openai", "NotFoundError"), ("ollama", "ResponseError 404")])
