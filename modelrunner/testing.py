@@ -48,8 +48,7 @@ from modelrunner.backend import (
     Versioned,
 )
 from modelrunner.engine.connections import UpstreamPool
-from modelrunner.engine.localrunner import LocalRunner
-from modelrunner.engine.processphase import ProcessPhase
+from modelrunner.engine.localrunner import LocalRunner, ProcessPhase
 from modelrunner.engine.readiness import free_port
 from modelrunner.engine.runner import check_model
 from modelrunner.errors import BackendExited, BadRequest, Misdirected

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from modelrunner.batches.batch import Batch, Line
 from modelrunner.batches.batchstore import LineAnswer
-from modelrunner.batches.pace import MOST
 from modelrunner.errors import ModelRunnerError, Unauthorized
 from modelrunner.gateway.calls import InferenceHead, Route
 from modelrunner.gateway.headers import new_request_id
@@ -19,6 +18,10 @@ from modelrunner.http.answers import Header
 _AGAIN = (429, 503)  # statuses of a request that was turned away for now
 _PAUSE = 1.0  # seconds before a line that was turned away is asked again
 _PATIENCE = 900.0  # seconds after which a line that is turned away again and again gets its error as its answer
+MOST = 32
+"""Embeddings that go to the engine together."""
+_LONGEST = 0.25  # seconds that the engine may work for a group
+_FIRST = 8.0  # lines of the first group
 
 
 class Asker:
@@ -108,3 +111,22 @@ class _AnswerSink:
     def cut(self) -> None:
         self.status = 0
         self.finish()
+
+
+class Pace:
+    """The number of embeddings of a batch that go to the engine together."""
+
+    def __init__(self) -> None:
+        self._size = _FIRST
+
+    def group(self) -> int:
+        """Returns the number of embeddings for the next group."""
+        return int(self._size)
+
+    def note(self, seconds: float, lines: int) -> None:
+        """Records how long the engine worked for a group. A part of that time is the same for one line and for many, so
+        the size is found by trying."""
+        if seconds > _LONGEST:
+            self._size = max(1.0, 0.75 * self._size)
+        elif lines >= int(self._size):
+            self._size = min(float(MOST), self._size + 1)

@@ -11,10 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 
-from modelrunner.batches.asking import Asker
+from modelrunner.batches.asking import Asker, Pace
 from modelrunner.batches.batch import Batch, BatchState, Line
 from modelrunner.batches.batchstore import BatchStore, LineAnswer
-from modelrunner.batches.pace import Pace
 from modelrunner.gateway.request.pipeline import Pipeline
 
 log = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ from modelrunner.config.settings import Settings
 from modelrunner.daemon import instance, logs, shapes
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
-from modelrunner.daemon.handedover import handed_over
+from modelrunner.daemon.instance import handed_over
 from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_interceptors
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway.access import Access, host_names

@@ -14,7 +14,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,6 +37,8 @@ BACKLOG = 1024
 _MOST_DESCRIPTORS = 1 << 16
 _RUNTIME = re.compile(r"modelrunner-(\d+-)?[0-9a-f]{8}")
 _RUNNER = re.compile(r"[0-9a-f]{8}")
+Announce = Callable[[Path, str], None]
+_FIRST = 3
 
 
 class AlreadyRunning(ModelRunnerError):
@@ -103,9 +105,6 @@ def prepare_process() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     sys.setswitchinterval(_SWITCH_INTERVAL)
-
-
-Announce = Callable[[Path, str], None]
 
 
 @contextmanager
@@ -300,3 +299,21 @@ def _parse_address(listen: str, beyond_loopback: bool) -> tuple[str, int]:
             "make one with `modelrunner keys create NAME`, then set this address again"
         )
     return str(address), int(port)
+
+
+def handed_over(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
+    """Takes the Unix socket from LISTEN_FDS (systemd: sd_listen_fds(3)), once, so that engines do not get it; closes
+    other sockets. None where LISTEN_PID is not this process."""
+    count, pid = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_PID", "")
+    environ.pop("LISTEN_FDNAMES", None)
+    if not count.isdecimal() or pid != str(os.getpid()):
+        return None
+    found = None
+    for descriptor in range(_FIRST, _FIRST + int(count)):
+        each = socket.socket(fileno=descriptor)
+        if found is None and each.family == socket.AF_UNIX:
+            each.set_inheritable(False)
+            found = each
+        else:
+            each.close()
+    return found

@@ -14,7 +14,6 @@ from modelrunner.config.registrytables import RegistryTable
 from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs, shapes
 from modelrunner.daemon.engines import configured, declared_id
-from modelrunner.daemon.sources import sources_of
 from modelrunner.engineapi import ApiShape, ServiceCall
 from modelrunner.errors import InvalidReference, ModelNotFound
 from modelrunner.gateway.access import host_names
@@ -52,6 +51,12 @@ from modelrunner.oci.push import Pusher
 from modelrunner.oci.registries import Registries, RegistryRules
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.pull import Puller, Transfers
+from modelrunner.pull.address import AddressSource
+from modelrunner.pull.huggingface import HuggingFaceSource
+from modelrunner.pull.modelscope import ModelScopeSource
+from modelrunner.pull.ociregistry import RegistrySource
+from modelrunner.pull.pypi import PypiSource
+from modelrunner.pull.source import Source
 from modelrunner.pull.uploads import Uploads
 from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Ledger, LocalHost, MemoryProbe, Scheduler
@@ -330,3 +335,14 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         "registries": lambda s: parts.registries.replace(_rules(s["registries"])),
     }
     return Reloader(file_settings(settings), lambda: file_settings(settings.reread()), setters, parts.setting_parts)
+
+
+def sources_of(registries: Registries, credentials: Credentials) -> tuple[Source, ...]:
+    """Returns every source of the daemon, in the order in which they are asked whether a text is theirs."""
+    return (
+        PypiSource(),
+        HuggingFaceSource(),
+        ModelScopeSource(),
+        AddressSource(),
+        RegistrySource(registries, credentials),
+    )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,6 @@ from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.excess import Excess, memory_limit
 from modelrunner.engine.lastwords import LastWords
-from modelrunner.engine.processphase import NEXT, ProcessPhase
 from modelrunner.engine.questions import fields_of, settled
 from modelrunner.engine.readiness import PortTaken, Readiness, is_free
 from modelrunner.engine.runner import LAST_CHANCE, EngineProcess
@@ -32,6 +32,22 @@ from modelrunner.processes import peers
 from modelrunner.processes.processtree import memory_of, oom_kills
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import Endpoint, Launch, RequiredMemory, RunnerKey, RunSpec, Served
+
+
+class ProcessPhase(StrEnum):
+    """The phase of one process. (`Phase` in scheduler/state.py is that of the whole runner.)"""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"  # the process ends, or has ended
+
+
+NEXT: Mapping[ProcessPhase, frozenset[ProcessPhase]] = {
+    ProcessPhase.STARTING: frozenset({ProcessPhase.READY, ProcessPhase.STOPPING}),
+    ProcessPhase.READY: frozenset({ProcessPhase.STOPPING}),
+    ProcessPhase.STOPPING: frozenset(),
+}
+
 
 log = logging.getLogger(__name__)
 _Order = Callable[[RunSpec, Endpoint], Awaitable[None]]

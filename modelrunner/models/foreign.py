@@ -21,7 +21,7 @@ from modelrunner.models.orders import Recipe
 from modelrunner.pull.file import Extras, LocalFiles
 from modelrunner.pull.huggingface import hub_home
 from modelrunner.pull.linking import LinkKind, link_kind
-from modelrunner.pull.ollamalayers import CARRIED, ODD, carried
+from modelrunner.pull.ociregistry import CARRIED, ODD, carried
 from modelrunner.pull.selection import folder_files, with_shards
 from modelrunner.store import Digest, Reference
 from modelrunner.store.mediatypes import OLLAMA_TYPE

@@ -6,7 +6,9 @@ the table in `registries`, and those that a person has named; over TLS unless th
 password is never sent along a redirect. Without a password, any public token service is asked.
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -14,7 +16,6 @@ import msgspec
 
 from modelrunner import __version__
 from modelrunner.errors import SourceFailed
-from modelrunner.oci.challenge import Challenge, challenges
 from modelrunner.oci.credentials import Credential, Credentials
 from modelrunner.oci.registries import RegistryEndpoint
 from modelrunner.web.session import HubAnswer, ask
@@ -25,6 +26,35 @@ if TYPE_CHECKING:
 AGENT = {"User-Agent": f"modelrunner/{__version__}"}
 _LARGEST = 1 << 16
 _CLIENT = "modelrunner"
+_LONGEST = 8192
+_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+_PART = re.compile(
+    rf"\s*+,?\s*+(?:(?P<key>{_TOKEN}+)\s*+=\s*+(?:\"(?P<quoted>(?:[^\"\\]|\\.)*+)\"|(?P<plain>{_TOKEN}))|(?P<scheme>{_TOKEN}))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """`scheme` and the names of the parameters are in small letters."""
+
+    scheme: str
+    parameters: Mapping[str, str]
+
+
+def challenges(header: str) -> list[Challenge]:
+    """Returns the challenges of a WWW-Authenticate header (RFC 9110, section 11.6.1), in order, up to the first that
+    cannot be parsed."""
+    found: list[tuple[str, dict[str, str]]] = []
+    position, header = 0, header[:_LONGEST]
+    while (match := _PART.match(header, position)) is not None:
+        position = match.end()
+        if match["scheme"] is not None:
+            found.append((match["scheme"].lower(), {}))
+        elif found:
+            quoted = match["quoted"]
+            value = match["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+            found[-1][1].setdefault(match["key"].lower(), value)
+    return [Challenge(scheme, parameters) for scheme, parameters in found]
 
 
 class _Token(msgspec.Struct, frozen=True):

@@ -7,11 +7,14 @@ nonsense causes a `BackendFaulty` that names it and the call."""
 import asyncio
 import inspect
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+
+import psutil
 
 from modelrunner.backend import (
     OPTIONAL,
@@ -26,9 +29,10 @@ from modelrunner.backend import (
 from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BackendFaulty, ModelRunnerError
 from modelrunner.plugins import checks
-from modelrunner.plugins.runnews import KEPT_LINES, RunRelay
 from modelrunner.plugins.thread import BackendThread, CallTimeout
-from modelrunner.types import Endpoint, Launch, QuantizeSpec, RequiredMemory, RunSpec
+from modelrunner.processes.processtree import process_tree
+from modelrunner.sandbox import Sandbox
+from modelrunner.types import Endpoint, Launch, ProcessObserver, QuantizeSpec, RequiredMemory, RunSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,6 +48,11 @@ KILL_AFTER = 5.0
 """Seconds beyond the grace of a stop, after which the engine of a stuck backend is killed."""
 _CHANGES = ("install", "update", "uninstall")
 _RAISED = object()
+COROUTINES = frozenset(
+    name for kind in (Backend, *OPTIONAL) for name, method in vars(kind).items() if inspect.iscoroutinefunction(method)
+)
+KEPT_LINES = 50
+"""Lines of a log that wait for the caller's loop; older ones are dropped."""
 
 
 class IsolatedBackend(Backend):
@@ -254,9 +263,6 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "sleep": _OptionalCall(checks.nothing),
     "wake": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),
 }
-COROUTINES = frozenset(
-    name for kind in (Backend, *OPTIONAL) for name, method in vars(kind).items() if inspect.iscoroutinefunction(method)
-)
 
 
 def interface_of(backend: Backend, kind: type[T]) -> T | None:
@@ -287,3 +293,44 @@ def _shown(value: object) -> str:
         return f"{value!r:.200}"
     except Exception:
         return f"an object of the class {type(value).__name__}"
+
+
+class RunRelay:
+    """The observer of one run on the backend's thread. It passes the news to the caller's loop in bundles, so that a
+    flood of log lines costs the caller little. `announced` gets each line on the thread, before the caller does."""
+
+    def __init__(self, announced: Callable[[str], None], observer: ProcessObserver | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._announced = announced
+        self._observer = observer
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._is_due = False
+        self._pid: int | None = None
+
+    def started(self, pid: int, sandbox: Sandbox) -> None:
+        self._pid = pid
+        if self._observer is not None:
+            self._tell(self._observer.started, pid, sandbox)
+
+    def output(self, line: str) -> None:
+        self._announced(line)
+        self._lines.append(line)
+        if not self._is_due:
+            self._is_due = True
+            self._tell(self._pass_on)
+
+    def kill(self) -> None:
+        """Kills the engine without its backend."""
+        if self._pid is not None:
+            for process in process_tree(self._pid):
+                with suppress(psutil.Error):
+                    process.kill()
+
+    def _pass_on(self) -> None:
+        self._is_due = False
+        while self._observer is not None and self._lines:
+            self._observer.output(self._lines.popleft())
+
+    def _tell(self, function: Callable[..., None], *args: object) -> None:
+        with suppress(RuntimeError):  # the caller's loop is closed
+            self._loop.call_soon_threadsafe(function, *args)

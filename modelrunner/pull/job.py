@@ -5,8 +5,13 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
 
 from modelrunner.concurrency.threads import HASHING, TRANSFERS, in_thread
 from modelrunner.durable import discard, make_folder, translated
@@ -19,14 +24,13 @@ from modelrunner.errors import (
     StorageFailed,
     UnsupportedModel,
 )
+from modelrunner.jsonfile import JsonFile
 from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.pull.archives import unpacked_files
 from modelrunner.pull.claims import Claim
-from modelrunner.pull.journal import Journal, JournalEntry
 from modelrunner.pull.places import PullTarget
-from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Context, Fetcher, FetchResult, LocalOrigin, Making, PullResult, PullSpec, make_way
-from modelrunner.store import Blob, Digest, Store, formats
+from modelrunner.store import Blob, Digest, Reference, Store, formats
 from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.files import size_of
 from modelrunner.store.names import TEMPLATE
@@ -37,13 +41,79 @@ from modelrunner.web.transfers import Transfers
 
 _LOOK = 0.5  # seconds between two checks for a cancellation, while another pull stores its files
 log = logging.getLogger(__name__)
+HeaderCheck = Callable[[ModelHeader, bool], None]
+
+
+class JournalEntry(msgspec.Struct, frozen=True):
+    """The source of a name: `text` as it was written, `origin` its normal form; `model` is the ID. `version` is the
+    source's own word for `revision`; `base` is `LocalOrigin.made_of`."""
+
+    origin: str
+    model: str
+    revision: str
+    text: str = ""
+    version: str = ""
+    base: str = ""
+
+
+class Journal:
+    """The sources of the pulled models, so that an unchanged model is not fetched twice. Without it a pull takes
+    longer; nothing else changes. One JSON file; `Puller` is its only writer. Its methods may be called from any thread,
+    one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonFile(path, dict[str, JournalEntry], cache=True)
+        self._entries = self._file.load() or {}
+
+    def __iter__(self) -> Iterator[tuple[str, JournalEntry]]:
+        """Yields the entries by the normal form of the names."""
+        return iter(self._entries.items())
+
+    def revision(self, reference: Reference, origin: str, model: str) -> str | None:
+        """Returns the source's revision at which `reference` became this model from `origin`."""
+        entry = self._entries.get(str(reference))
+        return entry.revision if entry is not None and (entry.origin, entry.model) == (origin, model) else None
+
+    def record(self, reference: Reference, entry: JournalEntry) -> None:
+        self._entries = {**self._entries, str(reference): entry}
+        self._file.save(self._entries)
+
+
+class SharedDownloads:
+    """Downloads that pulls share: a file with a known sha256 has one partial file for all models that need it. It
+    belongs to one event loop. A thread that stores such files holds `storing`, since it takes them away from other
+    pulls."""
+
+    def __init__(self) -> None:
+        self.storing = threading.Lock()
+        self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+        self._users: Counter[Path] = Counter()
+
+    def is_busy(self, path: Path) -> bool:
+        """Returns whether a pull uses the partial file. Any thread may call it."""
+        return path in self._users
+
+    @asynccontextmanager
+    async def alone(self, path: Path) -> AsyncIterator[None]:
+        """Holds `path` for one downloader at a time."""
+        async with self._locks.setdefault(path, asyncio.Lock()):
+            yield
+
+    def use(self, path: Path) -> None:
+        """Marks `path` as used by one more pull, until `release`."""
+        self._users[path] += 1
+
+    def release(self, paths: Iterable[Path]) -> list[Path]:
+        """Ends one pull's use of `paths`. Returns those that no other pull uses."""
+        self._users.subtract(paths)
+        free = [path for path in paths if self._users[path] <= 0]
+        for path in free:
+            del self._users[path]
+        return free
 
 
 class _SharedFileRemoved(SourceFailed):
     """A file that the store had for another model is gone."""
-
-
-HeaderCheck = Callable[[ModelHeader, bool], None]
 
 
 class PullJob:

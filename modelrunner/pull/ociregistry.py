@@ -4,17 +4,18 @@ A model keeps the manifest that it was published with, byte for byte. Ollama's m
 have manifests of other kinds: they get one of ours.
 """
 
+import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from modelrunner import chattemplates
 from modelrunner.concurrency.threads import HASHING, in_thread
-from modelrunner.defaults import ModelDefaults, split_parameters
+from modelrunner.defaults import ModelDefaults, SamplingOptions, split_parameters
 from modelrunner.errors import BadRequest, InvalidModel, InvalidReference, ModelNotFound, SourceFailed, UntrustedModel
 from modelrunner.oci import imageindex, signatures
 from modelrunner.oci.credentials import Credentials
@@ -23,7 +24,6 @@ from modelrunner.oci.repository import INDEX_TYPES, Manner, RemoteManifest, Remo
 from modelrunner.progress import WorkProgress
 from modelrunner.pull.archives import unpack_layers
 from modelrunner.pull.fetching import fetch_files
-from modelrunner.pull.ollamalayers import CARRIED, ODD, carried
 from modelrunner.pull.remoteheader import preview_gguf
 from modelrunner.pull.source import Context, FetchResult, Making, Preview, PullSpec, Source
 from modelrunner.store import Digest
@@ -49,6 +49,10 @@ log = logging.getLogger(__name__)
 _MOST_LICENCES = 8
 _LICENCES = (LICENSE_TYPE, f"{OLLAMA_TYPE}license")
 _SMALL = 16 << 20  # bytes of a file that may say that the model carries code
+CARRIED = ("system", "params", "messages", "license")
+"""The kinds of layers that are read."""
+ODD = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+"""The errors of JSON of another shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +279,28 @@ def _named(parsed: Manifest, paths: Mapping[Digest, Path], stored: Mapping[Diges
     places = [(layer.path, layer.stored().digest) for layer in parsed.layers]
     found = {name: paths.get(digest) or stored.get(digest) for name, digest in places if in_folder(name)}
     return {name: path for name, path in found.items() if path is not None and path.is_file()}
+
+
+class OllamaDefaults(NamedTuple):
+    """`parameters` are Ollama's options, without those of a machine (`num_gpu`); `messages` are role and content."""
+
+    system: str | None
+    parameters: dict[str, Any]
+    messages: list[tuple[str, str]]
+    licences: list[str]
+
+
+def carried(texts: Mapping[str, Iterable[str]]) -> OllamaDefaults:
+    """Reads the texts of a model's layers, by their kinds (https://github.com/ollama/ollama/blob/main/server/model.go).
+    The template is in Go's language, and left out: the one in the weights takes its place. Raises one of `ODD`."""
+    parameters: dict[str, Any] = {}
+    for text in texts.get("params", ()):
+        parameters |= json.loads(text)
+    known = (*SamplingOptions.__struct_fields__, "num_ctx")
+    messages = [message for text in texts.get("messages", ()) for message in json.loads(text)]
+    return OllamaDefaults(
+        "\n".join(texts.get("system", ())) or None,
+        {name: value for name, value in parameters.items() if name in known},
+        [(str(message["role"]), str(message["content"])) for message in messages],
+        [text for text in texts.get("license", ()) if text],
+    )

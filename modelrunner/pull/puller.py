@@ -8,7 +8,9 @@ import secrets
 import tempfile
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from modelrunner import wire
@@ -29,13 +31,10 @@ from modelrunner.errors import (
 )
 from modelrunner.progress import ProgressReport, RunningPull, WorkProgress
 from modelrunner.pull.huggingface import HuggingFaceSource
-from modelrunner.pull.job import HeaderCheck, PullJob
-from modelrunner.pull.journal import Journal, JournalEntry
+from modelrunner.pull.job import HeaderCheck, Journal, JournalEntry, PullJob, SharedDownloads
 from modelrunner.pull.loading import LoadOptions, load
 from modelrunner.pull.places import PullTarget, is_usable, remove_all, roomy, targets_of
 from modelrunner.pull.pypi import PypiSource
-from modelrunner.pull.rates import RateMeter
-from modelrunner.pull.shared import SharedDownloads
 from modelrunner.pull.source import Fetcher, LocalOrigin, Making, Preview, PullResult, PullSpec, Source
 from modelrunner.pull.uploads import Uploads
 from modelrunner.store import Leftover, Reference, Store
@@ -44,6 +43,7 @@ from modelrunner.types import ModelFormat
 from modelrunner.web.transfers import Transfers
 
 log = logging.getLogger(__name__)
+_WINDOW = 5.0  # seconds
 
 
 class Puller:
@@ -301,3 +301,38 @@ async def _moves_on(error: ModelRunnerError, target: PullTarget) -> bool:
     if isinstance(error, InsufficientDisk):
         return not isinstance(error, QuotaExceeded)
     return not await in_thread(lambda _: is_usable(target.place))
+
+
+class RateMeter:
+    """The rates of one pull, as a whole and for each file. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._phase = ""
+        self._meters: defaultdict[str, _ByteMeter] = defaultdict(_ByteMeter)
+
+    def measured(self, line: WorkProgress) -> WorkProgress:
+        """Returns the line with its rates."""
+        if line.phase != self._phase:
+            self._phase = line.phase
+            self._meters.clear()
+        now, file = self._clock(), line.file
+        if file is not None:
+            file = replace(file, rate=self._meters[file.id].rate(now, file.current))
+        return replace(line, rate=self._meters[""].rate(now, line.current), file=file)
+
+
+class _ByteMeter:
+    """Bytes per second over the last seconds. Bytes of an earlier attempt do not count."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def rate(self, now: float, current: int) -> float:
+        if self._samples and current < self._samples[-1][1]:
+            self._samples.clear()
+        self._samples.append((now, current))
+        while now - self._samples[0][0] > _WINDOW and len(self._samples) > 2:
+            self._samples.popleft()
+        began, at_first = self._samples[0]
+        return (current - at_first) / (now - began) if now > began else 0.0

@@ -16,7 +16,7 @@ Line = tuple[str, bool]
 class Phase(StrEnum):
     """A runner's phase. Only a ready runner takes new leases; only an ended one has given its memory back. A runner
     that is being woken is starting, one that is falling asleep is sleeping. `RunnerSlot.become` holds the allowed
-    changes. (`ProcessPhase` in engine/processphase.py is that of the engine's process alone.)"""
+    changes. (`ProcessPhase` in engine/localrunner.py is that of the engine's process alone.)"""
 
     STARTING = "starting"
     READY = "ready"

@@ -5,16 +5,15 @@ Ranges and their failures follow RFC 9110, sections 14 and 15.5.17.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from modelrunner.concurrency.tasks import settled
 from modelrunner.concurrency.threads import in_thread
 from modelrunner.errors import ModelNotFound, SourceFailed
 from modelrunner.web.partial import ByteRange, PartialFile, RemoteFile
 from modelrunner.web.pieces import Pieces
-from modelrunner.web.receiving import body_of
 from modelrunner.web.session import retry_after
 from modelrunner.web.transfers import Transfers
 
@@ -27,6 +26,8 @@ _MOST_PENDING = 4 << 20
 _SLOWEST = 1 << 18  # bytes that must come within `patience`
 Renewal = Callable[[str, Mapping[str, str]], Awaitable[Mapping[str, str] | None]]
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
+_MOST = 1 << 20  # bytes of a piece
+_WORTHWHILE = 4 << 20  # bytes for which losing a connection is worth it
 
 
 class AttemptFailed(Exception):
@@ -221,3 +222,35 @@ def refused(name: str, headers: Mapping[str, str]) -> SourceFailed:
         reason = "is gated: accept its terms on its page, and set HF_TOKEN or give a token that may read it"
         return SourceFailed(f"{name} {reason}")
     return SourceFailed(f"{name}: access refused; the token is missing, wrong or expired")
+
+
+async def body_of(response: "httpx.Response") -> AsyncGenerator[bytes, None]:
+    """Yields the bytes as they are sent. Raises `httpx.HTTPError`.
+
+    The long body of an answer in HTTP/1.1 with a Content-Length is read from the connection itself, by httpx's
+    `network_stream` (https://www.encode.io/httpcore/extensions/): its parser would copy every byte three times. The
+    connection is closed afterwards."""
+    import httpcore
+    import httpx
+
+    length = response.headers.get("Content-Length", "")
+    left = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0
+    stream = response.extensions.get("network_stream")
+    plain = response.http_version == "HTTP/1.1" and "Transfer-Encoding" not in response.headers
+    async with aclosing(cast("AsyncGenerator[bytes, None]", response.aiter_raw())) as parsed:
+        async for data in parsed:
+            left -= len(data)
+            yield data
+            # The parser has returned all of its bytes: the rest is still in the connection.
+            if stream is None or not plain or left < _WORTHWHILE:
+                continue
+            while left:
+                try:
+                    data = await stream.read(min(left, _MOST))
+                except (httpcore.NetworkError, httpcore.TimeoutException) as error:
+                    raise httpx.ReadError(str(error)) from error
+                if not data:
+                    return
+                left -= len(data)
+                yield data
+            return

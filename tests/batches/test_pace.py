@@ -1,6 +1,6 @@
 """How much of a batch goes to the engine together."""
 
-from modelrunner.batches.pace import MOST, Pace
+from modelrunner.batches.asking import MOST, Pace
 
 
 def settled(pace: Pace, each: float) -> int:

@@ -21,7 +21,7 @@ from modelrunner.cli.llamaswap import converted
 from modelrunner.errors import BadRequest, InvalidModel, InvalidReference
 from modelrunner.gateway.multipart import model_part
 from modelrunner.models.foreign import ollama_models
-from modelrunner.oci.challenge import challenges
+from modelrunner.oci.authorization import challenges
 from modelrunner.store import gguf, manifests, safetensors, tar
 from modelrunner.store.digests import Digest
 from modelrunner.store.references import Reference

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from modelrunner.errors import InvalidModel, ModelNotFound, ModelRunnerError, SourceFailed
-from modelrunner.oci.challenge import challenges
+from modelrunner.oci.authorization import challenges
 from modelrunner.oci.credentials import Credential
 from modelrunner.oci.registries import RegistryRules
 from modelrunner.oci.repository import Manner

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from modelrunner.cli.login_commands import check
 from modelrunner.errors import InvalidModel, ModelNotFound, SourceFailed
 from modelrunner.oci.credentials import Credential
-from modelrunner.oci.login import check
 from modelrunner.oci.registries import RegistryRules
 from modelrunner.store import Store
 from tests.oci.artifacts import CNCF, DOCKER, NOTHING, PATH, V1, V2, docker_config, index, published

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.engine.localrunner import LocalRunner
-from modelrunner.engine.processphase import ProcessPhase
+from modelrunner.engine.localrunner import LocalRunner, ProcessPhase
 from tests.fakes import FakeBackend, fake_key, fake_launch, fake_spec
 
 STARTING, READY, STOPPING = ProcessPhase

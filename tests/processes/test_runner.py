@@ -11,8 +11,7 @@ import pytest
 
 from modelrunner.engine.excess import Excess
 from modelrunner.engine.lastwords import last_words
-from modelrunner.engine.localrunner import LocalRunner
-from modelrunner.engine.processphase import ProcessPhase
+from modelrunner.engine.localrunner import LocalRunner, ProcessPhase
 from modelrunner.engine.readiness import free_port, pause
 from modelrunner.engine.runner import check_model
 from modelrunner.errors import (

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from modelrunner.engine.connections import UpstreamPool
-from modelrunner.engine.localrunner import LocalRunner
-from modelrunner.engine.processphase import ProcessPhase
+from modelrunner.engine.localrunner import LocalRunner, ProcessPhase
 from modelrunner.engine.watchdog import Sample, Silence, Watchdog, after
 from modelrunner.engineapi import EngineApi
 from modelrunner.errors import EngineFailed

@@ -1,17 +1,22 @@
-"""Makes the document from operations: paths from the routes, schemas from msgspec structs."""
+"""The document of the HTTP interface, as OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.1.html): paths from the
+routes, schemas from msgspec structs."""
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, get_type_hints
 
 import msgspec
 
-from modelrunner.gateway.routes import dialect_of
-from modelrunner.openapi.inference import inference_operations
-from modelrunner.openapi.operation import ALWAYS, Operation
+from modelrunner.gateway.calls import Dialect
+from modelrunner.gateway.routes import all_routes, dialect_of
 
+ALWAYS = (400, 401, 403, 404, 413, 415, 429, 500, 503)
+"""The statuses that the checks before every route can answer with, and that of a disk that refuses (`StorageFailed`) or
+of a fault of ours."""
+_ERRORS = (411, 412, 421, 422, 501, 502, 504, 507)
 _PARAMETER = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 _WORDS = re.compile(r"\w+(\|\w+)*")
 _ABOUT = """\
@@ -23,6 +28,34 @@ _SECURITY = {
     "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 _HEADERS = {"X-Request-ID": {"schema": {"type": "string"}, "description": "the request's ID in the daemon's log"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`text` is a sentence or more, the first of which is the summary. `answer`, `body` and the values of `query` are
+    types that msgspec makes a JSON Schema of; an answer of several media types, or a body that is not JSON, is a
+    mapping of media types to them. None stands for an empty answer, and for no body. `errors` are the statuses beside
+    `ALWAYS`, all with the family's error;
+    `also` other answers by their status. An `optional` body may be left out. `local` has the fields of a request that
+    are served over the Unix socket alone, "" for the whole request, each with a reason: a sentence that lacks its end,
+    "only over the Unix socket"."""
+
+    text: str
+    answer: Any
+    status: int = 200
+    body: Any = None
+    optional: bool = False
+    query: Mapping[str, Any] = field(default_factory=dict)
+    errors: tuple[int, ...] = ()
+    also: Mapping[int, Any] = field(default_factory=dict)
+    local: Mapping[str, str] = field(default_factory=dict)
+
+
+def inference_operations() -> Iterator[tuple[Dialect, str, str, str, Operation]]:
+    """Yields (family, method, path, scope, operation) of each route."""
+    for pattern, call, route in all_routes():
+        operation = Operation(call.text, call.answer, body=call.body, errors=_ERRORS)
+        yield route.dialect, "POST", pattern, "inference", operation
 
 
 def make_document(control: Iterable[tuple[str, str, str, Operation]], version: str) -> dict[str, Any]:
@@ -167,13 +200,13 @@ def plain(kind: Any) -> Any:
     if msgspec.Raw not in hints.values():
         return kind
     fields: list[Any] = []
-    for field in msgspec.structs.fields(kind):
-        if field.type is msgspec.Raw:
-            fields.append((field.name, Any, None))
-        elif field.required:
-            fields.append((field.name, field.type))
-        elif field.default_factory is not msgspec.NODEFAULT:
-            fields.append((field.name, field.type, msgspec.field(default_factory=field.default_factory)))
+    for each in msgspec.structs.fields(kind):
+        if each.type is msgspec.Raw:
+            fields.append((each.name, Any, None))
+        elif each.required:
+            fields.append((each.name, each.type))
+        elif each.default_factory is not msgspec.NODEFAULT:
+            fields.append((each.name, each.type, msgspec.field(default_factory=each.default_factory)))
         else:
-            fields.append((field.name, field.type, field.default))
+            fields.append((each.name, each.type, each.default))
     return msgspec.defstruct(kind.__name__, fields, namespace={"__doc__": kind.__doc__})
