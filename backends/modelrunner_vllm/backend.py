@@ -4,10 +4,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from modelrunner.sdk import (
+    MESSAGES_ENDPOINTS,
+    OPENAI_ENDPOINTS,
+    ApiShape,
     Backend,
     BackendContext,
     BackendState,
@@ -16,6 +20,7 @@ from modelrunner.sdk import (
     BadRequest,
     Bundle,
     Endpoint,
+    EndpointApi,
     EngineApi,
     EngineDevice,
     Launch,
@@ -32,17 +37,22 @@ from modelrunner.sdk import (
     enginecache,
     run,
 )
-from modelrunner_vllm import args, engines, environment, errors, flags, install, memory, requests
+from modelrunner_vllm import args, engines, environment, errors, flags, install, memory
 from modelrunner_vllm.engines import VERSION, Engine, EngineKind
 from modelrunner_vllm.environment import Scratch, check_reachable
+from modelrunner_vllm.install import VllmSettings
 from modelrunner_vllm.machine import Machine, has_cuda
 from modelrunner_vllm.model import sentence_limit
 from modelrunner_vllm.model_options import VllmOptions
-from modelrunner_vllm.settings import VllmSettings
 
 _PARALLEL = 16
 _COMPILED = f"vllm-compiled-{VERSION}"
 _WAKE_LIMIT = 120.0  # seconds
+_ENDPOINTS = {**OPENAI_ENDPOINTS, **MESSAGES_ENDPOINTS, "/score": EndpointApi(ApiShape.SCORE)}
+# The number of batches that gave an answer something, and the share of the cache in use, 0 to 1. While a long prompt is
+# computed in pieces, only the share moves before the last piece. The API server answers while another process computes,
+# so a stuck engine reports the same figures again.
+_WORK = ("vllm:iteration_tokens_total_count", "vllm:kv_cache_usage_perc")
 
 
 class VllmBackend(Backend):
@@ -110,7 +120,18 @@ class VllmBackend(Backend):
         return await asyncio.to_thread(enginecache.disk_usage, folders)
 
     def api(self, spec: RunSpec) -> EngineApi:
-        return requests.api(spec)
+        """The guard inside the API server (inside/modelrunner_guard.py) answers at the paths of
+        `settled` and `fields`; it reads the fields from vLLM's own models of a request. It hears nothing, because the
+        packages that read sound are not installed: they take 250 MB, and no model here needs them."""
+        return replace(
+            EngineApi.openai(spec.mode, spec.bundle.name),
+            endpoints=_ENDPOINTS,
+            work=_WORK,
+            settled="/modelrunner/settled",
+            fields="/modelrunner/fields",
+            checks_model=True,
+            lacks=frozenset({"audio"}),
+        )
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await asyncio.to_thread(lambda: memory.required(spec, self._kind()))

@@ -4,13 +4,30 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from modelrunner.sdk import BackendContext, BackendUnavailable, ProgressCallback, enginecache, programs
 from modelrunner.sdk.packages import Environment, Python, find_python, interpreter
-from modelrunner_vllm.engines import VERSION, Engine, link, usable
+from modelrunner_vllm.engines import VERSION, Engine, EngineKind, link, usable
 from modelrunner_vllm.machine import Build, Machine
-from modelrunner_vllm.settings import VllmSettings
 
 _MODULE = "vllm.entrypoints.launchers.api_server.entry"
+
+
+class VllmSettings(BaseModel):
+    """The table `[backends.vllm]` of the configuration. The settings are all optional.
+
+    - `build` is "cuda" or "cpu". By default the machine's devices decide.
+    - `torch_index` is the index that has the CPU build of torch: PyTorch's index of CPU builds, or a copy of it. By
+      default pip's own configuration decides.
+    - `python` makes the engine's environment. By default it is the interpreter that runs modelrunner.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    build: EngineKind | None = None
+    torch_index: str | None = None
+    python: Path | None = None
 
 
 async def install(context: BackendContext, settings: VllmSettings, progress: ProgressCallback) -> None:

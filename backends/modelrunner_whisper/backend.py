@@ -29,8 +29,8 @@ from modelrunner.sdk import (
 from modelrunner.sdk.diagnosis import Cause
 from modelrunner.sdk.packages import PackagesBackend, diagnosis, interpreter
 from modelrunner_whisper import memory
+from modelrunner_whisper.memory import WhisperOptions
 from modelrunner_whisper.model import CTRANSLATE2, FORMAT
-from modelrunner_whisper.options import WhisperOptions
 
 TRANSCRIPTION = Mode("transcription")
 _INSIDE = Path(__file__).with_name("inside")

@@ -1,18 +1,23 @@
-"""The command top, which watches the daemon."""
+"""Follows the state of the daemon; the command top shows it."""
+
+import time
+from collections.abc import Iterator
 
 import click
 
 from modelrunner import wire
 from modelrunner.cli import output
-from modelrunner.cli.client import HttpClient
+from modelrunner.cli.client import HttpClient, decode
 from modelrunner.cli.common_options import json_option, with_client
 from modelrunner.cli.devices import print_devices
-from modelrunner.cli.live import states
+from modelrunner.cli.output import note
 from modelrunner.cli.times import until
+from modelrunner.errors import AnswerBroken, DaemonUnreachable
 from modelrunner.units import format_bytes
 
 _BAR = 30  # columns
 _USED, _FREE = "█", "░"
+_AGAIN = 0.5  # seconds between two attempts to reach a daemon that has ended
 
 
 @click.command()
@@ -72,3 +77,21 @@ def _show(now: wire.Now) -> None:
 def _memory(runner: wire.RunnerStatus) -> str:
     found = runner.memory.measured or runner.memory.estimated
     return format_bytes(found.ram + sum(found.vram))
+
+
+def states(client: HttpClient) -> Iterator[wire.Now]:
+    """Yields the state now and after every change, and waits for the next daemon if this one ends. Raises
+    `DaemonUnreachable` if no daemon runs at the beginning."""
+    begun = False
+    while True:
+        try:
+            with client.open("GET", "/engines/now", headers={"Accept": "text/event-stream"}) as response:
+                for event in client.events(response):
+                    if event.name == "now":
+                        begun = True
+                        yield decode(event.data, wire.Now)
+        except (DaemonUnreachable, AnswerBroken):
+            if not begun:
+                raise
+        note("the daemon has ended; waiting for the next one, Ctrl-C ends")
+        time.sleep(_AGAIN)

@@ -18,7 +18,7 @@ from modelrunner.cli.drawing import check_picture, draw
 from modelrunner.cli.prepare import check_sees, default_system, prepare
 from modelrunner.cli.request import STARTER, SYSTEM, Message, Parameters, schema, user_message
 from modelrunner.cli.several import each
-from modelrunner.cli.transcribing import Hearing, sounds, transcribes
+from modelrunner.cli.transcribe import Hearing, sounds, transcribes
 from modelrunner.errors import ModelNotFound
 
 _STARTER_SIZE = "93 MB"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.cli.engines_commands import _known
+from modelrunner.cli.engines import _known
 from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
 from tests.cli.conftest import Cli

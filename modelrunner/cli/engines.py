@@ -29,7 +29,7 @@ _ASKED = re.compile(r'"(/(?!v1|api)[^"{]+|https?://[^"]+|[A-Z][A-Z_]*)"')
 _SUITE = """
 from pathlib import Path
 import pytest
-from modelrunner.cli.engines_commands import table_of
+from modelrunner.cli.engines import table_of
 from modelrunner.daemon.engines import configured
 from modelrunner.testing import BackendContract, spec_for
 from modelrunner.types import RunSpec
