@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import openaiforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, reference_in_path
 from modelrunner.api.reach import Reach
@@ -52,5 +51,5 @@ class AnthropicRoutes:
 
     @staticmethod
     def _shown(name: str, model: StoredModel, abilities: Abilities) -> wire.AnthropicModel:
-        window = openaiforms.openai_model(name, model, abilities).context_window
+        window = abilities.window or model.config.get("context_size")
         return wire.AnthropicModel(name, name, datetime.fromtimestamp(model.created, UTC), window)

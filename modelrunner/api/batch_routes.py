@@ -2,17 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from modelrunner import wire
-from modelrunner.api import openaiforms
 from modelrunner.api.documented import Count, documented
-from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.messages import json_response, page_of, read_json
 from modelrunner.api.middleware import owner_of
-from modelrunner.api.paging import page_of
+from modelrunner.batches.batch import Batch, BatchState, LineError
 from modelrunner.batches.batchstore import BatchStore
 from modelrunner.batches.filestore import FileStore, UploadedFile
 from modelrunner.batches.intake import BatchIntake
@@ -54,20 +53,20 @@ class BatchRoutes:
         if request.content_type != "multipart/form-data":
             raise BadRequest("send the file as multipart/form-data, with the fields purpose and file")
         made = await self._intake.upload(_Form(request), owner_of(request))
-        return json_response(openaiforms.file(made))
+        return json_response(_file_status(made))
 
     @documented(wire.ListPage[wire.FileStatus], query={"purpose": str, "order": str, **_PAGED})
     async def list_files(self, request: web.Request) -> web.Response:
         """Lists the files, the newest first."""
         files = self._files.all(owner_of(request))
         purpose = request.query.get("purpose")
-        items = [(file.id, openaiforms.file(file)) for file in files if purpose in (None, file.purpose)]
+        items = [(file.id, _file_status(file)) for file in files if purpose in (None, file.purpose)]
         return page_of(request, items, usual=10_000)
 
     @documented(wire.FileStatus)
     async def get_file(self, request: web.Request) -> web.Response:
         """Shows a file."""
-        return json_response(openaiforms.file(self._file(request)))
+        return json_response(_file_status(self._file(request)))
 
     @documented({"application/octet-stream": bytes})
     async def content(self, request: web.Request) -> web.StreamResponse:
@@ -100,25 +99,25 @@ class BatchRoutes:
             wanted.metadata or {},
             owner_of(request),
         )
-        return json_response(openaiforms.batch(batch))
+        return json_response(_batch_status(batch))
 
     @documented(wire.ListPage[wire.BatchStatus], query=_PAGED)
     async def list(self, request: web.Request) -> web.Response:
         """Lists the batches, the newest first."""
         found = await asyncio.to_thread(self._batches.all, owner_of(request))
-        return page_of(request, [(batch.id, openaiforms.batch(batch)) for batch in found], usual=20)
+        return page_of(request, [(batch.id, _batch_status(batch)) for batch in found], usual=20)
 
     @documented(wire.BatchStatus)
     async def get(self, request: web.Request) -> web.Response:
         """Shows a batch."""
         found = await asyncio.to_thread(self._batches.get, request.match_info["id"], owner_of(request))
-        return json_response(openaiforms.batch(found))
+        return json_response(_batch_status(found))
 
     @documented(wire.BatchStatus, errors=(409,))
     async def cancel(self, request: web.Request) -> web.Response:
         """Stops a batch: none of its further requests is sent."""
         found = await self._intake.cancel(request.match_info["id"], owner_of(request))
-        return json_response(openaiforms.batch(found))
+        return json_response(_batch_status(found))
 
     def _file(self, request: web.Request) -> UploadedFile:
         return self._files.get(request.match_info["id"], owner_of(request))
@@ -164,3 +163,40 @@ class _FewLines:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._body, name)
+
+
+def _file_status(found: UploadedFile) -> wire.FileStatus:
+    return wire.FileStatus(found.id, found.bytes, int(found.created), found.filename, found.purpose)
+
+
+def _batch_status(found: Batch) -> wire.BatchStatus:
+    """Returns the batch object of OpenAI's API."""
+
+    def at(moment: float | None, *states: BatchState) -> int | None:
+        return int(moment) if moment is not None and (not states or found.status in states) else None
+
+    return wire.BatchStatus(
+        id=found.id,
+        endpoint=found.endpoint,
+        errors={"object": "list", "data": list(map(_line_error, found.errors))} if found.errors else None,
+        input_file_id=found.input_file,
+        completion_window=found.window,
+        status=found.status.value,
+        output_file_id=found.output_file,
+        error_file_id=found.error_file,
+        created_at=int(found.created),
+        in_progress_at=at(found.created) if not found.errors else None,
+        expires_at=int(found.expires),
+        finalizing_at=at(found.finalizing),
+        completed_at=at(found.ended, BatchState.COMPLETED),
+        failed_at=at(found.ended, BatchState.FAILED),
+        expired_at=at(found.ended, BatchState.EXPIRED),
+        cancelling_at=at(found.cancelling),
+        cancelled_at=at(found.ended, BatchState.CANCELLED),
+        request_counts={"total": found.total, "completed": found.completed, "failed": found.failed},
+        metadata=found.metadata or None,
+    )
+
+
+def _line_error(found: LineError) -> dict[str, Any]:
+    return {"code": found.code, "message": found.message, "line": found.line, "param": found.param}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from modelrunner import wire
-from modelrunner.api import modelforms, recordforms, wireforms
+from modelrunner.api import modelforms, wireforms
 from modelrunner.api.streaming import ALIVE
 from modelrunner.concurrency.feed import Feed
 from modelrunner.progress import RunningPull
@@ -51,7 +51,7 @@ class Board:
             waiting=scheduler.waiting(),
             paused=sorted(scheduler.paused()),
             running=len(running),
-            requests=[recordforms.request(entry) for entry in running[:_SHOWN]],
+            requests=[wireforms.request(entry) for entry in running[:_SHOWN]],
             counted=self._is_counted(),
             pulls=[modelforms.pull(running) for running in self._pulls()],
             devices=wireforms.devices(scheduler.devices(), memory),
@@ -87,7 +87,7 @@ class Board:
                 seen, frame = events.last, _sent("events", [wireforms.event(event) for event in new])
             total, ended = telemetry.ended_after(served)
             if ended:
-                shown = [recordforms.request(entry) for entry in ended[-_SHOWN:]]
+                shown = [wireforms.request(entry) for entry in ended[-_SHOWN:]]
                 frame += _sent("requests", {"ended": total - served, "newest": shown})
                 served = total
             if (now := self.now()) != before:

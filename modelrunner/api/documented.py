@@ -1,18 +1,23 @@
-"""Descriptions of handlers: /openapi.json is made from them, and queries and the Unix socket are checked by them."""
+"""Descriptions of handlers: /openapi.json is made from them, and queries and the Unix socket are checked by them. That
+document needs no API key, since it holds no data of this machine."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import wraps
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cached_property, wraps
 from inspect import getdoc
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from modelrunner import wire
+from modelrunner import __version__, wire
 from modelrunner.api.messages import check_query
 from modelrunner.api.middleware import is_local
+from modelrunner.api.scopes import scope_of
 from modelrunner.errors import Forbidden
-from modelrunner.openapi import Operation
+from modelrunner.gateway.request.pipeline import IS_OPEN
+from modelrunner.openapi import Operation, make_document
 
 _Answer = TypeVar("_Answer", bound=web.StreamResponse)
 _Handler = Callable[[Any, web.Request], Awaitable[_Answer]]
@@ -54,3 +59,35 @@ def check_local(request: web.Request, field: str = "") -> None:
     if not is_local(request):
         reason = request.match_info.handler.operation.local[field]  # type: ignore[attr-defined]
         raise Forbidden(f"{reason} only over the Unix socket", param=field or None)
+
+
+class DocumentRoutes:
+    """The routes of the whole control plane: its own and those in `described`. Raises `TypeError` for a route whose
+    handler is not `documented`."""
+
+    def __init__(self, described: Iterable[web.RouteDef]) -> None:
+        self._routes = [web.get("/openapi.json", self.document), *described]
+        self._operations = [(route, _operation(route.handler)) for route in self._routes]
+
+    def routes(self) -> list[web.RouteDef]:
+        return self._routes
+
+    @documented(dict)
+    async def document(self, request: web.Request) -> web.Response:
+        """Sends this document."""
+        return web.Response(body=self._document, content_type="application/json")
+
+    @cached_property
+    def _document(self) -> bytes:
+        control = []
+        for route, operation in self._operations:
+            scope = "" if IS_OPEN(re.sub("{.*}", "file", route.path)) else scope_of(route.method, route.path)
+            control.append((route.method, route.path, scope, operation))
+        return msgspec.json.encode(make_document(control, __version__))
+
+
+def _operation(handler: object) -> Operation:
+    found = getattr(handler, "operation", None)
+    if not isinstance(found, Operation) or not found.text:
+        raise TypeError(f"{handler} is not documented: modelrunner/api/documented.py")
+    return found

@@ -1,4 +1,5 @@
-"""/models/import: models that other programs keep on this machine."""
+"""Models that come and go as files: tar archives (/models/REF/export, /models/load), and what other programs keep on
+this machine (/models/import)."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,16 +8,78 @@ from pathlib import Path
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api.documented import PROGRESS, documented
-from modelrunner.api.messages import json_response, read_json
+from modelrunner.api.documented import PROGRESS, check_local, documented
+from modelrunner.api.messages import decode_reference, json_response, query_flag, read_json
 from modelrunner.api.reach import Reach
-from modelrunner.api.streaming import stream_progress
+from modelrunner.api.streaming import body_pieces, stream_progress
+from modelrunner.errors import UnsupportedMediaType
 from modelrunner.models.foreign import ForeignStores
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.progress import ProgressReport
 
+_TYPES = ("application/x-tar", "application/octet-stream")
 _LOCAL = {"": "models of other programs are seen and taken"}
+
+
+class ArchiveRoutes:
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._reach = Reach(library)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/models/{ref:.+}/export", self.export), web.post("/models/load", self.load)]
+
+    @documented({_TYPES[0]: bytes}, query={}, errors=(422,))
+    async def export(self, request: web.Request) -> web.StreamResponse:
+        """Sends a model as a tar archive. An answer shorter than its Content-Length is incomplete: a file was removed
+        or damaged meanwhile."""
+        reference = decode_reference(request.rel_url.raw_path.removeprefix("/models/").removesuffix("/export"))
+        self._reach.check(request, reference)
+        archive = await asyncio.to_thread(self._library.archive, reference)
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": _TYPES[0],
+                "Content-Disposition": f'attachment; filename="{archive.model_id[7:19]}.tar"',
+                "Content-Length": str(archive.size),
+            }
+        )
+        await response.prepare(request)
+        pieces = archive.pieces()
+        while piece := await asyncio.to_thread(next, pieces, b""):
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    @documented(
+        PROGRESS,
+        body=dict.fromkeys(_TYPES, bytes),
+        query={"name": str, "trust": bool},
+        errors=(409, 422, 507),
+        local={"trust": "a model's code can be trusted"},
+    )
+    async def load(self, request: web.Request) -> web.StreamResponse:
+        """Takes the models of a tar archive, as `GET /models/REF/export` sends it. `name` is another name for its one
+        model; `trust` takes models that carry code."""
+        if request.content_type not in _TYPES:  # a web page sends these types only after a preflight
+            raise UnsupportedMediaType(f"send the archive with Content-Type: {_TYPES[0]}")
+        name, trust = request.query.get("name"), query_flag(request, "trust")
+        if trust:
+            check_local(request, "trust")
+        if name is None:  # the archive names its models itself
+            self._reach.check_all(request)
+        else:
+            self._reach.check_names(request, name)
+
+        async def load(report: ProgressReport) -> wire.Progress:
+            size = request.content_length or 0
+            loaded = await self._library.load(
+                body_pieces(request, "the archive"), report, name=name, trust=trust, size=size
+            )
+            names = ", ".join(model.name for model in loaded)
+            return wire.Progress("success", f"{names} is here", model=loaded[0].name)
+
+        return await stream_progress(request, load, mode="load")
 
 
 class ImportRoutes:

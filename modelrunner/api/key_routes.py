@@ -1,14 +1,15 @@
 """API keys: creating, listing, rotating and revoking them."""
 
 import asyncio
+import time
 
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import recordforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_flag, read_json
-from modelrunner.keys.ring import KeyRing
+from modelrunner.api.wireforms import moment
+from modelrunner.keys.ring import ApiKey, KeyRing
 from modelrunner.units import parse_age
 
 
@@ -27,7 +28,7 @@ class KeyRoutes:
     @documented(list[wire.KeyStatus])
     async def list(self, request: web.Request) -> web.Response:
         """Lists the API keys, without their text."""
-        return json_response([recordforms.key(key) for key in self._keys])
+        return json_response([_key_status(key) for key in self._keys])
 
     @documented(wire.KeyCreated, status=201, body=wire.KeyRequest, errors=(409,))
     async def create(self, request: web.Request) -> web.Response:
@@ -46,13 +47,13 @@ class KeyRoutes:
             batch=wanted.priority == "batch",
             age=parse_age(wanted.expires) if wanted.expires else None,
         )
-        return json_response(wire.KeyCreated(recordforms.key(made), text), status=201)
+        return json_response(wire.KeyCreated(_key_status(made), text), status=201)
 
     @documented(wire.KeyCreated)
     async def rotate(self, request: web.Request) -> web.Response:
         """Gives an API key a new text. Only this answer has it."""
         made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
-        return json_response(wire.KeyCreated(recordforms.key(made), text))
+        return json_response(wire.KeyCreated(_key_status(made), text))
 
     @documented(wire.KeyRevoked, query={"open": bool}, errors=(409,))
     async def revoke(self, request: web.Request) -> web.Response:
@@ -60,3 +61,20 @@ class KeyRoutes:
         name = request.match_info["name"]
         await asyncio.to_thread(self._keys.revoke, name, open=query_flag(request, "open"))
         return json_response(wire.KeyRevoked(name))
+
+
+def _key_status(found: ApiKey) -> wire.KeyStatus:
+    return wire.KeyStatus(
+        found.name,
+        [str(scope) for scope in found.scopes],
+        list(found.models),
+        found.requests_per_minute,
+        found.tokens_per_minute,
+        found.concurrency,
+        found.max_tokens,
+        found.max_seconds,
+        "batch" if found.batch else "normal",
+        moment(found.created),
+        moment(found.expires) if found.expires is not None else None,
+        found.expires is not None and found.expires <= time.time(),
+    )

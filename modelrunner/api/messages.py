@@ -1,12 +1,14 @@
 """Reads requests and writes answers of the control plane, in JSON. A wrong field raises a `BadRequest` that names
 it."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
 
+from modelrunner import wire
 from modelrunner.api.middleware import transport_of
 from modelrunner.errors import BadRequest, InvalidReference, UnsupportedMediaType
 from modelrunner.schema import nearest, wrong_field
@@ -99,3 +101,20 @@ def decode_reference(raw: str) -> str:
     if not text:
         raise InvalidReference("the path names no model")
     return text
+
+
+def page_of(
+    request: web.Request, items: Sequence[tuple[str, Any]], *, usual: int, most: int | None = None
+) -> web.Response:
+    """Answers with the page that the query asks for: `limit` items, `usual` by default and `most` at most, after the
+    item with the ID `after`. `items` is the whole list, each item with its ID. Raises `BadRequest`."""
+    if (after := request.query.get("after")) is not None:
+        place = next((place for place, (id, _) in enumerate(items) if id == after), None)
+        if place is None:
+            raise BadRequest(f"there is no item {after!r} in this list", param="after")
+        items = items[place + 1 :]
+    limit = query_count(request, "limit") or usual
+    limit = limit if most is None else min(limit, most)
+    page = items[:limit]
+    first, last = (page[0][0], page[-1][0]) if page else (None, None)
+    return json_response(wire.ListPage([item for _, item in page], first, last, len(items) > limit))

@@ -5,11 +5,11 @@ import asyncio
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import openaiforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_flag, reference_in_path
 from modelrunner.api.reach import Reach
 from modelrunner.errors import ModelNotFound, NotImplementedHere
+from modelrunner.models.abilities import Abilities
 from modelrunner.models.library import Library
 from modelrunner.store import StoredModel
 
@@ -56,7 +56,7 @@ class OpenAIRoutes:
         models = await self._reach.listed(request, served)
         aliases = self._library.aliased((model for model, _ in models), "openai")
         data = [
-            openaiforms.openai_model(name, model, abilities)
+            _openai_model(name, model, abilities)
             for model, abilities in models
             for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
         ]
@@ -72,7 +72,7 @@ class OpenAIRoutes:
         name = name if alias == reference else alias
         if not self._is_served(request, model):
             raise ModelNotFound(f"{request.match_info['backend']} cannot serve {name}", param="model")
-        return json_response(openaiforms.openai_model(name, model, abilities))
+        return json_response(_openai_model(name, model, abilities))
 
     @documented(wire.SpeechVoices)
     async def voices(self, request: web.Request) -> web.Response:
@@ -109,3 +109,14 @@ class OpenAIRoutes:
         """Returns True unless the path names a backend that cannot serve the model."""
         backend = request.match_info.get("backend")
         return backend is None or self._library.serves(backend, model)
+
+
+def _openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.OpenAIModel:
+    return wire.OpenAIModel(
+        id=name,
+        created=found.created,
+        architecture=found.config.get("architecture"),
+        context_window=abilities.window or found.config.get("context_size"),
+        capabilities=list(abilities.capabilities),
+        backend=abilities.backend,
+    )

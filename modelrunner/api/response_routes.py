@@ -1,6 +1,8 @@
-"""The routes of stored responses: reading, cancelling and removing them. Inference makes them."""
+"""The routes of stored responses, which inference makes, and of streams that go on on another connection than that of
+their request."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Literal
 
 import msgspec
@@ -8,12 +10,12 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api.documented import Count, documented
-from modelrunner.api.messages import json_response, query_count, query_flag
+from modelrunner.api.messages import json_response, page_of, query_count, query_flag
 from modelrunner.api.middleware import owner_of
-from modelrunner.api.paging import page_of
 from modelrunner.api.streaming import stream_events
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.dialects.answershapes import ResponseAnswer
+from modelrunner.gateway.interceptors.resumable_streams import ResumableStreams
 from modelrunner.gateway.response_store import ResponseStore
 
 _MOST_ITEMS = 100
@@ -94,3 +96,45 @@ class ResponseRoutes:
         if request.query.get("order") != "asc":
             items.reverse()
         return page_of(request, items, usual=20, most=_MOST_ITEMS)
+
+
+class StreamRoutes:
+    def __init__(self, streams: ResumableStreams) -> None:
+        self._streams = streams
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/streams/{id}", self.get, allow_head=False),  # a look takes the stream over
+            web.delete("/v1/streams/{id}", self.delete),
+        ]
+
+    @documented({"text/event-stream": Any, "application/x-ndjson": str}, query={"from": Count})
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """Sends a stream again, from the byte `from` of its body (0 by default) to its end."""
+        place = query_count(request, "from") or 0
+        stream = self._streams.find(request.match_info["id"], owner_of(request))
+        response = web.StreamResponse()
+
+        async def prepare() -> None:
+            if not response.prepared:
+                status, headers, _ = stream.head or (200, (), None)
+                response.set_status(status)
+                response.headers.extend({name.decode(): value.decode() for name, value in headers})
+                await response.prepare(request)
+
+        async with aclosing(stream.read(place)) as pieces:
+            async for piece in pieces:
+                await prepare()
+                await response.write(piece)
+                place += len(piece)
+        await prepare()
+        if (not stream.complete or place < stream.end) and request.transport is not None:
+            request.transport.abort()  # the stream itself was cut, or a newer connection has it
+        await response.write_eof()
+        return response
+
+    @documented(wire.Cancelled, query={})
+    async def delete(self, request: web.Request) -> web.Response:
+        """Ends the work of a stream, and forgets the stream."""
+        self._streams.end(request.match_info["id"], owner_of(request))
+        return json_response(wire.Cancelled(request.match_info["id"]))

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import recordforms
+from modelrunner.api import wireforms
 from modelrunner.api.board import Board
 from modelrunner.api.documented import Count, documented
 from modelrunner.api.messages import json_response, query_count
@@ -75,14 +75,14 @@ class TelemetryRoutes:
         limit = query_count(request, "limit")
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await stream_events(request, self._telemetry.follow(wanted, ALIVE), _sent)
-        return json_response([recordforms.request(record) for record in self._telemetry.requests(wanted, limit)])
+        return json_response([wireforms.request(record) for record in self._telemetry.requests(wanted, limit)])
 
     @documented(wire.RecordedRequest, query={})
     async def recorded(self, request: web.Request) -> web.Response:
         """Shows a recorded request with its body and its answer, without keys and files. An API key sees its own
         requests; a key with the scope `admin` sees all."""
         owner = None if is_admin(request) else owner_of(request)
-        return json_response(recordforms.recorded(self._recordings.find(request.match_info["id"], owner)))
+        return json_response(wireforms.recorded(self._recordings.find(request.match_info["id"], owner)))
 
     @documented(wire.Cancelled)
     async def cancel(self, request: web.Request) -> web.Response:
@@ -101,4 +101,4 @@ class TelemetryRoutes:
 
 
 def _sent(record: RequestRecord) -> bytes:
-    return b"event: request\ndata: %b\n\n" % msgspec.json.encode(recordforms.request(record))
+    return b"event: request\ndata: %b\n\n" % msgspec.json.encode(wireforms.request(record))

@@ -1,4 +1,5 @@
-"""Translates runners, events and configurations to the structs of wire: times become RFC 3339 in UTC, enums text."""
+"""Translates runners, events, configurations and requests to the structs of wire: times become RFC 3339 in UTC, enums
+text."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from modelrunner import wire
+from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.explain import FitReport
 from modelrunner.models.reload import SettingChange
@@ -14,6 +16,7 @@ from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
 from modelrunner.scheduler.devices import Device
+from modelrunner.telemetry.recordings import Recorded
 from modelrunner.types import RequiredMemory
 
 if TYPE_CHECKING:
@@ -193,3 +196,24 @@ def host(view: "HostView") -> wire.HostStatus:
 def moment(seconds: float) -> str:
     """Returns a time in Unix seconds as RFC 3339 in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def request(record: RequestRecord) -> wire.RequestStatus:
+    answer = record.tokens.answer
+    writing = record.duration - (record.first_byte or 0.0)
+    speed = round((answer - 1) / writing, 1) if answer > 1 and record.first_byte is not None and writing > 0 else None
+    fields = record.flat()
+    del fields["tokens"], fields["trace"]
+    for name in ("queued", "loading", "duration", "first_byte"):
+        fields[name] = fields[name] and round(fields[name], 4)
+    return wire.RequestStatus(
+        **{**fields, "time": moment(record.time)},
+        prompt_tokens=record.tokens.prompt,
+        completion_tokens=answer,
+        cached_tokens=record.tokens.cached,
+        tokens_per_second=speed,
+    )
+
+
+def recorded(found: Recorded) -> wire.RecordedRequest:
+    return wire.RecordedRequest(request(found.record), found.path, found.request, found.answer)

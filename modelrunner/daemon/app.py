@@ -16,24 +16,21 @@ from aiohttp import web
 
 from modelrunner import __version__, durable
 from modelrunner.api.anthropic_routes import AnthropicRoutes
-from modelrunner.api.archive_routes import ArchiveRoutes
 from modelrunner.api.batch_routes import BatchRoutes
 from modelrunner.api.board import Board
 from modelrunner.api.configure_routes import ConfigurationRoutes
 from modelrunner.api.diagnostic_routes import DiagnosticRoutes
-from modelrunner.api.document_routes import DocumentRoutes
-from modelrunner.api.engine_routes import EngineRoutes
+from modelrunner.api.documented import DocumentRoutes
+from modelrunner.api.engine_routes import EngineRoutes, ResidencyRoutes
 from modelrunner.api.host_routes import HostRoutes
-from modelrunner.api.import_routes import ImportRoutes
+from modelrunner.api.import_routes import ArchiveRoutes, ImportRoutes
 from modelrunner.api.key_routes import KeyRoutes
 from modelrunner.api.middleware import RequestEnvelope, connections, finish_head
 from modelrunner.api.model_routes import ModelRoutes
 from modelrunner.api.ollama_routes import OllamaRoutes
 from modelrunner.api.openai_routes import OpenAIRoutes
-from modelrunner.api.residency_routes import ResidencyRoutes
-from modelrunner.api.response_routes import ResponseRoutes
+from modelrunner.api.response_routes import ResponseRoutes, StreamRoutes
 from modelrunner.api.revocation import Revocation
-from modelrunner.api.stream_routes import StreamRoutes
 from modelrunner.api.telemetry_routes import TelemetryRoutes
 from modelrunner.api.tool_routes import ToolRoutes
 from modelrunner.api.ui_routes import UiRoutes
