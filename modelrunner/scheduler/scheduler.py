@@ -9,19 +9,20 @@ from typing import NoReturn
 
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import failures, rollout, views
+from modelrunner.scheduler import failures, views
 from modelrunner.scheduler.allocation import allocations, subtract
 from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.host import Host
 from modelrunner.scheduler.ledger import Account, Ledger
+from modelrunner.scheduler.placement import candidates, free_now
 from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Lease, RunnerSlot
-from modelrunner.scheduler.state import Phase, Policy, Reason
+from modelrunner.scheduler.state import Phase, Policy, Reason, RunnerId, options_of
 from modelrunner.scheduler.target import RetainedSettings, Target
-from modelrunner.types import KeepAlive, Mode, RequiredMemory
+from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
 
 log = logging.getLogger(__name__)
 # Seconds in Retry-After while nothing was measured yet.
@@ -108,19 +109,42 @@ class Scheduler:
     async def restart(self, target: Target) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
         both do not fit, they are drained first. Raises as `acquire` does."""
-        if not await rollout.fits_beside(self._reconciler, target):
-            rollout.retire(self._reconciler, target)
+        if not await self._fits_beside(target):
+            self.retire(target)
         return await self._granted(self._reconciler.queue_up(target, target.keep_alive))
 
+    async def _fits_beside(self, target: Target) -> bool:
+        """True if the target fits beside everything that is loaded now, in some place."""
+        reconciler = self._reconciler
+        options, hosts = options_of(await reconciler.variants(target)), reconciler.budgets()
+        memory = allocations(hosts, [slot.view() for slot in self._slots.values()], options)
+        runner, most = RunnerId(target.key), {host: memory[host].budget for host in hosts}
+        best, _ = candidates(runner, options, {}, memory, most, reconciler.time())
+        return free_now(runner, best, memory) is not None
+
     def retire(self, target: Target) -> None:
-        """Drains the runners of the target's model and mode that have another configuration. Requests that wait for one
-        of them wait for the target's runner instead."""
-        rollout.retire(self._reconciler, target)
+        """Drains the runners of the target's model and mode that have another configuration, unless they serve other
+        models too. Requests that wait for one of them wait for the target's runner instead. A changed configuration
+        applies to the next load: until then the runners of the old one get the requests, and only this drains them."""
+        reconciler, model_id = self._reconciler, target.model_id
+        for key in [k for k, queue in self._queues.items() if queue.has(model_id) and _is_other(k, target.key)]:
+            reconciler.move(key, target)
+        for slot in self._slots.values():
+            if model_id in slot.targets and _is_other(slot.target.key, target.key):
+                if len(slot.targets) == 1:
+                    reconciler.drain(slot, Reason.REPLACED)
+                else:
+                    slot.forget(model_id)
+        reconciler.changed()
 
     def renew(self, backend: str) -> None:
         """Drains the runners of a backend that was replaced. Requests that wait, or come, get new runners, also where
         the old ones failed."""
-        rollout.renew(self._reconciler, backend)
+        for slot in self._slots.values():
+            if slot.target.key.backend == backend:
+                self._reconciler.drain(slot, Reason.REPLACED)
+        self._reconciler.forgive(backend)
+        self._reconciler.changed()
 
     def discard(self, target: Target) -> None:
         """Drains the runners of exactly this configuration, after a restart that failed."""
@@ -227,9 +251,18 @@ class Scheduler:
         return self._reconciler.paused.values()
 
     def retain(self, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
-        """Changes the settings of the model's present runners in that mode. A keep-alive that the last request asked
-        for stays. Later loads take them from their target."""
-        rollout.retain(self._reconciler, model_id, mode, settings)
+        """Changes the settings of the model's present runners in that mode, and of those that requests wait for. A
+        keep-alive that the last request asked for stays. Later loads take them from their target."""
+        for slot in self._slots.values():
+            if slot.target.key.mode is mode:
+                slot.retain(model_id, settings)
+        for queue in self._queues.values():
+            for ticket in queue.tickets.values():
+                if ticket.asked.model_id == model_id and ticket.asked.key.mode is mode:
+                    ticket.asked = settings.applied(ticket.asked)
+            if queue.target.model_id == model_id and queue.target.key.mode is mode:
+                queue.target = settings.applied(queue.target)
+        self._reconciler.changed()
 
     async def pause(self, model_id: str, files: str) -> None:
         """Ends the runners of the model's files (`RunnerKey.files`) after their last request, and waits for that at
@@ -318,6 +351,10 @@ def _matches(slot: RunnerSlot, backend: str | None, model_ids: Collection[str], 
     on, served = slot.option.place.host, {slot.target.model_id, *slot.targets}
     mine = backend in (None, slot.target.key.backend) and host in (None, on)
     return mine and (not model_ids or not served.isdisjoint(model_ids))
+
+
+def _is_other(key: RunnerKey, mine: RunnerKey) -> bool:
+    return key.mode is mine.mode and key != mine
 
 
 def _models(target: Target) -> set[str]:

@@ -20,10 +20,9 @@ from modelrunner.store.draft import Draft
 from modelrunner.store.files import Reserve
 from modelrunner.store.folderreader import FolderReader
 from modelrunner.store.index import Index
-from modelrunner.store.leftovers import Leftover, PathTest, leftovers
 from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.references import Reference
-from modelrunner.store.sweeping import Sweeper
+from modelrunner.store.sweeping import Leftover, PathTest, Sweeper, leftovers
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from modelrunner.store.digests import Digest
 from modelrunner.store.files import require_space
 from modelrunner.store.folder import ModelFolder
 from modelrunner.store.folders import Folders
-from modelrunner.store.leftovers import Leftover, PathTest, in_no_use
 from modelrunner.store.manifests import UnpackedFile
 from modelrunner.store.references import Reference
 from modelrunner.store.storereader import StoreReader
+from modelrunner.store.sweeping import Leftover, PathTest, in_no_use
 from modelrunner.store.union import updated
 
 log = logging.getLogger(__name__)

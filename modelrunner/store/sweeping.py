@@ -5,15 +5,18 @@ import contextlib
 import logging
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from modelrunner import durable
+from modelrunner.store import startup
 from modelrunner.store.blobs import Blobs
 from modelrunner.store.bundles import Bundles
 from modelrunner.store.catalog import Catalog
 from modelrunner.store.digests import Digest
-from modelrunner.store.files import within
+from modelrunner.store.files import size_of, within
 from modelrunner.store.records import Records
 
 _OLD = 7 * 86_400.0  # seconds
@@ -88,3 +91,40 @@ def _sweep_old(partial: Path) -> None:
         if time.time() - newest > _OLD:
             log.info("removing an unfinished download of a week ago: %s", path)
             durable.discard(path)
+
+
+PathTest = Callable[[Path], bool]
+
+
+class LeftoverKind(StrEnum):
+    DOWNLOAD = "unfinished download"
+    UNNAMED = "file of no model"
+    ASIDE = "damaged file set aside"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file or folder of `size` bytes whose removal damages no model."""
+
+    kind: LeftoverKind
+    path: Path
+    size: int
+
+
+def in_no_use(path: Path) -> bool:
+    return False
+
+
+def leftovers(unnamed: Iterable[Path], data: Path, is_busy: PathTest) -> Iterator[Leftover]:
+    """Yields the leftovers. `unnamed` are the files that no model names. `is_busy` is asked about each path in
+    `partial` after it was listed, so that a download that begins meanwhile is in use, or is not seen. Raises
+    `OSError`."""
+    for path in sorted((data / "partial").iterdir()):
+        if not is_busy(path):
+            yield Leftover(LeftoverKind.DOWNLOAD, path, size_of(path))
+    for path in unnamed:
+        yield Leftover(LeftoverKind.UNNAMED, path, size_of(path))
+    for name in (*startup.FOLDERS[:-1], "state"):
+        for path in sorted((data / name).glob("*")):
+            if durable.is_set_aside(path):
+                yield Leftover(LeftoverKind.ASIDE, path, size_of(path))

@@ -9,7 +9,7 @@ import pytest
 
 from modelrunner.pull import Puller
 from modelrunner.store import Store
-from modelrunner.store.leftovers import LeftoverKind
+from modelrunner.store.sweeping import LeftoverKind
 from tests.api.test_import import carried, hugging_face, lm_studio, ollama, snapshot
 from tests.pull.import_scenario import NAMES, take
 from tests.store.samples import add_model

@@ -11,7 +11,7 @@ import pytest
 
 from modelrunner.store import Store
 from modelrunner.store.layout import archive_of
-from modelrunner.store.leftovers import LeftoverKind
+from modelrunner.store.sweeping import LeftoverKind
 from tests.store.folders import add_folder, model_files
 from tests.store.samples import add_model, write_gguf
 from tests.strace import exists, needs_strace, numbers, some_or_all, strike

@@ -12,7 +12,7 @@ import pytest
 from modelrunner.errors import InvalidModel, ModelNotFound, StorageFailed
 from modelrunner.jsonfile import JsonFile
 from modelrunner.store import Store
-from modelrunner.store.leftovers import LeftoverKind
+from modelrunner.store.sweeping import LeftoverKind
 from tests.store.samples import add_model, files_under
 
 
