@@ -117,14 +117,7 @@ def shutdown(client: HttpClient) -> None:
 
     Running answers may end first. The command returns when the daemon is gone.
     """
-    pid = client.call("GET", "/version", wire.Status).pid if client.host.startswith("unix:") else None
-    with _process(pid) as has_ended:
-        client.fetch("POST", "/shutdown")
-        end = time.monotonic() + STOP_LIMIT
-        while _answers(client) or not has_ended():
-            if time.monotonic() > end:
-                raise ModelRunnerError(f"the daemon does not end (process {pid or 'unknown'}); see `modelrunner logs`")
-            time.sleep(_POLL)
+    end_daemon(client)
     output.note("the daemon has ended")
 
 
@@ -169,6 +162,18 @@ def _print_log(client: HttpClient, where: str) -> None:
             sys.stdout.flush()
 
 
+def end_daemon(client: HttpClient) -> None:
+    """Asks the daemon to end, and returns when it is gone. Raises `ModelRunnerError` if it does not end."""
+    pid = client.call("GET", "/version", wire.Status).pid if client.host.startswith("unix:") else None
+    with _process(pid, otherwise=lambda: not _answers(client)) as has_ended:
+        client.fetch("POST", "/shutdown")
+        end = time.monotonic() + STOP_LIMIT
+        while not has_ended():
+            if time.monotonic() > end:
+                raise ModelRunnerError(f"the daemon does not end (process {pid or 'unknown'}); see `modelrunner logs`")
+            time.sleep(_POLL)
+
+
 def _answers(client: HttpClient) -> bool:
     try:
         client.fetch("GET", "/health")
@@ -178,16 +183,17 @@ def _answers(client: HttpClient) -> bool:
 
 
 @contextmanager
-def _process(pid: int | None) -> Iterator[Callable[[], bool]]:
+def _process(pid: int | None, otherwise: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether the process has ended. Without a pid, as for a daemon on another machine, it
-    returns True. A pidfd distinguishes a zombie from a living process, where the system has pidfds."""
+    is `otherwise`: a question to a service manager's socket would start the next daemon. A pidfd distinguishes a zombie
+    from a living process, where the system has pidfds."""
     if pid is None:
-        yield lambda: True
+        yield otherwise
     elif sys.platform == "linux":
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:  # the process is in another namespace
-            yield lambda: True
+            yield otherwise
             return
         try:
             yield lambda: bool(select.select([descriptor], [], [], 0)[0])

@@ -12,7 +12,9 @@ from xml.sax.saxutils import escape
 import click
 
 from modelrunner.cli import output
-from modelrunner.cli.common_options import json_option
+from modelrunner.cli.common_options import connect, json_option
+from modelrunner.cli.daemon_commands import end_daemon
+from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
 from modelrunner.errors import ModelRunnerError, NotFound
 
@@ -34,20 +36,27 @@ class Manager:
 def service() -> None:
     """Start the daemon with this user's session.
 
-    On Linux systemd holds the Unix socket, and starts the daemon with the first client. On macOS launchd starts it at
-    the login.
+    The daemon starts at the login, so its port answers without a command before. On Linux systemd holds the Unix
+    socket, too, and starts a daemon that has ended with the next command.
     """
 
 
 @service.command()
+@click.option("--linger", is_flag=True, help="Start it with the machine, without a login (Linux).")
 @click.option("--dry-run", is_flag=True, help="Only show the files and commands.")
-def install(dry_run: bool) -> None:
-    """Write the service's files, and start it."""
+def install(linger: bool, dry_run: bool) -> None:
+    """Write the service's files, and start it.
+
+    A daemon that runs already ends after its last answers, and the service's takes its place.
+    """
     manager = _manager()
+    if linger and sys.platform != "linux":
+        raise click.UsageError("--linger is systemd's: elsewhere the daemon starts at the login")
+    commands = [*manager.install, *([["loginctl", "enable-linger"]] if linger else [])]
     if dry_run:
         for file, text in manager.files.items():
             output.say(f"# {file}\n{text}")
-        for command in manager.install:
+        for command in commands:
             output.say(" ".join(command))
         return
     _check(manager)
@@ -55,9 +64,17 @@ def install(dry_run: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         output.note(f"wrote {file}")
-    for command in manager.install:
+    if holder := lockfile.holder(Locations.find().data):
+        output.note("the daemon that runs ends after its last answers")
+        end_daemon(connect(f"unix://{holder.socket}", start=False))
+    for command in commands:
         _run(command)
-    output.say("installed; a daemon that was started before goes on until `modelrunner shutdown`")
+    if sys.platform == "linux" and not linger:
+        output.note(
+            "it starts at your login and ends when you log out: `modelrunner service install --linger` (or `loginctl "
+            "enable-linger`) lets it start with the machine and stay"
+        )
+    output.say("installed")
 
 
 @service.command()
@@ -111,12 +128,13 @@ def systemd(places: Locations) -> Manager:
     unit = (
         "[Unit]\nDescription=modelrunner: language models on this machine\nRequires=modelrunner.socket\n\n"
         f"[Service]\nExecStart={program}\nExecReload=/bin/kill -HUP $MAINPID\n{kept}"
-        "KillMode=mixed\nRestart=on-failure\n"
+        "KillMode=mixed\nRestart=on-failure\n\n"
+        "[Install]\nWantedBy=default.target\n"  # the port answers after the login
     )
     control = ["systemctl", "--user"]
     return Manager(
         {folder / f"{_LABEL}.socket": socket, folder / f"{_LABEL}.service": unit},
-        [[*control, "daemon-reload"], [*control, "enable", "--now", f"{_LABEL}.socket"]],
+        [[*control, "daemon-reload"], [*control, "enable", "--now", f"{_LABEL}.socket", f"{_LABEL}.service"]],
         [*control, "status", f"{_LABEL}.socket", f"{_LABEL}.service"],
         [[*control, "disable", "--now", f"{_LABEL}.socket", f"{_LABEL}.service"]],
     )

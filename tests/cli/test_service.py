@@ -2,6 +2,7 @@
 
 import os
 import plistlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from modelrunner.cli.service import launchd
+from modelrunner.cli.service import launchd, systemd
+from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
 from tests.cli.conftest import Cli
 from tests.cli.tmux import screen
@@ -57,10 +59,12 @@ def test_the_daemon_serves_the_socket_that_it_is_given(folders: Path, cli: Cli) 
 
 @pytest.fixture
 def systemctl(folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `systemctl` that writes down how it is called."""
-    program, calls = folders / "systemctl", folders / "calls"
-    program.write_text(f'#!/bin/sh\necho "$*" >> {calls}\necho active\n')
-    program.chmod(0o755)
+    """A `systemctl`, and a `loginctl`, that write down how they are called."""
+    calls = folders / "calls"
+    for name in ("systemctl", "loginctl"):
+        program = folders / name
+        program.write_text(f'#!/bin/sh\necho "$*" >> {calls}\necho active\n')
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folders}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folders / "config"))
     return calls
@@ -70,12 +74,13 @@ def systemctl(folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_service_is_installed_shown_and_removed(systemctl: Path, folders: Path) -> None:
     units = folders / "config" / "systemd" / "user"
     with screen(folders, "service", "install", columns=160) as terminal:
-        terminal.wait_for("^installed;")
+        terminal.wait_for("^installed$")
         assert terminal.ended() == 0
     unit = ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read([units / "modelrunner.socket", units / "modelrunner.service"])
     assert unit["Socket"]["ListenStream"] == str(Locations.find().socket)
+    assert {unit["Install"]["WantedBy"]} == {"default.target"}  # the daemon itself, whose port then answers
     assert unit["Service"]["ExecStart"] == f'"{sys.executable}" "-P" "-m" "modelrunner" "serve"'
     with screen(folders, "service", "status") as terminal:
         terminal.wait_for("^active")
@@ -86,11 +91,33 @@ def test_a_service_is_installed_shown_and_removed(systemctl: Path, folders: Path
     assert list(units.iterdir()) == []
     assert systemctl.read_text().splitlines() == [
         "--user daemon-reload",
-        "--user enable --now modelrunner.socket",
+        "--user enable --now modelrunner.socket modelrunner.service",
         "--user status modelrunner.socket modelrunner.service",
         "--user disable --now modelrunner.socket modelrunner.service",
         "--user daemon-reload",
     ]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_understands_the_units(folders: Path) -> None:
+    """Both are for the login, so that the daemon opens its port without a command before."""
+    for file, text in systemd(Locations.find()).files.items():
+        (folders / file.name).write_text(text)
+    paths = [str(folders / f"modelrunner.{kind}") for kind in ("socket", "service")]
+    command, variables = ["systemd-analyze", "--user", "verify", *paths], os.environ | {"XDG_RUNTIME_DIR": str(folders)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
+def test_the_service_takes_the_place_of_a_daemon_that_runs(systemctl: Path, cli: Cli) -> None:
+    """Before systemd makes its socket in the same place, which would leave the daemon without one."""
+    assert Cli.process("list").code == 0
+    assert lockfile.holder(Locations.find().data)
+    done = cli("service", "install", "--linger")
+    assert (done.code, done.out) == (0, "installed\n")
+    assert lockfile.holder(Locations.find().data) is None
+    assert systemctl.read_text().splitlines()[-1] == "enable-linger"
 
 
 def test_a_dry_run_writes_nothing(systemctl: Path, folders: Path, cli: Cli) -> None:
