@@ -347,17 +347,6 @@ class ExplainsErrors(Protocol):
 
 
 @runtime_checkable
-class ChecksRequests(Protocol):
-    """An engine that ignores fields for some models alone."""
-
-    def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
-        """Returns the names of the fields that this engine ignores. The daemon calls it before a request goes to the
-        engine's endpoint `path` with fields that an engine may ignore for some models: `tools`, `tool_choice`,
-        `dimensions`, `return_documents`. `fields` holds these, decoded. Raises `BadRequest` where ignoring a field
-        would change the meaning of the answer."""
-
-
-@runtime_checkable
 class SavesState(Protocol):
     """Saves something of a run for the next one, in `BackendContext.state`."""
 
@@ -416,5 +405,5 @@ OPTIONAL: tuple[type, ...] = (
         HasVariants,
         Diagnoses,
     ),
-    *(ExplainsErrors, ChecksRequests, SavesState, Sleeps, Quantizes),
+    *(ExplainsErrors, SavesState, Sleeps, Quantizes),
 )

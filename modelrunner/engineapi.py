@@ -136,6 +136,12 @@ class EngineApi:
     replaces any other name of the model by its first reference."""
     model_name: str = ""
     """The only name by which the engine knows its model; "" if `checks_model` says all."""
+    no_tools: str = ""
+    """Why the engine calls no tools in this run, with the remedy; "" if it does. The daemon then names `tools` among
+    the ignored fields, or refuses a request that requires a call."""
+    embedding_length: int | None = None
+    """The only length of the engine's embeddings, 0 if it is not known: the daemon refuses other `dimensions`. None for
+    an engine that reads the field."""
     lacks: frozenset[str] = frozenset()
     """Capabilities that models may have (`CAPABILITIES`) and that the engine does not serve, such as "audio"."""
 

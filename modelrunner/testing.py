@@ -37,7 +37,6 @@ from modelrunner.backend import (
     Backend,
     BackendContext,
     BackendState,
-    ChecksRequests,
     ChecksRuns,
     Grows,
     HasDefaults,
@@ -133,7 +132,6 @@ class BackendContract:
                 (Grows, "growth", (spec,)),
                 (HasVariants, "variants", (spec, budget)),
                 (Sleeps, "sleep_level", (spec,)),
-                (ChecksRequests, "check_request", (spec, "/v1/chat/completions", {})),
             )
             for kind, method, arguments in calls:
                 if isinstance(backend, kind):

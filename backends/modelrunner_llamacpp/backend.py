@@ -225,9 +225,6 @@ class LlamaCppBackend(Backend):
     def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return errors.request_error(status, message, fields)
 
-    def check_request(self, spec: RunSpec, path: str, fields: Mapping[str, Any]) -> Sequence[str]:
-        return requests.ignored(spec, fields)
-
     def ran_out_of_memory(self, tail: str) -> bool:
         return errors.ran_out_of_memory(tail)
 

@@ -1,10 +1,10 @@
 """The HTTP interface of llama.cpp's servers: the fields that they read, and the form that they want a request in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from modelrunner.sdk import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, BadRequest, EndpointApi, EngineApi, RunSpec
+from modelrunner.sdk import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, RunSpec
 
 # For a plain answer, llama.cpp's server checks whether the client is still there only after a second without a result
 # for any client: beside a stream, never. In a stream it checks at every token and, if it reports the progress of the
@@ -58,7 +58,7 @@ _READ: Mapping[str, frozenset[str]] = {
     "/v1/messages": _ANTHROPIC,
     "/v1/messages/count_tokens": _ANTHROPIC,
     "/v1/embeddings": frozenset({"input", "content", "encoding_format", "embd_normalize", "dimensions"}),
-    "/v1/rerank": frozenset({"query", "documents", "texts", "return_text", "top_n", "return_documents"}),
+    "/v1/rerank": frozenset({"query", "documents", "texts", "return_text", "top_n"}),
     "/tokenize": frozenset({"content", "add_special", "parse_special", "with_pieces"}),
     "/detokenize": frozenset({"tokens"}),
 }
@@ -100,8 +100,10 @@ def api(spec: RunSpec, *, in_python: bool) -> EngineApi:
     base = EngineApi.openai(spec.mode, spec.bundle.name)
     if in_python:
         endpoints = {path: replace(_SHAPES[path], reads=reads) for path, reads in _READ_IN_PYTHON.items()}
-        return replace(base, endpoints=endpoints, settled=_SETTLED_IN_PYTHON, lacks=frozenset({"audio"}))
-    return replace(base, endpoints=_ENDPOINTS, work=_WORK, settled=_SETTLED)
+        return _for_run(
+            replace(base, endpoints=endpoints, settled=_SETTLED_IN_PYTHON, lacks=frozenset({"audio"})), spec
+        )
+    return _for_run(replace(base, endpoints=_ENDPOINTS, work=_WORK, settled=_SETTLED), spec)
 
 
 def _of_llama_server(path: str, endpoint: EndpointApi) -> EndpointApi:
@@ -120,42 +122,21 @@ def _of_llama_server(path: str, endpoint: EndpointApi) -> EndpointApi:
 _ENDPOINTS = {path: _of_llama_server(path, endpoint) for path, endpoint in _SHAPES.items()}
 
 
-def ignored(spec: RunSpec, fields: Mapping[str, Any]) -> Sequence[str]:
-    """Does as `ChecksRequests` says. llama.cpp gives embeddings in their full length only, and calls tools
-    only if the model's chat template has a place for them."""
-    found = [name for name in ("return_documents",) if fields.get(name)]
-    _check_dimensions(spec, fields.get("dimensions"))
-    choice = _word(fields.get("tool_choice", "auto"))
-    if fields.get("tools") and choice != "none" and not _knows_tools(spec):
-        if choice != "auto":
-            raise BadRequest(
-                f"the chat template of {spec.bundle.name} knows no tools, so no call of one can be required: give it "
-                f"one that does with `modelrunner configure {spec.bundle.name} --chat-template FILE` (those that the "
-                "runtime flag --chat-template names know none), or leave `tool_choice` out",
-                param="tool_choice",
-            )
-        found.append("tools")
-    return found
-
-
-def _word(choice: Any) -> Any:
-    """Returns the word of a `tool_choice`. Anthropic's choice is an object, and so is a list of allowed tools, which is
-    flat among Responses and nested in a chat."""
-    if not isinstance(choice, dict):
-        return choice
-    kind = choice.get("type")
-    allowed = choice.get("allowed_tools", choice)
-    return allowed.get("mode") if kind == "allowed_tools" and isinstance(allowed, dict) else kind
-
-
-def _check_dimensions(spec: RunSpec, wanted: object) -> None:
-    header = spec.bundle.header
+def _for_run(api: EngineApi, spec: RunSpec) -> EngineApi:
+    """Returns the interface with what follows from the model: llama.cpp gives embeddings in their full length only, and
+    calls tools only if the model's chat template has a place for them."""
+    header, name = spec.bundle.header, spec.bundle.name
     length = header.metadata.get(f"{header.architecture}.embedding_length")
-    if wanted is not None and wanted != length:
-        raise BadRequest(
-            f"llama.cpp cannot shorten embeddings: leave `dimensions` out and take all {length or ''}".rstrip(),
-            param="dimensions",
-        )
+    no_tools = (
+        f"the chat template of {name} knows no tools, so no call of one can be required: give it one that does with "
+        f"`modelrunner configure {name} --chat-template FILE` (those that the runtime flag --chat-template names know "
+        "none)"
+    )
+    return replace(
+        api,
+        no_tools="" if _knows_tools(spec) else no_tools,
+        embedding_length=length if isinstance(length, int) else 0,
+    )
 
 
 def _knows_tools(spec: RunSpec) -> bool:

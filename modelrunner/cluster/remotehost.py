@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from modelrunner import __version__
-from modelrunner.backend import ChecksRequests, ExplainsErrors
+from modelrunner.backend import ExplainsErrors
 from modelrunner.cluster.messages import (
     NAME,
     SILENCE,
@@ -371,11 +371,6 @@ class HostRunner:
     async def wake(self) -> None:
         """See `Runner`."""
         await self._host.call("POST", f"/runners/{self.id}/wake", type(None), timeout=_LONG)
-
-    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `Runner`."""
-        checks = interface_of(self._backend, ChecksRequests)
-        return tuple(await asked(checks.check_request, self.spec, path, fields)) if checks else ()
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         """See `Runner`."""

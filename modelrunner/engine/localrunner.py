@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from modelrunner import durable
-from modelrunner.backend import Backend, ChecksRequests, Diagnoses, ExplainsErrors, SavesState, Sleeps
+from modelrunner.backend import Backend, Diagnoses, ExplainsErrors, SavesState, Sleeps
 from modelrunner.concurrency import tasks
 from modelrunner.concurrency.tasks import all_stopped, stopped
 from modelrunner.concurrency.threads import REMOVING
@@ -189,10 +189,6 @@ class LocalRunner:
         finally:
             excess.cancel()
             await stopped(engine, patience=LAST_CHANCE if ended_by_itself else None)
-
-    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        checks = interface_of(self._backend, ChecksRequests)
-        return tuple(await asked(checks.check_request, self.spec, path, fields)) if checks else ()
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         knows = interface_of(self._backend, ExplainsErrors)

@@ -70,9 +70,6 @@ class RemoteRunner:
     async def wake(self) -> None:
         raise EngineFailed(f"{self.key.backend} cannot wake up")
 
-    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
-
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         knows = interface_of(self._backend, ExplainsErrors)
         return await asked(knows.request_error, status, message, fields) if knows else None

@@ -87,9 +87,6 @@ class Runner(Protocol):
     async def wake(self) -> None:
         """Wakes the engine. Raises as `sleep` does, after the longest time of a load without progress."""
 
-    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `ChecksRequests`."""
-
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         """See `ExplainsErrors`."""
 

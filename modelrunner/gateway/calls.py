@@ -60,8 +60,8 @@ class Call:
 
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a body that the gateway needs. An engine may ignore those after `keep_alive`
-    (`ChecksRequests.check_request`): raw JSON, or empty."""
+    """The fields of a body that the gateway needs. An engine may not read those after `keep_alive` in some runs
+    (`EngineApi.no_tools`, `embedding_length`): raw JSON, or empty."""
 
     model: str
     stream: bool | None = None
@@ -70,7 +70,6 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     tools: msgspec.Raw = _ABSENT
     tool_choice: msgspec.Raw = _ABSENT
     dimensions: msgspec.Raw = _ABSENT
-    return_documents: msgspec.Raw = _ABSENT
 
     only_loads: ClassVar[bool] = False
     """True for a request without work for the engine: it is answered as soon as its model is loaded."""

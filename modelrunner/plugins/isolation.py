@@ -255,7 +255,6 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "explain": _OptionalCall(checks.optional(checks.instance(str)), otherwise=None),
     "ran_out_of_memory": _OptionalCall(checks.instance(bool), otherwise=False),
     "request_error": _OptionalCall(checks.optional(checks.instance(ModelRunnerError)), otherwise=None),
-    "check_request": _OptionalCall(checks.words),
     "after_ready": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),  # the runner limits this one and the next
     "before_stop": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),
     "forget": _OptionalCall(checks.nothing),

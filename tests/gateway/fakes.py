@@ -201,9 +201,6 @@ class FakeRunner:
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return BadRequest(message) if "too large to process" in message else None
 
-    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(name for name in fields if name == "return_documents")
-
 
 class FakeLease:
     def __init__(self, scheduler: "FakeScheduler", runner: FakeRunner, waited: float = 0.0, crashes: int = 0) -> None:

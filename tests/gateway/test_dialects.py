@@ -138,6 +138,7 @@ async def test_permanent_refusals_say_that_another_try_is_of_no_use(folder: Path
 
 async def test_ignored_fields_are_named(folder: Path, kind: str) -> None:
     async with proxy(folder, kind) as served:
+        served.runner.change(["/v1/rerank"], reads=frozenset({"query", "documents", "messages"}))
         plain = await served.ask(request("/rerank"))
         assert "x-modelrunner-ignored" not in plain.headers
         told = await served.ask(request("/rerank", {"model": "m", "return_documents": True}))

@@ -85,6 +85,7 @@ async def test_what_an_engine_ignores_is_named_once(folder: Path) -> None:
             await call.send(OK)
 
     async with proxy(folder, "fast", script) as served:
+        served.runner.change(["/v1/rerank"], reads=frozenset({"query", "documents"}))
         body = {"model": "m", "query": "a", "documents": ["b"], "return_documents": True}
         for _ in range(2):
             answer = await served.ask(request("/v1/rerank", body))

@@ -1,6 +1,7 @@
 """Fields that a client sent and nothing reads: the answer names them, or the request is refused."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,57 @@ def test_every_body_is_judged_and_every_name_is_safe_in_a_header(body: dict[str,
             assert all(re.fullmatch(rb"[A-Za-z0-9_.?-]{0,64}", name) for name in named.split(b", "))
         assert len(found) <= len(body.keys() - read)
     assert unknown is None or unknown in body.keys() - read
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+async def in_run(served: Proxy, path: str, **fields: Any) -> tuple[int, str | None, Any]:
+    """Status, the names of what was ignored and the answer, of an engine that calls no tools in this run and has
+    embeddings of 384 numbers."""
+    served.runner.api = replace(FAKE_API, no_tools="its template knows none", embedding_length=384)
+    found = await served.ask(request(path, {"model": "m", **fields}))
+    return found.status, found.headers.get("x-modelrunner-ignored"), found.json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": TOOLS}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "none"}, None),
+        ({"tools": []}, None),
+    ],
+)
+async def test_tools_that_no_engine_calls_are_named(folder: Path, fields: dict[str, Any], named: str | None) -> None:
+    async with proxy(folder, "fast", answer) as served:
+        assert (await in_run(served, CHAT, messages=MESSAGES, **fields))[:2] == (200, named)
+
+
+@pytest.mark.parametrize(
+    ("path", "choice"),
+    [
+        (CHAT, "required"),
+        (CHAT, {"type": "function", "function": {"name": "f"}}),
+        (CHAT, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}}),
+        ("/v1/messages", {"type": "any"}),
+        ("/v1/responses", {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}),
+    ],
+)
+async def test_a_call_that_is_required_needs_an_engine_that_calls(folder: Path, path: str, choice: object) -> None:
+    tools = {CHAT: TOOLS, "/v1/messages": [{"name": "f", "input_schema": {}}]}.get(
+        path, [{"type": "function", "name": "f", "parameters": {}}]
+    )
+    said = {"input": "hi"} if path == "/v1/responses" else {"messages": MESSAGES, "max_tokens": 9}
+    async with proxy(folder, "fast", answer) as served:
+        status, _, told = await in_run(served, path, tools=tools, tool_choice=choice, **said)
+        assert (status, served.engine.received) == (400, [])
+        assert "its template knows none" in told["error"]["message"]
+
+
+async def test_embeddings_are_not_shortened_where_the_engine_cannot(folder: Path) -> None:
+    async with proxy(folder, "fast", answer) as served:
+        status, _, told = await in_run(served, "/v1/embeddings", input="a", dimensions=64)
+        assert (status, told["error"]["param"]) == (400, "dimensions")
+        assert "take all 384" in told["error"]["message"]
+        assert (await in_run(served, "/v1/embeddings", input="a", dimensions=384))[0] == 200

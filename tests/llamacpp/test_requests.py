@@ -2,20 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from modelrunner import chattemplates
 from modelrunner.backend import BackendContext
-from modelrunner.errors import BadRequest
 from modelrunner.types import Mode, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend, engines
 from modelrunner_llamacpp.engines import Engine, EngineKind
-from modelrunner_llamacpp.requests import ignored
+from modelrunner_llamacpp.requests import api
 from tests.llamacpp.models import SMOLLM2, bundle, spec
 
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 KNOWING = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].tool_calls }}" + PLAIN
 
@@ -27,51 +24,17 @@ def run_of(template: str | None, *flags: str) -> RunSpec:
 
 
 @pytest.mark.parametrize(
-    ("template", "fields", "found"),
-    [
-        (PLAIN, {"tools": TOOLS}, ["tools"]),
-        (None, {"tools": TOOLS, "tool_choice": "auto"}, ["tools"]),
-        (PLAIN, {"tools": TOOLS, "tool_choice": {"type": "auto"}}, ["tools"]),
-        (PLAIN, {"tools": TOOLS, "tool_choice": "none"}, []),
-        (PLAIN, {"tools": TOOLS, "tool_choice": {"type": "none"}}, []),
-        (PLAIN, {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, ["tools"]),
-        (
-            PLAIN,
-            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
-            ["tools"],
-        ),
-        (PLAIN, {"tools": []}, []),
-        (KNOWING, {"tools": TOOLS, "tool_choice": "required"}, []),
-        (PLAIN, {"return_documents": True}, ["return_documents"]),
-        (PLAIN, {"return_documents": False}, []),
-        (PLAIN, {"dimensions": 576}, []),
-    ],
+    ("template", "flags", "calls"),
+    [(KNOWING, (), True), (PLAIN, (), False), (None, (), False), (KNOWING, ("--chat-template", "chatml"), False)],
 )
-def test_fields_that_are_ignored(template: str | None, fields: dict[str, Any], found: list[str]) -> None:
-    assert list(ignored(run_of(template), fields)) == found
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        "required",
-        {"type": "function", "function": {"name": "f"}},
-        {"type": "any"},
-        {"type": "allowed_tools", "allowed_tools": {"mode": "required"}},
-        {"type": "allowed_tools", "mode": "required"},
-    ],
-)
-def test_a_tool_that_must_be_called_needs_a_template(choice: object) -> None:
-    for template, *flags in ((PLAIN,), (None,), (KNOWING, "--chat-template", "chatml")):
-        with pytest.raises(BadRequest, match="--chat-template") as caught:
-            ignored(run_of(template, *flags), {"tools": TOOLS, "tool_choice": choice})
-        assert caught.value.param == "tool_choice"
+def test_tools_need_a_template_that_knows_them(template: str | None, flags: tuple[str, ...], calls: bool) -> None:
+    for in_python in (False, True):
+        told = api(run_of(template, *flags), in_python=in_python).no_tools
+        assert ("--chat-template FILE" not in told) if calls else ("--chat-template FILE" in told)
 
 
 def test_embeddings_have_their_own_length() -> None:
-    with pytest.raises(BadRequest, match="take all 576") as caught:
-        ignored(run_of(None), {"dimensions": 64})
-    assert caught.value.param == "dimensions"
+    assert api(run_of(None), in_python=False).embedding_length == 576
 
 
 @pytest.mark.parametrize(

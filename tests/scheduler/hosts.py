@@ -182,9 +182,6 @@ class HostedRunner:
     async def wake(self) -> None:
         await self.there.wake()
 
-    async def check_request(self, path: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        return await self.there.check_request(path, fields)
-
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return await self.there.request_error(status, message, fields)
 

@@ -29,7 +29,7 @@ from modelrunner.gateway.request.token_limit import limit_tokens
 from modelrunner.gateway.request.tokens import NONE, tokens_of, with_prompt
 from modelrunner.gateway.request.tool_choice import choose_tools
 from modelrunner.gateway.request.trace_context import begun
-from modelrunner.gateway.request.unknown_fields import unread
+from modelrunner.gateway.request.unknown_fields import unread, unread_in_run
 from modelrunner.gateway.request.waiting import SideWork, SignsOfLife, fault
 from modelrunner.gateway.routes import check_endpoint
 from modelrunner.http.answers import Header
@@ -238,10 +238,13 @@ class Exchange:
         if endpoint.unheld and request.is_json:
             self._ignored = tuple(dict.fromkeys((*self._ignored, *hold_schemas(request, endpoint.unheld))))
         fields = ask.fields
-        if fields.tools or fields.dimensions or fields.return_documents:
-            self._do(self._check(lease, request, endpoint.shape, fresh=fresh))
-        else:
-            self._send(lease, request, fresh=fresh)
+        if fields.tools or fields.dimensions:
+            self._ignored += unread_in_run(runner.api, fields.watched())
+        if fields.tools and fields.tool_choice:
+            choose_tools(request, endpoint.shape, by_word=endpoint.chooses_by_word)
+            if endpoint.prose_before_calls and require_calls(request):
+                self._translation = RequiredCalls(self._translation)
+        self._send(lease, request, fresh=fresh)
 
     def _limit(self, lease: Lease, request: EngineRequest, shape: ApiShape) -> None:
         """Puts the request within the limits of the model and of the API key, and begins their time limit. Raises
@@ -252,19 +255,6 @@ class Exchange:
             self._beside().limit(limits.seconds)
         if limits.tokens is not None and request.is_json:
             limit_tokens(request, shape, limits.tokens)
-
-    async def _check(self, lease: Lease, request: EngineRequest, shape: ApiShape, *, fresh: bool) -> None:
-        """Checks a request with fields that its engine may ignore, and asks the engine."""
-        runner, fields = lease.runner, self.ask.fields
-        self._ignored += await runner.check_request(request.path, fields.watched())
-        if self._over:
-            return
-        if fields.tool_choice:
-            endpoint = runner.api.endpoints[request.path]
-            choose_tools(request, shape, by_word=endpoint.chooses_by_word)
-            if endpoint.prose_before_calls and require_calls(request):
-                self._translation = RequiredCalls(self._translation)
-        self._send(lease, request, fresh=fresh)
 
     def _send(self, lease: Lease, request: EngineRequest, *, fresh: bool) -> None:
         quarantine, runner = self._in_flight.quarantine, lease.runner

@@ -45,6 +45,16 @@ def name_of(tool: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def word_of(choice: Any) -> Any:
+    """Returns the word of a `tool_choice`. Anthropic's choice is an object, and so is a list of allowed tools, which is
+    flat among Responses and nested in a chat."""
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    allowed = choice.get("allowed_tools", choice)
+    return allowed.get("mode") if kind == "allowed_tools" and isinstance(allowed, dict) else kind
+
+
 def _of_a_chat(choice: dict[str, Any]) -> tuple[str, Collection[str | None]]:
     """Returns the word, and the names of the tools that may be called. Raises `BadRequest`."""
     match choice.get("type"):

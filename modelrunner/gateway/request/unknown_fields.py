@@ -1,18 +1,19 @@
-"""Fields of a request that its engine does not read: the answer names them in `X-Modelrunner-Ignored`, or the request
-is refused if the answer would mean something else without them. The rules are the same for every engine and family.
+"""Fields of a request that its engine does not read, or not in this run: the answer names them in
+`X-Modelrunner-Ignored`, or the request is refused if the answer would mean something else without them. The rules are
+the same for every engine and family.
 
 Source of the fields and their defaults: https://platform.openai.com/docs/api-reference, and the sampling parameters of
-vLLM and llama.cpp, which clients send to each other's servers.
-"""
+vLLM and llama.cpp, which clients send to each other's servers."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
-from modelrunner.engineapi import ApiShape
+from modelrunner.engineapi import ApiShape, EngineApi
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.calls import decoded
+from modelrunner.gateway.request.tool_choice import word_of
 
 _OURS = frozenset({"model", "stream", "keep_alive", "cache_control"})  # engines cache prompts without the last
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
@@ -65,6 +66,23 @@ def unread(members: Mapping[str, Any], shape: ApiShape | None, read: Collection[
                 )
             found.append(name)
     return tuple(found)
+
+
+def unread_in_run(api: EngineApi, watched: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the `watched` fields (`Fields.watched`) that the engine does not read in this run. Raises
+    `BadRequest` where the answer would mean something else."""
+    length = api.embedding_length
+    if length is not None and watched.get("dimensions") not in (None, length):
+        all_of_it = f" and take all {length}" if length else ""
+        raise BadRequest(
+            f"the engine of this model cannot shorten embeddings: leave `dimensions` out{all_of_it}", param="dimensions"
+        )
+    choice = word_of(watched.get("tool_choice", "auto"))
+    if not api.no_tools or not watched.get("tools") or choice == "none":
+        return ()
+    if choice != "auto":
+        raise BadRequest(f"{api.no_tools}, or leave `tool_choice` out", param="tool_choice")
+    return ("tools",)
 
 
 def _asks(name: str, value: Any) -> bool:
