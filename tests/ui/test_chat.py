@@ -190,6 +190,7 @@ async def test_images_for_a_model_that_sees(start_daemon: StartDaemon, open_page
 async def test_conversations_are_exported_and_imported(start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path):
     daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
     page = await open_page(daemon, "#/chat")
+    await page.clock.set_fixed_time(1_790_000_000_000)  # question and answer are of one moment
     await say(page, "Remember this")
     await expect(page.get_by_text("first token")).to_be_visible()
     async with page.expect_download() as download:

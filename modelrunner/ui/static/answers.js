@@ -2,7 +2,7 @@
 // stream, and holds a lock meanwhile: when it is closed or loaded again, a tab that waits for the lock goes on.
 import { call, events, ref } from "./api.js";
 import { Store } from "./live.js";
-import { commit, kept, listen, newId, open, tell } from "./talks.js";
+import { commit, kept, listen, newId, now, open, tell } from "./talks.js";
 
 const DRAWN_EVERY = 60; // ms
 const KEPT_EVERY = 400;
@@ -151,7 +151,7 @@ function goOn({ id }) {
 
 // Asks the model of `talk` to answer the messages, of which `news` are not kept yet.
 export async function ask(talk, messages, news, plain) {
-  const message = { id: newId(), talk: talk.id, parent: messages.at(-1).id, role: "assistant", model: talk.model, content: "", reasoning: "", calls: [], at: Date.now(), place: 0, growing: 1 };
+  const message = { id: newId(), talk: talk.id, parent: messages.at(-1).id, role: "assistant", model: talk.model, content: "", reasoning: "", calls: [], at: now(), place: 0, growing: 1 };
   const title = talk.title || messages[0].content.slice(0, 60) || messages[0].files?.[0]?.name || "An image";
   followed.add(message.id);
   await locks.request(`answer ${message.id}`, async () => { // before other tabs hear of it

@@ -7,7 +7,7 @@ import { Options } from "./options.js";
 import { Bar, Dialog, Empty, Fault, Field, Icon, IconButton, act, number, seconds, shortName, useLoaded } from "./parts.js";
 import { Settings } from "./settings.js";
 import { canRecord, hush, reading, record, speak } from "./sound.js";
-import { blank, branch, chat, commit, draft, exported, forget, newId, search, show, siblings, take, tip } from "./talks.js";
+import { blank, branch, chat, commit, draft, exported, forget, newId, now, search, show, siblings, take, tip } from "./talks.js";
 import { useStore } from "./live.js";
 
 const LARGEST_IMAGE = 8 << 20;
@@ -281,7 +281,7 @@ function Frame({ rest, talks, fault, models }) {
   const before = (message) => path.slice(0, path.indexOf(message));
   const send = (written) => {
     const earlier = editing ? before(editing) : path;
-    put(earlier, [{ id: newId(), talk: talk.id, parent: earlier.at(-1)?.id || "", role: "user", at: Date.now(), ...written }]);
+    put(earlier, [{ id: newId(), talk: talk.id, parent: earlier.at(-1)?.id || "", role: "user", at: now(), ...written }]);
   };
   const acts = useRef({});
   Object.assign(acts.current, {

@@ -36,6 +36,9 @@ async function table(name, mode = "readonly") {
 // `messages` are those of the conversation `shown`, by ID.
 export const chat = new Store({ talks: null, shown: "", messages: {}, fault: "" });
 export const newId = () => crypto.randomUUID?.() || Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join("");
+// The time of a message, later than that of any before it: those of one conversation are in the order of their times.
+let last = 0;
+export const now = () => (last = Math.max(Date.now(), last + 1));
 export const blank = (model) => ({ id: newId(), title: "", model, system: "", sampling: {}, head: "", created: Date.now(), changed: Date.now() });
 
 function apply({ talks = [], messages = [], gone = [] }) {
