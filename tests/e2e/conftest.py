@@ -37,7 +37,7 @@ def cached_engine(kind: EngineKind, *, vulkan: bool = False) -> Path:
     """The newest finished engine of a kind in the cache; a native one is for Vulkan, or it is not. Skips the test
     without one."""
     cache = Locations.find().cache
-    found = {entry: engines.usable(entry, kind) for entry in cache.glob(f"llama.cpp-{kind}-*")}
+    found = {entry: engines.usable(entry, kind) for entry in cache.glob("llama.cpp-*")}
     entries = [entry for entry, engine in found.items() if engine and (engine.variant == "vulkan") is vulkan]
     if not entries:
         build = " --variant vulkan" if vulkan else " --build" if kind is EngineKind.NATIVE else ""
