@@ -80,6 +80,7 @@ _CLIENTS_FAULT = re.compile(
     r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
     r"context length|'loc': \('body'"  # the last is llama-cpp-python's server, about a field of another type
 )
+_UNPARSED = re.compile(r"[Ff]ailed to parse (grammar|messages|tools)\b")
 # What the C++ library says where a number of the request is outside of a table of the model, such as a token.
 _OUT_OF_RANGE = re.compile(r"\bvector::_M_|\bbasic_string::|out_of_range|length_error")
 # No engine fetches files: its sandbox lets it connect nowhere (docs/sandbox.md).
@@ -108,6 +109,8 @@ def request_error(status: int, message: str, fields: Mapping[str, Any]) -> Model
         said = {name: int(figure) for name, figure in found.groupdict().items() if figure} if found else {}
         tokens, limit = said.get("tokens", said.get("prompt")), said.get("limit", said.get("context"))
         return ContextTooLong(message, fields.get("n_prompt_tokens", tokens), fields.get("n_ctx", limit))
+    if (found := _UNPARSED.search(message)) is not None:
+        return BadRequest(message, param=found[1])
     if status >= 500 and _FETCHED.search(message):
         return BadRequest("the engine fetches no files: send an image or a sound as a data: URL")
     if status >= 500 and _OUT_OF_RANGE.search(message):

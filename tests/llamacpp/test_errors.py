@@ -145,6 +145,14 @@ def test_whom_a_refusal_blames(status: int, message: str, blamed: bool) -> None:
     assert (error is not None and error.status == 400) is blamed
 
 
+@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("field", ["grammar", "messages", "tools"])
+def test_what_cannot_be_parsed_is_named(status: int, field: str) -> None:
+    error = request_error(status, f"Failed to parse {field}: Missing tool type: {{}}", {})
+    assert error is not None
+    assert (error.status, error.param) == (400, field)
+
+
 @pytest.mark.parametrize(
     ("line", "name"),
     [
