@@ -17,13 +17,12 @@ def filled(data: Path, count: int) -> Store:
     return store
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+@pytest.fixture
+def stores(tmp_path: Path) -> list[Path]:
     """Two stores, with few and with more models, whose indexes are written."""
-    folder = tmp_path_factory.mktemp("stores")
     for count in (2, 30):
-        Store(filled(folder / str(count), count).data)
-    return [folder / "2", folder / "30"]
+        Store(filled(tmp_path / str(count), count).data)
+    return [tmp_path / "2", tmp_path / "30"]
 
 
 def test_a_start_reads_as_many_files_for_many_models_as_for_few(stores: list[Path]) -> None:
