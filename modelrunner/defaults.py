@@ -146,9 +146,7 @@ class RequestParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid_
     set: Annotated[dict[_Field, Any], msgspec.Meta(max_length=64)] = {}
 
 
-def split_parameters(
-    parameters: Mapping[str, Any], variables: Collection[str] | None = (), param: str = "parameters"
-) -> dict[str, Any]:
+def split_parameters(parameters: Mapping[str, Any], variables: Collection[str] | None = ()) -> dict[str, Any]:
     """Returns the fields of `ModelDefaults` that a model's parameters give: sampling options, the context size
     (`num_ctx`), and arguments of the chat template, which has these `variables`; None if they are unknown. Raises
     `BadRequest` for a parameter that no model carries."""
@@ -159,11 +157,11 @@ def split_parameters(
             raise BadRequest(
                 f"a model cannot carry the parameter {name[:40]!r}, only {', '.join(known)} and the variables of its "
                 "chat template; settings of this machine are set with `modelrunner configure`",
-                param=f"{param}.{name}",
+                param=f"parameters.{name}",
             )
     context = whole_number(parameters.get("num_ctx"))
     if context is not None and (type(context) is not int or context < 1):
-        raise BadRequest(f"{param}.num_ctx must be a number of tokens, not {context!r}", param=f"{param}.num_ctx")
+        raise BadRequest(f"parameters.num_ctx must be a number of tokens, not {context!r}", param="parameters.num_ctx")
     options = {name: value for name, value in parameters.items() if name in SamplingOptions.__struct_fields__}
-    sampling = msgspec.to_builtins(SamplingOptions.of(options, param))
+    sampling = msgspec.to_builtins(SamplingOptions.of(options, "parameters"))
     return {"parameters": sampling, "context_size": context, "template_arguments": arguments}

@@ -254,12 +254,13 @@ def _cut(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _png(side: int = 64) -> bytes:
+def _png() -> bytes:
     """Returns a red square as a picture (https://www.w3.org/TR/png-3/)."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
+    side = 64
     rows = (b"\0" + b"\xff\0\0" * side) * side
     head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")

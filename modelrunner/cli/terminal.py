@@ -9,6 +9,7 @@ from wcwidth import wcwidth
 
 _FENCE = "```"
 _BACK = "\x1b[%dD\x1b[K"  # ECMA-48: the cursor to the left, and the rest of the line erased
+_SHOWN, _TIMES = 600, 8  # characters that are looked at, and how often they say the same
 
 
 class Wrapper:
@@ -85,11 +86,11 @@ def _is_in_background(terminal: int) -> bool:
         return False
 
 
-def repeats(text: str, *, shown: int = 600, times: int = 8) -> bool:
-    """Returns whether the last `shown` characters are one passage, repeated `times` times or more. A model that begins
+def repeats(text: str) -> bool:
+    """Returns whether the last 600 characters are one passage, repeated eight times or more. A model that begins
     to repeat itself at temperature 0 never ends."""
-    tail = text[-shown:]
-    if len(tail) < shown:
+    tail = text[-_SHOWN:]
+    if len(tail) < _SHOWN:
         return False
     # The failure function of Knuth, Morris and Pratt (1977) gives the shortest period of the tail.
     border = [0] * len(tail)
@@ -98,4 +99,4 @@ def repeats(text: str, *, shown: int = 600, times: int = 8) -> bool:
         while k and tail[i] != tail[k]:
             k = border[k - 1]
         border[i] = k + 1 if tail[i] == tail[k] else 0
-    return len(tail) - border[-1] <= shown // times
+    return len(tail) - border[-1] <= _SHOWN // _TIMES

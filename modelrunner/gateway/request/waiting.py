@@ -15,14 +15,11 @@ log = logging.getLogger(__name__)
 
 
 def guarded(
-    work: Coroutine[Any, Any, None],
-    request_id: str,
-    refuse: Callable[[ModelRunnerError], None],
-    name: str | None = None,
+    work: Coroutine[Any, Any, None], request_id: str, refuse: Callable[[ModelRunnerError], None]
 ) -> asyncio.Task[None]:
     """Starts the `work` of a request as a task. An error that it raises goes to `refuse`; any other exception is logged
     as a fault of the daemon, which the client is told of."""
-    task = asyncio.get_running_loop().create_task(_guard(work, request_id, refuse), name=name)
+    task = asyncio.get_running_loop().create_task(_guard(work, request_id, refuse))
     task.add_done_callback(lambda _: work.close())  # a task that is cancelled before its first step never awaits it
     return task
 
