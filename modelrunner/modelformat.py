@@ -1,5 +1,6 @@
 """A format of models that a backend brings."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from modelrunner.types import ModelFormat
+
+_FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class FormatReading:
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """A format by the names of its files, without folders in them. Other files of a folder are left out."""
+    """A format by the names of its files. A pattern with a folder (`*/config.json`) is for files of folders beside the
+    weights; there is none deeper. Other files are left out."""
 
     format: ModelFormat
     weights: str
@@ -40,13 +44,21 @@ class FileFormat:
 
     def chosen(self, names: Iterable[str]) -> list[str]:
         """Returns the names of a model's files, the weights first; none if there are no weights, or several."""
-        names = [name for name in names if "/" not in name]
-        weights = [name for name in names if fnmatchcase(name, self.weights)]
+        names = list(names)
+        weights = [name for name in names if _matches(name, self.weights)]
         if len(weights) != 1:
             return []
-        others = {name for name in names for pattern in self.others if fnmatchcase(name, pattern)}
+        others = {name for name in names for pattern in self.others if _matches(name, pattern)}
         return [*weights, *sorted(others.difference(weights))]
 
     def has(self, name: str) -> bool:
         """Returns whether a file of this name can belong to such a model."""
-        return "/" not in name and any(fnmatchcase(name, pattern) for pattern in (self.weights, *self.others))
+        return any(_matches(name, pattern) for pattern in (self.weights, *self.others))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Returns whether the name and its folder, if the pattern has one, match. A folder's name cannot lead elsewhere."""
+    (folder, _, file), (place, _, wanted) = name.rpartition("/"), pattern.rpartition("/")
+    if not fnmatchcase(file, wanted) or bool(folder) != bool(place):
+        return False
+    return not place or (_FOLDER.fullmatch(folder) is not None and fnmatchcase(folder, place))

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from modelrunner.sdk import BackendContext, BackendUnavailable, ProgressCallback, enginecache, programs
-from modelrunner.sdk.packages import Environment, Python, find_python, interpreter
+from modelrunner.sdk import BackendContext, ProgressCallback, enginecache
+from modelrunner.sdk.packages import Environment, Torch, find_python, interpreter
 from modelrunner_vllm.engines import VERSION, Engine, EngineKind, link, usable
-from modelrunner_vllm.machine import Build, Machine
+from modelrunner_vllm.machine import Machine
 
 _MODULE = "vllm.entrypoints.launchers.api_server.entry"
 
@@ -37,7 +37,9 @@ async def install(context: BackendContext, settings: VllmSettings, progress: Pro
     build = Machine.here(python.version).build(settings.build)
     options = (*python.identity, settings.torch_index or "", build.lock.read_text("utf-8"))
     entry = context.cache / enginecache.key(f"vllm-{build.kind}", VERSION, *options)
-    work = _VllmEnvironment(build, python, settings.torch_index, entry, context.logs / "install-vllm.log", progress)
+    torch = Torch(build.torch, settings.torch_index, "backends.vllm") if build.torch else None
+    title, log = f"{build.package} {VERSION}", context.logs / "install-vllm.log"
+    work = Environment(title, python, build.lock, _MODULE, entry, log, progress, torch)
 
     def works(folder: Path) -> bool:
         return usable(folder) is not None
@@ -47,26 +49,3 @@ async def install(context: BackendContext, settings: VllmSettings, progress: Pro
         return Engine(build.kind, interpreter(folder), VERSION).marker()
 
     await enginecache.provide(link(context), entry, make, works, progress, needed=build.needed)
-
-
-class _VllmEnvironment(Environment):
-    def __init__(
-        self, build: Build, python: Python, index: str | None, entry: Path, log: Path, progress: ProgressCallback
-    ) -> None:
-        super().__init__(f"{build.package} {VERSION}", python, build.lock, _MODULE, entry, log, progress)
-        self._torch, self._index = build.torch, index
-
-    async def fetch_first(self, program: Path) -> None:
-        """Fetches the build of torch that is on an index of its own."""
-        if not self._torch:
-            return
-        index = ["--index-url", self._index] if self._index else []
-        try:
-            await self.fetch(program, f"fetching {self._torch}", 0, *index, self._torch)
-        except programs.StepFailed as failed:
-            if not any("No matching distribution found" in line for line in failed.lines):
-                raise
-            raise BackendUnavailable(
-                f"{self._torch} was not found: it is on PyTorch's index of CPU builds, not on the package index; name "
-                "that index, or a copy of it, as `torch_index` in [backends.vllm] of the configuration"
-            ) from None

@@ -8,9 +8,11 @@ from typing import Any
 import click
 import msgspec
 
-from modelrunner.cli.client import HttpClient
+from modelrunner.cli.client import HttpClient, decode, failure
 from modelrunner.cli.files import check_folder, written
+from modelrunner.cli.progressdisplay import shared_displays
 from modelrunner.errors import AnswerBroken
+from modelrunner.wire import Progress
 
 _FORMS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 
@@ -31,14 +33,37 @@ def check_picture(file: Path) -> None:
 
 
 def draw(client: HttpClient, model: str, prompt: str, file: Path, seed: int | None) -> None:
-    """Writes the picture that the model draws. Raises `ModelRunnerError`."""
-    body: dict[str, Any] = {"model": model, "prompt": prompt, "n": 1, "response_format": "b64_json"}
+    """Writes the picture that the model draws, and shows its steps. Raises `ModelRunnerError`."""
+    body: dict[str, Any] = {"model": model, "prompt": prompt, "n": 1, "response_format": "b64_json", "stream": True}
     body |= {"output_format": _FORMS[file.suffix.lower()]} | ({"seed": seed} if seed is not None else {})
     try:
-        [picture] = client.call("POST", "/v1/images/generations", _Pictures, body, timeout=None).data
+        [picture] = _drawn(client, body)
         if not (data := base64.b64decode(picture.b64_json, validate=True)):
             raise ValueError
     except (ValueError, binascii.Error):
         raise AnswerBroken(f"{model} answered without one picture in base64: see `modelrunner logs {model}`") from None
     with written(file) as opened:
         opened.write(data)
+
+
+def _drawn(client: HttpClient, body: dict[str, Any]) -> list[_Picture]:
+    """Returns the pictures of an answer in events, or of an engine that answers in one piece."""
+    with client.open("POST", "/v1/images/generations", body) as response, shared_displays() as displays:
+        if not (response.getheader("Content-Type") or "").startswith("text/event-stream"):
+            whole = bytearray()
+            while piece := client.piece(response):
+                whole += piece
+            return decode(bytes(whole), _Pictures).data
+        display, pictures = displays("Drawing"), []
+        for event in client.events(response):
+            if event.data == "[DONE]":  # an engine of another maker
+                break
+            data = decode(event.data, dict[str, Any])
+            if fault := data.get("error"):
+                raise failure(fault)
+            match data:
+                case {"type": "image_generation.progress", "step": int(step), "steps": int(steps)}:
+                    display.show(Progress("progress", "Drawing", steps, step))
+                case {"type": "image_generation.completed", "b64_json": str(text)}:
+                    pictures.append(_Picture(text))
+    return pictures

@@ -12,7 +12,8 @@ from modelrunner.pull.fetching import fetch_files
 from modelrunner.pull.hub import Hub
 from modelrunner.pull.remoteheader import preview_gguf
 from modelrunner.pull.source import Context, FetchResult, Preview, PullSpec, Source
-from modelrunner.store.names import CONFIG, TEMPLATE, WEIGHTS
+from modelrunner.store import formats
+from modelrunner.store.names import TEMPLATE, WEIGHTS
 from modelrunner.store.references import Reference
 from modelrunner.store.safetensors_model import require_no_code
 from modelrunner.types import ModelFormat
@@ -66,7 +67,7 @@ class HubSource(Source):
                 bundle,
                 files={each.name: each.size for each in listing.files.values()},
                 version=listing.commit,
-                format=ModelFormat.SAFETENSORS if CONFIG in listing.files else ModelFormat.GGUF,
+                format=formats.format_of(listing.files),
                 template=await hub.text(template, chattemplates.LARGEST) if template else "",
                 licences=(listing.licence,) if listing.licence else (),
             )

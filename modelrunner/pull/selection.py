@@ -120,6 +120,8 @@ def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:
     write it, or those of a model in a backend's format; [] if there are none. Other files are left out: the same
     weights in other formats, pictures, and code unless `trust` is set."""
     names = list(names)
+    if foreign := foreignformats.files_in(names):
+        return foreign
     kept = [name for name in sorted(names) if in_folder(name) and (trust or not is_code(name))]
     weights = [name for name in kept if name.endswith(WEIGHTS) and "/" not in name]
     if INDEX in kept:
@@ -127,7 +129,7 @@ def folder_files(names: Iterable[str], *, trust: bool) -> list[str]:
     else:
         chosen = [_SAFETENSORS] if _SAFETENSORS in weights else weights
     if not chosen:
-        return foreignformats.files_in(names)
+        return []
     modules = [name for name in kept if name.endswith(WEIGHTS) and "/" in name]
     return [*(name for name in kept if not name.endswith(WEIGHTS)), *modules, *chosen]
 

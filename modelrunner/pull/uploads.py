@@ -209,8 +209,11 @@ def _adapters(names: Mapping[str, Digest]) -> dict[str, str]:
 
 def _chosen(names: Mapping[str, Digest]) -> dict[str, str]:
     """Maps names in the bundle to given names. Raises `UnsupportedModel`."""
-    if code := sorted(filter(is_code, set(names).difference(foreignformats.files_in(names)))):
+    foreign = foreignformats.files_in(names)
+    if code := sorted(filter(is_code, set(names).difference(foreign))):
         raise UnsupportedModel(f"the files carry code: {code[0]!r}. Leave it out")
+    if foreign:
+        return {name: name for name in foreign}
     if CONFIG in names:
         if chosen := folder_files(names, trust=False):
             return {name: name for name in chosen}

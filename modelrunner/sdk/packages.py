@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,17 @@ from modelrunner.sdk.diagnosis import Cause, Diagnosis
 
 _REQUIREMENT = re.compile(r"^[a-z0-9][a-z0-9._-]*==", re.IGNORECASE | re.MULTILINE)
 _PARTS = ".wheels"
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """The build of torch for processors. It is on an index of its own, whose files a lock cannot name, so its version
+    is pinned and the index trusted. `index` is that index, None for pip's own ones; `table` is that of the
+    configuration which names the index."""
+
+    requirement: str
+    index: str | None
+    table: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +75,23 @@ def interpreter(folder: Path) -> Path:
 
 class Environment:
     """The making of one environment. `engine` is its name in messages, `lock` the file with its packages, `module` what
-    must be importable in the end. The output of all steps goes to `log`."""
+    must be importable in the end; `torch` is fetched before the lock's packages. The output of all steps goes to
+    `log`."""
 
     def __init__(
-        self, engine: str, python: Python, lock: Path, module: str, entry: Path, log: Path, progress: ProgressCallback
+        self,
+        engine: str,
+        python: Python,
+        lock: Path,
+        module: str,
+        entry: Path,
+        log: Path,
+        progress: ProgressCallback,
+        torch: Torch | None = None,
     ) -> None:
         self._engine, self._python, self._lock, self._module = engine, python, lock, module
         self._parts = entry.with_name(entry.name + _PARTS)
-        self._log, self._progress = log, progress
+        self._log, self._progress, self._torch = log, progress, torch
 
     async def make(self, folder: Path) -> None:
         """Makes the environment in an empty folder. Raises `BackendUnavailable` with pip's reason."""
@@ -78,9 +99,9 @@ class Environment:
         self._progress(InstallProgress(f"making an environment for {self._engine}"))
         await programs.execute([self._python.program, "-m", "venv", "--without-pip", folder], log=self._log)
         self._parts.mkdir(exist_ok=True)
-        await self.fetch_first(program)
+        await self._fetch_torch(program)
         total = len(_REQUIREMENT.findall(self._lock.read_text("utf-8")))
-        await self.fetch(program, f"fetching {self._engine}", total, "--require-hashes", "-r", self._lock)
+        await self._fetch(program, f"fetching {self._engine}", total, "--require-hashes", "-r", self._lock)
         wheels = sorted(self._parts.glob("*.whl"))
         self._progress(InstallProgress(f"installing {len(wheels)} packages; this takes a minute or two"))
         command = programs.pip("--python", program, "install", "--no-deps", "--no-index", "--progress-bar", "off")
@@ -89,10 +110,21 @@ class Environment:
         await programs.execute([program, "-I", "-c", f"import {self._module}"], log=self._log)
         await asyncio.to_thread(shutil.rmtree, self._parts)
 
-    async def fetch_first(self, program: Path) -> None:
-        """Fetches packages that the lock cannot have; `program` is the environment's interpreter."""
+    async def _fetch_torch(self, program: Path) -> None:
+        if (torch := self._torch) is None:
+            return
+        index = ["--index-url", torch.index] if torch.index else []
+        try:
+            await self._fetch(program, f"fetching {torch.requirement}", 0, *index, torch.requirement)
+        except programs.StepFailed as failed:
+            if not any("No matching distribution found" in line for line in failed.lines):
+                raise
+            raise BackendUnavailable(
+                f"{torch.requirement} was not found: it is on PyTorch's index of CPU builds, not on the package index; "
+                f"name that index, or a copy of it, as `torch_index` in [{torch.table}] of the configuration"
+            ) from None
 
-    async def fetch(self, program: Path, message: str, total: int, *words: str | Path) -> None:
+    async def _fetch(self, program: Path, message: str, total: int, *words: str | Path) -> None:
         """Fetches wheels by `pip download` with these further words. `total` is their number, 0 if it is not shown.
         Raises `StepFailed`."""
         command = programs.pip(
@@ -125,6 +157,13 @@ class PackagesSettings(BaseModel):
     python: Path | None = None
 
 
+class TorchSettings(PackagesSettings):
+    """The settings of a backend with `torch`: `torch_index` is the index that has the CPU build of torch, PyTorch's
+    index of CPU builds or a copy of it. By default pip's own configuration decides."""
+
+    torch_index: str | None = None
+
+
 def diagnosis(engine: str, kind: str, *causes: Cause, stages: Sequence[tuple[str, str]]) -> Diagnosis:
     """Returns the explanations of the log of the backend `engine`: an incomplete environment, too little memory for a
     `kind` of model, and these further causes."""
@@ -148,6 +187,9 @@ class PackagesBackend(Backend):
     packages_version: ClassVar[str]
     """The version of the packages, of which a new one is installed anew and measured again."""
     lock: ClassVar[Path]
+    torch: ClassVar[str] = ""
+    """The requirement of torch (`torch==2.13.0`), whose build for processors is installed before the lock's packages;
+    "" for none. It needs `TorchSettings`."""
     module: ClassVar[str]
     """What must be importable in the environment."""
     disk_needed: ClassVar[int]
@@ -170,15 +212,24 @@ class PackagesBackend(Backend):
             raise BadRequest(f"{self.name} has no option {min(options)!r} for its installation")
         with self._installing.reported(self.title, progress) as tell:
             python = await asyncio.to_thread(find_python, self.settings.python, self.title)
-            key = enginecache.key(self.name, self.packages_version, *python.identity, self.lock.read_text("utf-8"))
+            torch = self._wanted_torch()
+            identity = (*python.identity, *((torch.requirement, torch.index or "") if torch else ()))
+            key = enginecache.key(self.name, self.packages_version, *identity, self.lock.read_text("utf-8"))
             entry, log = self.context.cache / key, self.context.logs / f"install-{self.name}.log"
-            work = Environment(self.title, python, self.lock, self.module, entry, log, tell)
+            work = Environment(self.title, python, self.lock, self.module, entry, log, tell, torch)
 
             async def make(folder: Path) -> dict[str, Any]:
                 await work.make(folder)
                 return {"version": self.packages_version}
 
             await enginecache.provide(self._link, entry, make, _is_usable, tell, needed=self.disk_needed)
+
+    def _wanted_torch(self) -> Torch | None:
+        if not self.torch:
+            return None
+        build = "+cpu" if sys.platform == "linux" else ""  # elsewhere it is the only build
+        index = self.settings.torch_index if isinstance(self.settings, TorchSettings) else None
+        return Torch(self.torch + build, index, f"backends.{self.name}")
 
     async def uninstall(self) -> None:
         """Removes the environment, unless another data directory uses it, and the leftovers of interrupted

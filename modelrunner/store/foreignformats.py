@@ -19,18 +19,21 @@ def register(format: FileFormat) -> None:
 
 
 def format_of(names: Iterable[str]) -> FileFormat | None:
-    """Returns the format of a set of files, None if it is none of a backend's."""
+    """Returns the format of a set of files, None if it is none of a backend's. Beside weights in safetensors it is one
+    that has some of them."""
     names = list(names)
-    return next((format for format in _formats.values() if format.chosen(names)), None)
+    found = [(format, format.chosen(names)) for format in _formats.values()]
+    if any(name.endswith(WEIGHTS) for name in names):
+        return next((format for format, chosen in found if any(name.endswith(WEIGHTS) for name in chosen)), None)
+    return next((format for format, chosen in found if chosen), None)
 
 
 def files_in(names: Iterable[str]) -> list[str]:
-    """Returns the files of a model in a backend's format, the weights first; none beside weights in safetensors. They
-    are no code, whatever their names are."""
+    """Returns the files of a model in a backend's format, the weights first; none in another format. They are no code,
+    whatever their names are."""
     names = list(names)
-    if any(name.endswith(WEIGHTS) for name in names) or (format := format_of(names)) is None:
-        return []
-    return format.chosen(names)
+    format = format_of(names)
+    return format.chosen(names) if format is not None else []
 
 
 def is_file(name: str) -> bool:

@@ -37,15 +37,13 @@ _READERS: dict[ModelFormat, Reader] = {
 def format_of(names: Iterable[str]) -> ModelFormat:
     """Returns the format. GGUF files may have any name; the files of a safetensors model have fixed names."""
     names = list(names)
-    if any(name.endswith(WEIGHTS) for name in names):
-        return ModelFormat.SAFETENSORS
     if (foreign := foreignformats.format_of(names)) is not None:
         return foreign.format
-    return ModelFormat.SAFETENSORS if CONFIG in names else ModelFormat.GGUF
+    has_weights = any(name.endswith(WEIGHTS) for name in names)
+    return ModelFormat.SAFETENSORS if has_weights or CONFIG in names else ModelFormat.GGUF
 
 
 def reader_of(names: Iterable[str]) -> Reader:
     names = list(names)
     foreign = foreignformats.format_of(names)
-    format = format_of(names)
-    return ForeignReader(foreign) if foreign is not None and foreign.format is format else _READERS[format]
+    return ForeignReader(foreign) if foreign is not None else _READERS[format_of(names)]

@@ -323,7 +323,7 @@ def test_a_picture_goes_to_its_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path
     assert file.read_bytes() == PNG
     [body] = daemon.asked(*DRAWS)
     asked = {"model": "m", "prompt": "a cat", "n": 1, "response_format": "b64_json", "output_format": "png", "seed": 7}
-    assert body == asked
+    assert body == asked | {"stream": True}
 
 
 @pytest.mark.parametrize("data", [[], [{"b64_json": "?"}], [{"url": "http://x"}], [{"b64_json": ""}] * 2])

@@ -227,7 +227,7 @@ def test_a_choice_while_a_backend_could_not_be_asked_is_not_kept(tmp_path: Path)
     assert registry.choose(model) is late
 
 
-@pytest.mark.parametrize("name", ["llama.cpp", "vllm", "piper", "whisper"])
+@pytest.mark.parametrize("name", ["diffusers", "llama.cpp", "piper", "vllm", "whisper"])
 def test_the_package_of_each_own_backend_has_its_name(name: str) -> None:
     [found] = entry_points(group=ENTRY_POINT_GROUP, name=name)
     assert importlib.import_module(found.module).Name == name

@@ -1,0 +1,111 @@
+"""The backend of diffusion models: diffusers behind a small HTTP server of ours."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, NoReturn
+
+from modelrunner.sdk import (
+    ApiShape,
+    Bundle,
+    EndpointApi,
+    EngineApi,
+    Launch,
+    Mode,
+    ModelFormat,
+    Permissions,
+    RequiredMemory,
+    RunSpec,
+    ServiceCall,
+    Variant,
+    run,
+    scrubbed_environment,
+)
+from modelrunner.sdk.diagnosis import Cause
+from modelrunner.sdk.packages import PackagesBackend, TorchSettings, diagnosis, interpreter
+from modelrunner_diffusers import memory
+from modelrunner_diffusers.model import DIFFUSERS, FORMAT
+from modelrunner_diffusers.options import DiffusersOptions
+
+IMAGES = Mode("image-generation")
+_PATH = "/v1/images/generations"
+_INSIDE = Path(__file__).with_name("inside")
+_READS = frozenset(
+    {
+        *("model", "prompt", "negative_prompt", "n", "size", "seed", "steps", "guidance_scale", "response_format"),
+        *("output_format", "output_compression", "stream", "partial_images"),
+    }
+)
+
+
+class DiffusersBackend(PackagesBackend):
+    name: ClassVar[str] = "diffusers"
+    title = "diffusers"
+    packages_version = "0.42.1"
+    lock = Path(__file__).with_name("locks") / "diffusers.lock"
+    torch = "torch==2.13.0"
+    module = "diffusers, transformers, PIL, starlette.applications, uvicorn"
+    disk_needed = 2 << 30  # the environment took 1.2 GiB; the rest is room for the wheels
+    settings_model = TorchSettings
+    diagnosis = diagnosis(
+        "diffusers", "model",
+        Cause(r"SafetensorError|Error no file named|does not appear to have a file named|size mismatch",
+              "the model's files are damaged or incomplete: remove the model and pull it again"),
+        stages=[("importing", "importing"), ("loading the model", "loading weights")],
+    )  # fmt: skip
+    formats: ClassVar[frozenset[ModelFormat]] = frozenset({DIFFUSERS})
+    modes: ClassVar[frozenset[Mode]] = frozenset({IMAGES})
+    file_formats = (FORMAT,)
+    calls = MappingProxyType({_PATH: ServiceCall(IMAGES, ApiShape.IMAGE, "Draws pictures of what a text says.")})
+    options_model = DiffusersOptions
+
+    async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+        environment = self.environment()
+        settings = {
+            "model": str(spec.bundle.directory),
+            "socket": str(launch.endpoint.path),
+            "sequences": spec.parallel,
+            "threads": _processors(),
+            "largest": memory.largest(spec),
+            "side": spec.bundle.header.metadata.get("side"),
+            "steps": DiffusersOptions.of(spec.options).steps,
+        }
+        variables = {
+            "PYTHONNOUSERSITE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "DIFFUSERS_VERBOSITY": "error",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "MODELRUNNER_DIFFUSERS": json.dumps(settings),
+        }
+        await run(
+            [str(interpreter(environment)), str(_INSIDE / "modelrunner_draw.py")],
+            env=scrubbed_environment() | variables | dict(spec.environment),
+            options=launch.process,
+            permissions=Permissions(reads=(environment, _INSIDE)),
+        )
+
+    def api(self, spec: RunSpec) -> EngineApi:
+        return EngineApi({_PATH: EndpointApi(ApiShape.IMAGE, reads=_READS)}, metrics=None, settled="/settled")
+
+    async def required_memory(self, spec: RunSpec) -> RequiredMemory:
+        return memory.required(spec)
+
+    def growth(self, spec: RunSpec) -> RequiredMemory:
+        return memory.growth(spec)
+
+    async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
+        return memory.variants(spec, budget)
+
+    def default_context_size(self, bundle: Bundle) -> int:
+        """Returns the tokens of a prompt that CLIP reads. It means nothing here."""
+        return 77
+
+    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
+        """Returns one: a picture uses all processors, and the memory of its activations."""
+        return 1
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

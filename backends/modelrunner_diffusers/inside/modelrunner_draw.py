@@ -1,0 +1,393 @@
+"""Serves one diffusion model by OpenAI's API of images, on a Unix socket. It is the child process of a runner, in the
+engine's own environment, where modelrunner is not installed. MODELRUNNER_DIFFUSERS has its settings."""
+
+import sys
+
+if __name__ == "__main__":
+    print("importing diffusers", file=sys.stderr, flush=True)
+
+import asyncio
+import base64
+import copy
+import inspect
+import io
+import json
+import math
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import uvicorn
+from diffusers import DiffusionPipeline
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+_LONGEST_BODY = 1 << 20
+_LONGEST_PROMPT = 4000  # characters, as OpenAI's
+_MOST_PICTURES = 10
+_MOST_STEPS = 150
+_MOST_GUIDANCE = 50
+_MOST_SEED = 1 << 63
+_MOST_PARTIAL = 3
+_UNIT, _SMALLEST = 8, 64
+"""Pixels: each side is a multiple of the first, and not below the second."""
+_FORMS = ("png", "jpeg", "webp")
+_QUALITY = 95
+_SIZE = re.compile(r"([0-9]{1,10})x([0-9]{1,10})")
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Refused(Exception):
+    """A request that cannot be answered."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param = message, param
+
+
+class Stopped(Exception):
+    """The client has left."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A checked request."""
+
+    prompt: str
+    negative: str | None
+    n: int
+    width: int
+    height: int
+    seed: int
+    steps: int | None
+    guidance: float | None
+    form: str
+    quality: int
+    is_events: bool
+    partial: int
+
+
+class Job:
+    """The work on one request. It stops between two steps."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.stopped = threading.Event()
+        self.over = asyncio.Event()
+
+    def check(self) -> None:
+        """Raises `Stopped`."""
+        if self.stopped.is_set():
+            raise Stopped
+
+
+class Painter:
+    """The model. Its methods may be called by several threads."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        torch.set_num_threads(settings["threads"])
+        self._pipeline: Any = DiffusionPipeline.from_pretrained(
+            settings["model"], local_files_only=True, use_safetensors=True, torch_dtype=torch.float32
+        )
+        self._pipeline.set_progress_bar_config(disable=True)
+        self._takes = set(inspect.signature(self._pipeline.__call__).parameters)
+        self._steps: int | None = settings["steps"]
+        self._largest: int = settings["largest"]
+        self._side: int = min(settings["side"], self._largest)
+        self._unit = math.lcm(_UNIT, int(self._pipeline.vae_scale_factor))
+
+    def draw(self, job: Job, tell: Tell) -> None:
+        """Calls `tell` with an event for each step, and for each picture. Raises `Stopped`, `Refused`."""
+        task = job.task
+        for index in range(task.n):
+            pipeline = copy.copy(self._pipeline)
+            scheduler = pipeline.scheduler
+            pipeline.scheduler = type(scheduler).from_config(scheduler.config)  # it counts the steps of one picture
+
+            def stepped(
+                made: Any, step: int, moment: Any, kept: dict[str, Any], *, index: int = index
+            ) -> dict[str, Any]:
+                job.check()
+                total = int(made.num_timesteps)
+                tell({"type": "progress", "index": index, "step": step + 1, "steps": total})
+                if partial := _partial(step, total, task.partial):
+                    picture = _encoded(self._seen(kept["latents"]), task)
+                    tell({"type": "partial_image", "partial_image_index": partial - 1, "b64_json": picture})
+                    job.check()
+                return {}
+
+            job.check()
+            # One picture at a time: each needs the memory of one, and is the same whatever `n` is.
+            generator = torch.Generator().manual_seed((task.seed + index) % _MOST_SEED)
+            made = pipeline(generator=generator, callback_on_step_end=stepped, **self._asked(task))
+            if any(getattr(made, "nsfw_content_detected", None) or ()):
+                raise Refused("the model's own check withheld the picture: change the prompt or the seed", "prompt")
+            seed = (task.seed + index) % _MOST_SEED
+            tell({"type": "completed", "b64_json": _encoded(made.images[0], task), "seed": seed})
+
+    def _asked(self, task: Task) -> dict[str, Any]:
+        named = {
+            "negative_prompt": task.negative,
+            "num_inference_steps": task.steps or self._steps,
+            "guidance_scale": task.guidance,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        return {"prompt": task.prompt, "width": task.width, "height": task.height, "output_type": "pil", **given}
+
+    def _seen(self, latents: Any) -> Any:
+        """Returns what is there of a picture."""
+        vae = self._pipeline.vae
+        with torch.no_grad():
+            decoded = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
+        return self._pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
+
+    def read(self, body: bytes) -> Task:
+        """Returns the checked request. Raises `Refused`."""
+        try:
+            found: Any = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise Refused("the body is no JSON object")
+        found = {name: value for name, value in found.items() if value is not None}
+        prompt, negative = _text(found, "prompt"), found.get("negative_prompt") and _text(found, "negative_prompt")
+        if not prompt:
+            raise Refused("`prompt` must be a text", "prompt")
+        if negative and "negative_prompt" not in self._takes:
+            raise Refused("this model takes no negative prompt", "negative_prompt")
+        if _chosen(found, "response_format", ("b64_json", "url")) == "url":
+            raise Refused("no pictures are kept here that a `url` could lead to: ask for b64_json", "response_format")
+        if (stream := found.get("stream", False)) not in (True, False):
+            raise Refused("`stream` must be true or false", "stream")
+        width, height = self._size(found.get("size", "auto"))
+        guidance = found.get("guidance_scale")
+        if guidance is not None and (
+            isinstance(guidance, bool) or not isinstance(guidance, int | float) or not 0 <= guidance <= _MOST_GUIDANCE
+        ):
+            raise Refused(f"`guidance_scale` must be a number from 0 to {_MOST_GUIDANCE}", "guidance_scale")
+        return Task(
+            prompt,
+            negative or None,
+            _whole(found, "n", 1, _MOST_PICTURES, 1),
+            width,
+            height,
+            _whole(found, "seed", 0, _MOST_SEED - 1, secrets.randbelow(1 << 32)),
+            _whole(found, "steps", 1, _MOST_STEPS, 0) or None,
+            guidance,
+            _chosen(found, "output_format", _FORMS),
+            _whole(found, "output_compression", 0, 100, _QUALITY),
+            bool(stream),
+            _whole(found, "partial_images", 0, _MOST_PARTIAL, 0),
+        )
+
+    def _size(self, size: Any) -> tuple[int, int]:
+        if size == "auto":
+            return self._side, self._side
+        match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+        if match is None:
+            raise Refused("`size` must be WIDTHxHEIGHT in pixels, such as 512x512, or auto", "size")
+        width, height = int(match[1]), int(match[2])
+        if min(width, height) < _SMALLEST or width % self._unit or height % self._unit:
+            raise Refused(
+                f"the sides of `size` must be multiples of {self._unit}, of {_SMALLEST} pixels at least", "size"
+            )
+        if width * height > self._largest**2:
+            shrunk = [self._shrunk(side, width * height) for side in (width, height)]
+            fitting = f"{shrunk[0]}x{shrunk[1]}" if min(shrunk) >= _SMALLEST else f"{self._largest}x{self._largest}"
+            raise Refused(
+                f"{width}x{height} does not fit into the memory that is set aside for this model: {fitting} is the "
+                "largest size that does in this shape; `largest` in the model's diffusers settings changes it",
+                "size",
+            )
+        return width, height
+
+    def _shrunk(self, side: int, pixels: int) -> int:
+        return int(side * self._largest / math.sqrt(pixels)) // self._unit * self._unit
+
+
+def _partial(step: int, steps: int, wanted: int) -> int:
+    """Returns the number of the partial picture, from 1 on, that is due after a step; 0 for none. They are evenly
+    spread, and none comes after the last step."""
+    due = [round(steps * number / (wanted + 1)) - 1 for number in range(1, wanted + 1)]
+    return due.index(step) + 1 if step in due and step < steps - 1 else 0
+
+
+def _encoded(picture: Any, task: Task) -> str:
+    data = io.BytesIO()
+    picture.save(data, task.form.upper(), **({} if task.form == "png" else {"quality": task.quality}))
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    value = found.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"`{name}` must be a text that says something", name)
+    if len(value) > _LONGEST_PROMPT:
+        raise Refused(f"`{name}` has {len(value)} characters: send at most {_LONGEST_PROMPT}", name)
+    return value
+
+
+def _whole(found: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
+    value = found.get(name, default)
+    if name in found and (type(value) is not int or not least <= value <= most):
+        raise Refused(f"`{name}` must be a whole number from {least} to {most}", name)
+    return int(value)
+
+
+def _chosen(found: dict[str, Any], name: str, known: tuple[str, ...]) -> str:
+    value = found.get(name, known[0])
+    if value not in known:
+        raise Refused(f"`{name}` must be one of: {', '.join(known)}", name)
+    return str(value)
+
+
+class Server:
+    """The application. `sequences` requests are worked on at once."""
+
+    def __init__(self, painter: Painter, sequences: int) -> None:
+        self._painter = painter
+        self._pool = ThreadPoolExecutor(sequences)
+        self._jobs: set[Job] = set()
+        self.app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/settled", self._settled),
+                Route("/v1/images/generations", self._draw, methods=["POST"]),
+            ]
+        )
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def _settled(self, request: Request) -> Response:
+        """Answers once nothing works for the clients that have left until now."""
+        for job in [job for job in self._jobs if job.stopped.is_set()]:
+            await job.over.wait()
+        return Response(status_code=204)
+
+    async def _draw(self, request: Request) -> Response:
+        try:
+            job = Job(self._painter.read(await _body(request)))
+        except Refused as refused:
+            return Response(json.dumps(_fault(refused)), 400, media_type="application/json")
+        except ClientDisconnect:
+            return Response(status_code=499)
+        self._jobs.add(job)
+        queue = self._begin(job)
+        if job.task.is_events:
+            return StreamingResponse(_events(job, queue), media_type="text/event-stream")
+        left = asyncio.create_task(_left(request, job))
+        try:
+            return await _answer(job, queue)
+        finally:
+            left.cancel()
+
+    def _begin(self, job: Job) -> "asyncio.Queue[dict[str, Any] | None]":
+        """Starts the work, and returns the queue of its events, which ends with None."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
+
+        def tell(event: dict[str, Any] | None) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        def work() -> None:
+            try:
+                self._painter.draw(job, tell)
+            except Stopped:
+                pass
+            except Refused as refused:
+                tell({"type": "error", **_fault(refused)})
+            except Exception as error:
+                traceback.print_exc()
+                message = f"the engine failed: {type(error).__name__}"
+                tell({"type": "error", "error": {"message": message, "type": "server_error", "code": "engine_failed"}})
+            finally:
+                tell(None)
+                loop.call_soon_threadsafe(self._end, job)
+
+        self._pool.submit(work)
+        return queue
+
+    def _end(self, job: Job) -> None:
+        self._jobs.discard(job)
+        job.over.set()
+
+
+async def _answer(job: Job, queue: "asyncio.Queue[dict[str, Any] | None]") -> Response:
+    """Returns all pictures in one answer."""
+    task, pictures = job.task, []
+    while (event := await queue.get()) is not None:
+        if event["type"] == "error":
+            status = 400 if event["error"]["code"] == "bad_request" else 500
+            return Response(json.dumps({"error": event["error"]}), status, media_type="application/json")
+        if event["type"] == "completed":
+            pictures.append({"b64_json": event["b64_json"], "seed": event["seed"]})
+    if job.stopped.is_set():
+        return Response(status_code=499)
+    size = f"{task.width}x{task.height}"
+    answer = {"created": int(time.time()), "data": pictures, "size": size, "output_format": task.form}
+    return Response(json.dumps(answer), media_type="application/json")
+
+
+async def _events(job: Job, queue: "asyncio.Queue[dict[str, Any] | None]") -> AsyncIterator[bytes]:
+    """Yields OpenAI's events of images, and one for each step."""
+    task = job.task
+    size = {"size": f"{task.width}x{task.height}", "output_format": task.form}
+    try:
+        while (event := await queue.get()) is not None:
+            if event["type"] != "error":
+                event = event | {"type": f"image_generation.{event['type']}", "created_at": int(time.time())} | size
+            yield b"data: %b\n\n" % json.dumps(event).encode()
+    finally:
+        job.stopped.set()
+
+
+async def _left(request: Request, job: Job) -> None:
+    """Stops the job when its client leaves."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    job.stopped.set()
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _LONGEST_BODY:
+            raise Refused(f"the body has more than {_LONGEST_BODY} bytes")
+    return bytes(body)
+
+
+def _fault(refused: Refused) -> dict[str, Any]:
+    fault = {"message": refused.message, "type": "invalid_request_error", "param": refused.param, "code": "bad_request"}
+    return {"error": fault}
+
+
+def main() -> None:
+    """Loads the model, then serves until a signal comes."""
+    settings = json.loads(os.environ["MODELRUNNER_DIFFUSERS"])
+    print("loading the model", file=sys.stderr, flush=True)
+    server = Server(Painter(settings), settings["sequences"])
+    os.umask(0o177)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(settings["socket"])
+        config = uvicorn.Config(
+            server.app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        uvicorn.Server(config).run(sockets=[listener])
+    os._exit(0)  # a thread may still compute a step
+
+
+if __name__ == "__main__":
+    main()

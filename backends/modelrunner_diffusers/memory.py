@@ -1,0 +1,76 @@
+"""The memory of a run, at the largest size of its pictures. Weights and activations have 32 bits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from modelrunner.sdk import Bundle, RequiredMemory, RunSpec, Variant
+from modelrunner_diffusers.options import DiffusersOptions
+
+_PROCESS = 400 << 20
+"""Bytes of the interpreter with torch, diffusers and transformers."""
+_FLOAT = 4
+_SIDES = (2, 1.5, 1, 0.75, 0.5)
+"""The largest sides that are tried where none is configured, as parts of the side that the model was trained for."""
+_STEP = 64
+
+
+def largest(spec: RunSpec) -> int:
+    """Returns the side in pixels of the largest square picture of a run."""
+    configured = DiffusersOptions.of(spec.options).largest
+    return configured if configured is not None else _side(spec.bundle, _SIDES[0])
+
+
+def required(spec: RunSpec) -> RequiredMemory:
+    """Estimates the memory of a run that draws its largest pictures."""
+    weights = _FLOAT * _number(spec.bundle.header.metadata, "parameters")
+    return RequiredMemory(_PROCESS + weights) + growth(spec)
+
+
+def growth(spec: RunSpec) -> RequiredMemory:
+    """Estimates the part that only requests use: the denoiser and the VAE work one after the other."""
+    found, pixels = spec.bundle.header.metadata, largest(spec) ** 2
+    return RequiredMemory(spec.parallel * max(_denoiser(found, pixels), _vae(found, pixels)))
+
+
+def _denoiser(found: Mapping[str, Any], pixels: int) -> int:
+    """For the picture with and without the prompt: what each level keeps for its way up, and at the first level, in the
+    feed-forward network, eight times the width."""
+    channels, layers = _list(found, "unet_channels"), _number(found, "unet_layers")
+    latent = pixels // _number(found, "scale") ** 2
+    kept = sum((layers + 1) * width * latent >> 2 * level for level, width in enumerate(channels))
+    return 2 * _FLOAT * (kept + 16 * channels[0] * latent)
+
+
+def _vae(found: Mapping[str, Any], pixels: int) -> int:
+    """The last level, at the full size: its input with the width of the level before, and copies of it in a block."""
+    channels = _list(found, "vae_channels")
+    before = channels[min(1, len(channels) - 1)]
+    return _FLOAT * pixels * (3 * before + 2 * channels[0])
+
+
+def variants(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+    """Returns the run, and where no `largest` is configured, runs with smaller pictures."""
+    if DiffusersOptions.of(spec.options).largest is not None:
+        return [Variant(spec, required(spec))]
+    most = largest(spec)
+    found = []
+    for rank, side in enumerate(dict.fromkeys(_side(spec.bundle, part) for part in _SIDES)):
+        run = replace(spec, options={**spec.options, "largest": side})
+        found.append(Variant(run, required(run), f"pictures up to {side}x{side}" if side < most else "", rank))
+    return found
+
+
+def _side(bundle: Bundle, part: float) -> int:
+    trained = _number(bundle.header.metadata, "side")
+    return max(_STEP, min(8192, int(trained * part) // _STEP * _STEP))
+
+
+def _number(found: Mapping[str, Any], name: str) -> int:
+    value = found.get(name)
+    return value if isinstance(value, int) else 1
+
+
+def _list(found: Mapping[str, Any], name: str) -> Sequence[int]:
+    value = found.get(name)
+    return value if isinstance(value, list | tuple) and value else (1,)
