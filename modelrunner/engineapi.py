@@ -49,6 +49,9 @@ class EndpointApi:
     prose_before_calls: bool = False
     """True for chats of an engine that lets any text stand before a required call of a tool, so that a weak model never
     comes to one. The daemon then asks it for the calls as JSON of a schema. Such an endpoint has an `as_stream`."""
+    choices_by_sequence: bool = False
+    """True if a request for more choices (`n`) than the run has sequences is refused. The daemon then asks for them in
+    several requests, one after another. Such an endpoint has an `as_stream`."""
     unheld: frozenset[str] = frozenset()
     """Keywords of JSON schemas that the grammars of the engine ignore in silence. With any, patterns are written as
     llama.cpp's grammars take them. Empty for an engine that holds schemas whole, or refuses them."""

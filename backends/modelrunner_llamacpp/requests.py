@@ -115,6 +115,7 @@ def _of_llama_server(path: str, endpoint: EndpointApi) -> EndpointApi:
         as_stream=as_stream,
         chooses_by_word=path in _BY_WORD,
         prose_before_calls=endpoint.shape is ApiShape.CHAT,
+        choices_by_sequence=True,  # server-context.cpp: "n_cmpl cannot be greater than the number of slots"
         unheld=unheld,
     )
 

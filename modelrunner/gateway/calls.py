@@ -76,6 +76,11 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     prepares: ClassVar[bool] = False
     """True for a request that needs `Dialect.prepare` before it gets a runner."""
 
+    @property
+    def copies(self) -> int:
+        """How many choices each prompt gets."""
+        return 1
+
     def watched(self) -> dict[str, Any]:
         """Returns the fields after `keep_alive` that the body has and that are not null, decoded. Raises
         `BadRequest`."""

@@ -80,8 +80,24 @@ def test_fields_that_llama_cpp_does_not_read(daemon: Daemon) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
     refused = daemon.post("/v1/completions", {"model": SMOLLM2, "prompt": "x", "suffix": "y"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
-    several = daemon.post(CHAT, asked | {"n": 2})
-    assert (several.status_code, len(several.json()["choices"])) == (200, 2)
+
+
+def test_more_choices_than_the_engine_has_sequences(daemon: Daemon) -> None:
+    """The prompt counts once, however often the engine was asked."""
+    asked = {"model": SMOLLM2, "messages": user("Name a fruit."), "max_tokens": 4, "seed": 7, "temperature": 1.5}
+    alone = daemon.post(CHAT, asked).json()
+    several = daemon.post(CHAT, asked | {"n": 6})
+    answer = several.json()
+    assert (several.status_code, [choice["index"] for choice in answer["choices"]]) == (200, list(range(6)))
+    assert answer["choices"][0]["message"] == alone["choices"][0]["message"]
+    assert len({choice["message"]["content"] for choice in answer["choices"]}) > 1
+    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert alone["usage"]["completion_tokens"] < answer["usage"]["completion_tokens"] <= 24
+    prompts = {"model": SMOLLM2, "prompt": ["One", "Two"], "n": 5, "max_tokens": 3}
+    found = daemon.post("/v1/completions", prompts)
+    assert (found.status_code, len(found.json()["choices"])) == (200, 10)
+    refused = daemon.post(CHAT, asked | {"n": 129})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
 
 
 def test_tools_that_are_ignored_are_named(daemon: Daemon) -> None:

@@ -179,6 +179,7 @@ class FakeRunner:
             model_id=model,
             bundle=SimpleNamespace(name=f"ai/{model}", capabilities=frozenset({"chat", "completion"}), defaults=None),
             context_size=4096,
+            parallel=4,
         )
         self.failure: EngineFailed | None = None
         self.gone = asyncio.Event()

@@ -18,6 +18,7 @@ from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translat
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.gateway.engine_request import MEMBERS, EngineRequest
 from modelrunner.gateway.headers import chunk, engine_headers, id_line, one_line_each, own_headers, server_timing
+from modelrunner.gateway.request.choice_rounds import ChoiceRounds
 from modelrunner.gateway.request.in_flight import InFlight
 from modelrunner.gateway.request.leases import Leases
 from modelrunner.gateway.request.model_defaults import apply_defaults
@@ -57,7 +58,7 @@ class Exchange:
 
     __slots__ = (
         *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_leases"),
-        *("_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_side"),
+        *("_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_rounds", "_side"),
         *("_sink", "_status", "_taken", "_trace", "_translation", "_upstream", "_writer"),
         *("ask", "is_told", "lease", "on_data"),
     )
@@ -75,6 +76,7 @@ class Exchange:
         self._taken: asyncio.Event | None = None  # set while the client takes more of a stream that is made elsewhere
         self._refusal: EngineRefusal | None = None  # an engine's error while it arrives
         self._translation: Translation | None = None
+        self._rounds: ChoiceRounds | None = None  # for an engine that is asked several times
         self._writer: ResponseWriter | None = None  # None while the answer goes to the sink unchanged
         self._error: ModelRunnerError | None = None
         self._ignored: tuple[str, ...] = ()  # fields of the request that the engine ignores
@@ -113,12 +115,16 @@ class Exchange:
             self._beside().signs = SignsOfLife(self._leases, self._in_flight.limits, ask, self._say)
 
     def pause(self) -> None:
+        if self._rounds is not None:
+            self._rounds.paused = True
         if self._upstream is not None:
             self._upstream.pause()
         elif self._taken is not None:
             self._taken.clear()
 
     def resume(self) -> None:
+        if self._rounds is not None:
+            self._rounds.paused = False
         if self._upstream is not None:
             self._upstream.resume()
         elif self._taken is not None:
@@ -260,6 +266,15 @@ class Exchange:
         quarantine, runner = self._in_flight.quarantine, lease.runner
         if quarantine.alert:
             quarantine.check(runner.key, self.ask)
+        self._rounds, then = None, self._translation
+        if then is not None and self.ask.fields.copies > (most := runner.spec.parallel):
+            endpoint = runner.api.endpoints[request.path]
+            if endpoint.choices_by_sequence:
+                self._translation = self._rounds = ChoiceRounds(request, self.ask.fields.copies, most, then)
+        self._put(lease, request, fresh=fresh)
+
+    def _put(self, lease: Lease, request: EngineRequest, *, fresh: bool) -> None:
+        runner = lease.runner
         headers = self._id_line if self._trace is None else self._id_line + self._trace.line
         if request.is_json:
             body, rest = request.encoded(), None
@@ -271,13 +286,18 @@ class Exchange:
         data = pool.request("POST", request.path, body, headers, content_type=request.content_type, size=size)
         self._upstream = pool.send(data, self, fresh=fresh, rest=rest)
 
+    def _next_round(self, lease: Lease, rounds: ChoiceRounds, *, fresh: bool = False) -> None:
+        self._put(lease, rounds.request, fresh=fresh)
+        if rounds.paused and self._upstream is not None:
+            self._upstream.pause()
+
     # modelrunner.engine.receivers.Receiver
 
     def splices(self, status: int) -> bool:
         return self._sink.takes_chunks and status == 200 and self._translation is None
 
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
-        if self.is_told:
+        if self.is_told and not self._is_further_round:
             self._first_byte = perf_counter()
             if length == len(data):
                 self._received = length, data[-TAIL:]
@@ -296,13 +316,19 @@ class Exchange:
             raise EngineProtocolError(
                 "the engine answered with a page of HTML: check its address, and what stands before it"
             )
-        if self._translation is None and not self._responded:
+        if self._is_further_round:
+            self.on_data(data)
+        elif self._translation is None and not self._responded:
             self._passed = True
             self.on_data = self._sink.write
             passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen or self.lease.preset)
             self._respond(200, passed, length, data)
         else:
             self._answer_anew(headers, length, data)
+
+    @property
+    def _is_further_round(self) -> bool:
+        return self._rounds is not None and self._rounds.done > 0
 
     def _answer_anew(self, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         """Begins an answer that is translated, or gets new chunks."""
@@ -337,6 +363,9 @@ class Exchange:
         self._upstream = None  # the next request may have it
         assert upstream is not None
         assert lease is not None
+        if self._rounds is not None and self._refusal is None and self._rounds.go_on():
+            self._next_round(lease, self._rounds)
+            return
         if self.is_told and not self._received[0]:
             self._received = upstream.received
         if self._in_flight.quarantine.alert:
@@ -364,7 +393,10 @@ class Exchange:
         if upstream.reused and not upstream.answered:
             # It had been idle, and closed just as it was used: nothing was lost.
             try:
-                self._begin(lease, fresh=True)
+                if self._rounds is not None and self._is_further_round:
+                    self._next_round(lease, self._rounds, fresh=True)
+                else:
+                    self._begin(lease, fresh=True)
             except ModelRunnerError as refused:
                 self._refuse(refused)
         elif self._passed:
