@@ -43,7 +43,9 @@ _STARTER_SIZE = "93 MB"
     metavar="N",
     help="The context size in tokens, -1 for all; kept for this model.",
 )
-@click.option("--keep-alive", metavar="DURATION", help="How long the model stays loaded: 5m, 0, or -1 for ever.")
+@click.option(
+    "--keep-alive", metavar="DURATION", help="How long the model stays loaded: 5m, 0, or -1 as long as there is room."
+)
 @click.option("--backend", metavar="NAME", help="The inference engine; kept for this model.")
 @click.option(
     "--image",

@@ -176,7 +176,7 @@ MEANINGS = {
     "min-context-size": "Take less context where memory is short, down to this.",
     "parallel": "Sequences that the engine processes at once, each with a context of its own.",
     "gpu-layers": "Layers that go to GPUs; by default as many as fit.",
-    "keep_alive": "How long it stays loaded unused: 5m, 0, or -1 for ever.",
+    "keep_alive": "How long it stays loaded unused: 5m, 0, or -1 as long as there is room.",
     "runtime-flags": "Flags of the engine.",
     "pin": "Never evict it for another model.",
     "preload": "Load it when the daemon starts.",

@@ -102,7 +102,11 @@ class Store(StoreReader):
                 if folder.path == wanted:
                     raise FolderMissing(folder.message, param="folder")
             known = ", ".join(str(folder.data) for folder in self._present)
-            raise BadRequest(f"{wanted} is not a folder of models; model_dirs lists {known}", param="folder")
+            raise BadRequest(
+                f"{wanted} is not a folder of models, only {known}: add it to model_dirs in config.toml, then "
+                "`modelrunner reload`",
+                param="folder",
+            )
         if here and here is not found:
             raise Conflict(f"the model lies in {here.data}: remove it, then pull it to {wanted}", param="folder")
         return (found,)
