@@ -82,7 +82,7 @@ async def test_a_folder_that_is_none_of_them_is_refused(
     file = write_gguf(tmp_path / "new.gguf")
     status, text = await create(daemon, file, "new", folder=str(tmp_path))
     assert status == 400
-    assert "model_dirs lists" in text
+    assert "add it to model_dirs" in text
     await create(daemon, file, "new")
     status, text = await create(daemon, file, "new", folder=str(disks[1]))
     assert status == 409

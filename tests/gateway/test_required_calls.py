@@ -43,7 +43,8 @@ def got(served: Proxy) -> dict[str, Any]:
 
 
 async def test_the_engine_is_asked_for_the_json_of_a_call(folder: Path, kind: str) -> None:
-    place = {"$defs": {"Place": {"type": "string"}}, "properties": {"at": {"$ref": "#/$defs/Place"}}}
+    place: dict[str, Any] = {"$defs": {"Place": {"type": "string"}}, "properties": {"at": {"$ref": "#/$defs/Place"}}}
+    place["properties"]["to"] = {"$ref": "#/properties/at"}
     tools = [function("add"), function("go", **place)]
     async with proxy(folder, kind, writing(TWO)) as served:
         assert (await ask(letting_prose(served), CHAT, tools, "required")).status == 200
@@ -53,7 +54,8 @@ async def test_the_engine_is_asked_for_the_json_of_a_call(folder: Path, kind: st
         assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
         add, go = (one["properties"] for one in schema["items"]["anyOf"])
         assert add == {"name": {"const": "add"}, "arguments": {"type": "object"}}
-        assert go["arguments"] == {"type": "object", "properties": {"at": {"$ref": "#/$defs/1-Place"}}}
+        to = "#/items/anyOf/1/properties/arguments/properties/at"
+        assert go["arguments"]["properties"] == {"at": {"$ref": "#/$defs/1-Place"}, "to": {"$ref": to}}
         assert schema["$defs"] == {"1-Place": {"type": "string"}}
         named = {"type": "function", "function": {"name": "go"}}
         await ask(served, CHAT, tools, named, parallel_tool_calls=True)
@@ -63,6 +65,23 @@ async def test_the_engine_is_asked_for_the_json_of_a_call(folder: Path, kind: st
         for choice, more in (("auto", {}), ("none", {}), ("required", {"grammar": 'root ::= "a"'})):
             await ask(served, CHAT, tools, choice, **more)
             assert ("response_format" in got(served), got(served)["tool_choice"]) == (False, choice)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["x"],
+        [{}],
+        [{"type": "function", "function": {"name": 5}}],
+        [function("a") | {"function": []}],
+        "tools",
+        {"a": 1},
+    ],
+)
+async def test_tools_that_are_none_are_the_engines_to_refuse(folder: Path, kind: str, wrong: Any) -> None:
+    async with proxy(folder, kind, writing(TWO)) as served:
+        assert (await ask(letting_prose(served), CHAT, wrong, "required")).status == 200
+        assert (got(served)["tools"], got(served)["tool_choice"]) == (wrong, "required")
 
 
 async def test_a_chat_gets_calls(folder: Path, kind: str) -> None:

@@ -20,7 +20,7 @@ from modelrunner.gateway.engine_request import EngineRequest
 from modelrunner.gateway.request.tokens import Tokens
 
 _HOLDS = ("grammar", "json_schema")
-_DEFINED = re.compile(r"#/(?:\$defs|definitions)/")
+_DEFINED = re.compile(r"^#/(?:\$defs|definitions)/")
 _OF_ALL_CHOICES = ("usage", "timings")
 _BEGINNING = re.compile(r'\s*+[\[,]?\s*+\{\s*+"name"\s*+:\s*+("(?:[^"\\]|\\.)*+")\s*+,\s*+"arguments"\s*+:\s*+')
 _END = re.compile(r"\s*+\}")
@@ -28,16 +28,18 @@ _json = json.JSONDecoder()
 
 
 def require_calls(request: EngineRequest) -> bool:
-    """Makes a chat that requires a call one for the JSON of calls; returns False for any other chat. What the client
-    holds by a grammar of its own stays, and is refused by the engine."""
+    """Makes a chat that requires a call one for the JSON of calls; returns False for any other chat, which stays as it
+    is. So does one that the engine refuses: with a grammar of the client's own, or with tools that are none."""
+    tools = request.get("tools")
     if request.get("tool_choice") != "required" or any(request.has(name) for name in _HOLDS):
+        return False
+    if not isinstance(tools, list) or not all(_is_function(tool) for tool in tools):
         return False
     definitions: dict[str, Any] = {}
     calls = []
-    for number, tool in enumerate(request.get("tools")):
-        function = tool.get("function", {})
+    for number, function in enumerate(tool["function"] for tool in tools):
         arguments = _moved(function.get("parameters") or {"type": "object"}, number, definitions)
-        members = {"name": {"const": function.get("name")}, "arguments": arguments}
+        members = {"name": {"const": function["name"]}, "arguments": arguments}
         calls.append({"type": "object", "properties": members, "required": list(members)})
     several = request.get("parallel_tool_calls") is True
     schema = {"type": "array", "items": {"anyOf": calls}, "minItems": 1} | ({} if several else {"maxItems": 1})
@@ -47,15 +49,26 @@ def require_calls(request: EngineRequest) -> bool:
     return True
 
 
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("parameters"), dict | None)
+    )
+
+
 def _moved(schema: Any, number: int, definitions: dict[str, Any]) -> Any:
     """Moves the definitions of a tool's schema, a copy, to those of the whole one, with the tool's number in their
-    names."""
+    names. What refers to another place of the schema refers to that place of the whole one."""
+    here = f"#/items/anyOf/{number}/properties/arguments/"
     open_values = [schema]
     while open_values:
         one = open_values.pop()
         if isinstance(one, dict):
             if isinstance(reference := one.get("$ref"), str):
-                one["$ref"] = _DEFINED.sub(f"#/$defs/{number}-", reference, count=1)
+                defined, count = _DEFINED.subn(f"#/$defs/{number}-", reference, count=1)
+                one["$ref"] = defined if count else re.sub("^#/", here, reference)
             open_values += one.values()
         elif isinstance(one, list):
             open_values += one
