@@ -248,9 +248,6 @@ async def test_what_one_request_of_a_daemon_may_take(start_daemon: StartDaemon, 
         assert (status, "0.2 s" in str(told)) == (504, True), told
     status, told = await call(daemon, "POST", "/v1/chat/completions", patient, CHAT)
     assert (status, told["error"]["code"]) == (504, "request_too_long")
-    headers = {"Authorization": f"Bearer {patient}"}
-    async with daemon.tcp.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers=headers) as answer:
-        assert "request_too_long" in await answer.text()
     file.write_text("max_seconds = 500")
     async with daemon.unix.post("/engines/reload") as answer:
         assert answer.status == 200
