@@ -43,7 +43,7 @@ def lasting_mark() -> int:
 
 def kill_marked(mark: str) -> int:
     """Sends KILL to every process that carries `mark`. Returns how many there were."""
-    killed, _ = _kill(lambda found: found == mark)
+    killed, _ = _kill(lambda found: found == mark, set())
     return killed
 
 
@@ -103,22 +103,29 @@ def sweep_orphans() -> int:
     """Kills engines and their children whose daemon is gone, of this user and of any data directory: a daemon and its
     guardians may have been killed together. The daemon calls it when it starts. Returns how many were found. It goes on
     while processes replace themselves: as long as some are killed, or end before they can be looked at."""
-    count = 0
+    count, ended = 0, set[int]()
     for _ in range(_ROUNDS):
-        killed, missed = _kill(_lost_its_daemon)
+        killed, missed = _kill(_lost_its_daemon, ended)
         count += killed
         if not killed and not missed:
             break
     return count
 
 
-def _kill(chosen: Callable[[str], bool]) -> tuple[int, int]:
+def _kill(chosen: Callable[[str], bool], ended: set[int]) -> tuple[int, int]:
     """Kills the processes with a chosen mark, and their groups: the kernel lets no child be born into a group that it
-    kills. Returns how many were found, and how many ended before their marks were read."""
+    kills. Returns how many were found, and how many ended before their marks were read. One that has ended and is not
+    reaped, of which there may be thousands, counts the first time: it may have replaced itself just now. It comes into
+    `ended` then, which is passed over, and so does a thread of the kernel."""
     killed = missed = 0
     for pid in sorted(psutil.pids(), reverse=True):  # the newest first, which may be about to replace itself
+        if pid in ended:  # its number is not given again so soon
+            continue
         try:
-            if _has_no_program(pid):
+            is_of_the_kernel, has_ended = _state(pid)
+            if is_of_the_kernel or has_ended:
+                missed += has_ended
+                ended.add(pid)
                 continue
             process, group = psutil.Process(pid), os.getpgid(pid)
             if any(map(chosen, _marks(process))):
@@ -128,7 +135,8 @@ def _kill(chosen: Callable[[str], bool]) -> tuple[int, int]:
                     process.kill()
                     killed += 1
         except psutil.ZombieProcess:
-            continue
+            missed += 1
+            ended.add(pid)
         except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             missed += 1
         except (psutil.Error, OSError):  # it belongs to another user
@@ -136,15 +144,15 @@ def _kill(chosen: Callable[[str], bool]) -> tuple[int, int]:
     return killed, missed
 
 
-def _has_no_program(pid: int) -> bool:
-    """True of a process that has ended and is not reaped, of which there may be thousands, and of a thread of the
-    kernel. They have no environment, and psutil reports a kernel's thread as gone, in each round anew. Raises
-    `FileNotFoundError` or `ProcessLookupError` for a process that is not there."""
+def _state(pid: int) -> tuple[bool, bool]:
+    """Returns whether a process is a thread of the kernel, which psutil reports as gone, and whether it has ended and
+    is not reaped. Neither has an environment. Raises `FileNotFoundError` or `ProcessLookupError` for a process that is
+    not there."""
     if not _LINUX:
-        return False
+        return False, False
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()  # proc(5): from the third on
-    return fields[0] in (b"Z", b"X") or int(fields[6]) & _PF_KTHREAD != 0
+    return int(fields[6]) & _PF_KTHREAD != 0, fields[0] in (b"Z", b"X")
 
 
 def _marks(process: psutil.Process) -> list[str]:
