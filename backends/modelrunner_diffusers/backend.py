@@ -1,7 +1,6 @@
 """The backend of diffusion models: diffusers behind a small HTTP server of ours."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -25,9 +24,10 @@ from modelrunner.sdk import (
 )
 from modelrunner.sdk.diagnosis import Cause
 from modelrunner.sdk.packages import PackagesBackend, TorchSettings, diagnosis, interpreter
+from modelrunner.sdk.processors import allowed_processors
 from modelrunner_diffusers import memory
+from modelrunner_diffusers.memory import DiffusersOptions
 from modelrunner_diffusers.model import DIFFUSERS, FORMAT
-from modelrunner_diffusers.options import DiffusersOptions
 
 IMAGES = Mode("image-generation")
 _PATH = "/v1/images/generations"
@@ -67,7 +67,7 @@ class DiffusersBackend(PackagesBackend):
             "model": str(spec.bundle.directory),
             "socket": str(launch.endpoint.path),
             "sequences": spec.parallel,
-            "threads": _processors(),
+            "threads": allowed_processors(),
             "largest": memory.largest(spec),
             "side": spec.bundle.header.metadata.get("side"),
             "steps": DiffusersOptions.of(spec.options).steps,
@@ -105,7 +105,3 @@ class DiffusersBackend(PackagesBackend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         """Returns one: a picture uses all processors, and the memory of its activations."""
         return 1
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

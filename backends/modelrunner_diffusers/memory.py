@@ -1,11 +1,12 @@
-"""The memory of a run, at the largest size of its pictures. Weights and activations have 32 bits."""
+"""The options of a run, and its memory at the largest size of its pictures. Weights and activations have 32 bits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from modelrunner.sdk import Bundle, RequiredMemory, RunSpec, Variant
-from modelrunner_diffusers.options import DiffusersOptions
 
 _PROCESS = 400 << 20
 """Bytes of the interpreter with torch, diffusers and transformers."""
@@ -13,6 +14,26 @@ _FLOAT = 4
 _SIDES = (2, 1.5, 1, 0.75, 0.5)
 """The largest sides that are tried where none is configured, as parts of the side that the model was trained for."""
 _STEP = 64
+
+
+class DiffusersOptions(BaseModel):
+    """The table `diffusers` of a model's configuration. The settings are all optional.
+
+    - `largest` is the side in pixels of the largest square picture. A picture of another shape may have as many pixels.
+      Memory is set aside for it. By default it is twice the side that the model was trained for, or less where that
+      does not fit.
+    - `steps` are the steps of a picture whose request names none. By default the pipeline decides.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    largest: Annotated[int, Field(ge=64, le=8192)] | None = None
+    steps: Annotated[int, Field(ge=1, le=150)] | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Returns the options of a run."""
+        return cls.model_validate(dict(options))
 
 
 def largest(spec: RunSpec) -> int:

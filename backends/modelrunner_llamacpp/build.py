@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, InstallProgress, ProgressCallback, enginecache, programs
+from modelrunner.sdk.processors import allowed_processors
 from modelrunner_llamacpp import cards, engines
 from modelrunner_llamacpp.cards import Card
 from modelrunner_llamacpp.engines import SOURCE, SOURCE_SHA256, SOURCE_TREE, SOURCE_VERSION, Engine, EngineKind
@@ -176,7 +177,7 @@ class _BuildRun:
             if step := _NINJA_STEP.match(line):
                 self._progress(InstallProgress(f"compiling {what}", int(step[1]), int(step[2])))
 
-        jobs = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        jobs = str(allowed_processors())
         command = ["cmake", "--build", str(out), "--parallel", jobs, "--target", *TARGETS]
         await programs.execute(command, log=self._log, on_line=tell, env=env)
 

@@ -3,7 +3,6 @@
 The first one in this order is used: the `llama_server` of the settings, the managed engine that was installed last,
 another managed native build, a llama-server on PATH, the managed wheel, llama-cpp-python."""
 
-import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 
 from modelrunner.sdk import BackendContext, BackendUnavailable, EngineDevice, ProgressCallback, enginecache, output_of
+from modelrunner.sdk.processors import allowed_processors
 from modelrunner_llamacpp import cards
 from modelrunner_llamacpp.settings import LlamaCppSettings
 
@@ -253,34 +253,5 @@ def limited_threads(root: Path = Path("/")) -> int | None:
     physical cores. Otherwise returns None: llama.cpp's own choice then is best (physical cores, only the fast ones of a
     hybrid CPU), but it does not see a container's quota."""
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    allowed = min([allowed, *map(_quota, _cpu_groups(root))])
+    allowed = allowed_processors(root)
     return allowed if allowed < physical else None
-
-
-def _cpu_groups(root: Path) -> Iterator[Path]:
-    """Yields the folders of the control groups that may limit this process's processor time, from its own up to the
-    mounted one. In a container the path may not exist under the mount, which then is the container's own group (Linux:
-    Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst)."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounts = [root / "sys/fs/cgroup" / name for name in (("cpu", "cpu,cpuacct") if controllers else ("",))]
-        for mount in filter(Path.is_dir, mounts):
-            group = mount / path.lstrip("/")
-            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
-
-
-def _quota(group: Path) -> int:
-    """Returns the whole CPUs of a control group's quota, at least one; a large number without a quota."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            quota, period = map(int, " ".join((group / name).read_text("ascii") for name in names).split())
-            if quota > 0:
-                return max(quota // period, 1)
-    return sys.maxsize

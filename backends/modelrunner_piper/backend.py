@@ -1,7 +1,6 @@
 """The backend of Piper's voices: piper-tts behind a small HTTP server of ours."""
 
 import json
-import os
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, NoReturn
@@ -23,6 +22,7 @@ from modelrunner.sdk import (
 )
 from modelrunner.sdk.diagnosis import Cause
 from modelrunner.sdk.packages import PackagesBackend, diagnosis, interpreter
+from modelrunner.sdk.processors import allowed_processors
 from modelrunner_piper.model import FORMAT, PIPER
 
 SPEECH = Mode("speech")
@@ -60,7 +60,7 @@ class PiperBackend(PackagesBackend):
             "voice": str(spec.bundle.model_file),
             "socket": str(launch.endpoint.path),
             "sequences": spec.parallel,
-            "threads": min(_processors(), 4),
+            "threads": min(allowed_processors(), 4),
         }
         variables = {"PYTHONNOUSERSITE": "1", "MODELRUNNER_PIPER": json.dumps(settings)}
         await run(
@@ -86,7 +86,3 @@ class PiperBackend(PackagesBackend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         """Returns two, so that a long text does not keep a short one waiting."""
         return 2
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 from pathlib import Path
 from secrets import token_hex
@@ -28,6 +27,7 @@ from modelrunner.sdk import (
 )
 from modelrunner.sdk.diagnosis import Cause
 from modelrunner.sdk.packages import PackagesBackend, diagnosis, interpreter
+from modelrunner.sdk.processors import allowed_processors
 from modelrunner_whisper import memory
 from modelrunner_whisper.memory import WhisperOptions
 from modelrunner_whisper.model import CTRANSLATE2, FORMAT
@@ -78,7 +78,7 @@ class WhisperBackend(PackagesBackend):
             "model": str(spec.bundle.directory),
             "socket": str(launch.endpoint.path),
             "sequences": spec.parallel,
-            "threads": min(_processors(), _MOST_THREADS),
+            "threads": min(allowed_processors(), _MOST_THREADS),
             "compute_type": options.compute_type,
             "beam_size": options.beam_size,
             "longest": options.longest,
@@ -118,8 +118,4 @@ class WhisperBackend(PackagesBackend):
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         """Returns two sequences at least, so that a long file does not keep a short one waiting."""
-        return min(max(2, _processors() // 4), 8)
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(max(2, allowed_processors() // 4), 8)

@@ -22,6 +22,7 @@ from modelrunner.engineapi import EngineApi
 from modelrunner.errors import BackendUnavailable
 from modelrunner.processes.process import run, scrubbed_environment
 from modelrunner.sandbox import Permissions
+from modelrunner.sdk.processors import allowed_processors
 from modelrunner.types import Bundle, Endpoint, Launch, RequiredMemory, RunSpec
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ class CommandBackend(Backend):
             "projector": str(projector),
             "context": str(spec.context_size),
             "parallel": str(spec.parallel),
-            "threads": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+            "threads": str(allowed_processors()),
             "device": str(self.device),
             "scratch": str(scratch),
             **_places_of(bundle),

@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from modelrunner.sdk.processors import allowed_processors
 from modelrunner_llamacpp.engines import limited_threads
 
 
@@ -25,7 +26,8 @@ def lay(root: Path, groups: str, files: dict[str, str]) -> Path:
 
 @pytest.mark.parametrize(("quota", "threads"), [("max 100000", None), ("300000 100000", 3), ("50000 100000", 1)])
 def test_quota(quota: str, threads: int | None, tmp_path: Path) -> None:
-    assert limited_threads(lay(tmp_path, "0::/", {"sys/fs/cgroup/cpu.max": quota})) == threads
+    root = lay(tmp_path, "0::/", {"sys/fs/cgroup/cpu.max": quota})
+    assert (limited_threads(root), allowed_processors(root)) == (threads, threads or 16)
 
 
 def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
