@@ -54,11 +54,26 @@ async def test_a_folder_that_goes_while_its_socket_is_made_costs_one_more_try(tm
         path.parent.mkdir(exist_ok=True)
         return path
 
+    class Closes(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.close()
+
     async def serve(unix: daemons.UnixListener) -> asyncio.Server:
-        server = await asyncio.get_running_loop().create_unix_server(asyncio.Protocol, sock=unix.socket)
+        server = await asyncio.get_running_loop().create_unix_server(Closes, sock=unix.socket)
         while going:
             shutil.rmtree(going.pop())
         return server
+
+    async def answers() -> bool:
+        """The server has closed the connection by the end."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return False
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return True
 
     addresses = Addresses(path, "", tmp_path)
     with closing(Doorway(daemons.UnixListener(place()), addresses, place, lambda socket, listen: None)) as doorway:
@@ -67,9 +82,9 @@ async def test_a_folder_that_goes_while_its_socket_is_made_costs_one_more_try(tm
         going.append(path.parent)
         watching = asyncio.create_task(doorway.watch(serve))
         async with asyncio.timeout(HUNG):
-            while not (daemons.answers(path) or watching.done()):
+            while not (await answers() or watching.done()):
                 await asyncio.to_thread(path.exists)
-        assert (daemons.answers(path), addresses.trouble) == (True, "")
+        assert (await answers(), addresses.trouble) == (True, "")
         watching.cancel()
         await asyncio.wait([watching])
 
