@@ -205,9 +205,9 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
     """Returns the ways to place the run's layers on devices with these `rooms` (bytes), as `split.placements`. There is
     none if there is no device, or if flags decide (`placed_by_hand`). Raises `BadRequest` for a device that is not
     there."""
+    check_devices(LlamaCppOptions.of(spec.options), options, len(rooms))
     if not rooms:
         return []
-    check_devices(LlamaCppOptions.of(spec.options), options, len(rooms))
     if _is_split_by_hand(options) or "--override-tensor" in options:
         return []
     shape, header = Shape.of(options), Header(spec.bundle.header)
@@ -245,8 +245,9 @@ def _is_split_by_hand(options: Mapping[str, str]) -> bool:
 def check_devices(chosen: LlamaCppOptions, options: Mapping[str, str], count: int) -> None:
     """Raises `BadRequest` if the options or flags name a device beyond the `count` that are there."""
     named = {*chosen.devices, *([] if chosen.main_device is None else [chosen.main_device])}
-    there = f"devices 0 to {count - 1}" if count > 1 else "device 0 alone"
-    if int(options.get("--main-gpu", "0")) >= count or options.get("--tensor-split", "").count(",") >= count:
+    there = f"devices 0 to {count - 1}" if count > 1 else "device 0 alone" if count else "the processor alone"
+    last = max(int(options.get("--main-gpu", "0")), options.get("--tensor-split", "").count(","))
+    if 0 < count <= last:
         raise BadRequest(f"llama.cpp has {there} here: change `--main-gpu` or `--tensor-split`", param="runtime-flags")
     if missing := sorted(number for number in named if number >= count):
         raise BadRequest(

@@ -137,6 +137,12 @@ def test_a_device_that_flags_name_and_is_not_there(flags: tuple[str, ...]) -> No
         variants(replace(model(), flags=flags), 16 * GIB, 16 * GIB)
 
 
+@pytest.mark.parametrize("options", [{"devices": [3]}, {"main-device": 0}])
+def test_a_device_that_somebody_chose_where_there_is_none(options: dict[str, object]) -> None:
+    with pytest.raises(BadRequest, match=r"there is no device \d for llama\.cpp here, but the processor alone"):
+        variants(replace(model(), options=options))
+
+
 def test_less_context_comes_after_what_was_asked_for() -> None:
     run = replace(model(), context_size=8192, min_context_size=3000)
     assert [v.label for v in variants(run)] == ["", "context 4096 of 8192", "context 3000 of 8192"]
