@@ -148,7 +148,9 @@ class ForwardedRequest:
         if self._status:
             if self.ask.fields.stream:
                 self.write(dialect.error_event(error, request_id))
-            self.cut()
+                self.finish()
+            else:
+                self.cut()
             return
         headers, body = dialect.error(error, request_id)
         self.respond(error.status, headers, len(body), body)
