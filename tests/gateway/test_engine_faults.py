@@ -109,7 +109,7 @@ async def test_a_stream_that_was_held_open_is_told_of_a_failure(folder: Path, ki
         while await client.more(answer):
             pass
         assert b'event: error\ndata: {"error":{"message":"the request failed' in answer.body
-        assert answer.complete
+        assert not answer.complete
 
 
 @pytest.mark.parametrize("body", [b'{"a":', b'{"a":"\n\n'])
@@ -211,8 +211,9 @@ async def test_a_stream_that_breaks_off(folder: Path, kind: str, sent: bytes, to
 
     async with proxy(folder, kind, script) as served:
         answer = await served.ask(request(stream=True))
+        assert not answer.complete
         assert b"[DONE]" not in answer.body
-        assert (b"event: error\ndata: {" in answer.body, answer.complete) == (told, told)
+        assert (b"event: error\ndata: {" in answer.body) is told
         if told:
             assert (b'"message":"the engine was killed"' in answer.body) is died
             assert answer.body.endswith(b"\n\n")
@@ -288,7 +289,7 @@ async def test_a_sized_answer_that_breaks_off(folder: Path, kind: str) -> None:
 
 async def test_a_stream_of_http_1_0_that_breaks_off_is_reset(folder: Path, kind: str) -> None:
     async def script(call: Call) -> None:
-        await call.send(SSE + event("a") + chunk(b"data: half"))
+        await call.send(SSE + event("a"))
         call.close()
 
     async with proxy(folder, kind, script) as served:

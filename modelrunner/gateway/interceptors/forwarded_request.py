@@ -148,9 +148,7 @@ class ForwardedRequest:
         if self._status:
             if self.ask.fields.stream:
                 self.write(dialect.error_event(error, request_id))
-                self.finish()
-            else:
-                self.cut()
+            self.cut()
             return
         headers, body = dialect.error(error, request_id)
         self.respond(error.status, headers, len(body), body)

@@ -208,7 +208,9 @@ class Exchange:
             async for piece in stream:
                 await self._taken.wait()
                 self._say(piece)
-        self._end_stream()
+        if self._sink.takes_chunks:
+            self._sink.write(b"0\r\n\r\n")
+        self._finish()
 
     # asking the engine
 
@@ -447,18 +449,15 @@ class Exchange:
 
     def _refuse(self, error: ModelRunnerError) -> None:
         """Ends the request with an error: as its status or, if the head of a stream is out, as an event where one can
-        stand. After it the stream ends as a whole one does: many clients drop what they have not read of an answer
-        that is cut, and the event with it."""
+        stand."""
         if self._over:
             return
         self._error = error
         if self._responded:
             if self.ask.fields.stream and self._is_between_events():
                 self._say(self._dialect.error_event(error, self.ask.request_id))
-                self._end_stream()
-            else:
-                self._close()
-                self._sink.cut()
+            self._close()
+            self._sink.cut()
             return
         headers, body = self._dialect.error(error, self.ask.request_id)
         self._respond(error.status, headers, len(body), body)
@@ -470,12 +469,6 @@ class Exchange:
         return not self._passed or self._translation is not None or upstream is None or upstream.at_event_boundary()
 
     # the end
-
-    def _end_stream(self) -> None:
-        """Ends an answer of our own chunks."""
-        if self._sink.takes_chunks:
-            self._sink.write(b"0\r\n\r\n")
-        self._finish()
 
     def _finish(self) -> None:
         self._close()
