@@ -96,6 +96,7 @@ class Watchdog:
         self._begun = self._answered = 0
         self._work: float | None = None
         self._activity, self._sampled = Activity(0.0, 0), clock()
+        self._looked = clock()  # when the last look began: what came after it was not seen, and no silence either
 
     async def watch(self, pid: int, api: EngineApi) -> NoReturn:
         """Raises `EngineFailed` once the engine `pid` has stopped serving."""
@@ -114,7 +115,7 @@ class Watchdog:
 
     def _is_suspicious(self) -> bool:
         counts = self._work is not None
-        return self._silence is not None and self._silence.suspicious(self._clock(), self._limit, counts_work=counts)
+        return self._silence is not None and self._silence.suspicious(self._looked, self._limit, counts_work=counts)
 
     def _failure(self) -> EngineFailed:
         assert self._silence is not None
@@ -125,13 +126,14 @@ class Watchdog:
         )
 
     async def _look(self, pid: int) -> None:
+        self._looked = self._clock()
         begun, answered = self._served.begun - self._begun, self._served.answered - self._answered
         self._begun, self._answered = self._served.begun, self._served.answered
         waiting = self._served.waiting
         owing = bool(waiting or begun or self._silence) and not answered
         worked, busy = await self._ask(pid) if owing else (None, False)
         look = Sample(waiting, begun > 0, answered > 0, worked, busy)
-        self._silence = after(self._silence, look, self._clock())
+        self._silence = after(self._silence, look, self._looked)
 
     async def _ask(self, pid: int) -> tuple[bool | None, bool]:
         """Returns two facts since the last call: if the engine did counted work (None if it does not say), and if it
