@@ -312,6 +312,35 @@ async def test_an_engine_that_does_not_tell_about_its_work_is_asked_often_all_th
     assert min(waits) < 1.0
 
 
+async def test_what_comes_during_a_look_counts_like_the_time_of_the_look(keep) -> None:
+    """With the next look: an engine that answers all the time is not asked."""
+    kept, limit, calls, enough = keep(*SILENT, "--only-for", "slow", limit=0.0), 2.0, 0, asyncio.Event()
+    runner = await kept.ready()
+    pool = UpstreamPool(runner.endpoint)
+
+    async def answered_meanwhile(endpoint: Endpoint, api: EngineApi) -> None:
+        nonlocal calls
+        status, _ = await pool.fetch("POST", "/v1/completions", b'{"prompt": "quick"}', timeout=HUNG)
+        assert status == 200
+        kept.clock.advance(limit)
+        calls += 1
+        if calls == 5:
+            enough.set()
+
+    dog = Watchdog(pool, limit=limit, clock=kept.clock, activity=lambda pid: Activity(0.0, 0), work=answered_meanwhile)
+    slow = asyncio.create_task(pool.fetch("POST", "/v1/completions", b'{"prompt": "slow"}', timeout=HUNG))
+    assert runner.pid is not None
+    watching = asyncio.create_task(dog.watch(runner.pid, runner.api))
+    try:
+        async with asyncio.timeout(HUNG):
+            await enough.wait()
+        assert (kept.probes(), watching.done()) == (0, False)
+    finally:
+        for task in (watching, slow):
+            task.cancel()
+        await asyncio.wait([watching, slow])
+
+
 async def test_counted_work_is_a_sign_of_life(keep) -> None:
     counter = Counter(itertools.chain(range(40), itertools.repeat(40)))
     assert await looks_until_the_end(keep, lambda looks: 0.0, counter) > 40
