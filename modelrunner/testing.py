@@ -241,11 +241,16 @@ def spec_for(model: Path, folder: Path, *, mode: Mode | None = None, context_siz
 
 @asynccontextmanager
 async def running(
-    backend: Backend, spec: RunSpec, limit: float, owner: str | None = "", stop_grace: float = 10.0
+    backend: Backend,
+    spec: RunSpec,
+    limit: float,
+    owner: str | None = "",
+    stop_grace: float = 10.0,
+    log: Path | None = None,
 ) -> AsyncIterator[tuple[LocalRunner, "asyncio.Task[None]"]]:
-    """Yields a ready runner and its task, loaded for `owner`. Times are in seconds. Fails with the engine's error if
-    the engine does not become ready."""
-    runner = make_runner(backend, spec, stop_grace)
+    """Yields a ready runner and its task, loaded for `owner`. Times are in seconds. `log` is a file that outlives
+    the run. Fails with the engine's error if the engine does not become ready."""
+    runner = make_runner(backend, spec, stop_grace, log)
     ready = asyncio.Event()
 
     def changed() -> None:
@@ -268,7 +273,7 @@ async def running(
             task.exception()
 
 
-def make_runner(backend: Backend, spec: RunSpec, stop_grace: float = 10.0) -> LocalRunner:
+def make_runner(backend: Backend, spec: RunSpec, stop_grace: float = 10.0, log: Path | None = None) -> LocalRunner:
     """Returns a runner on a Unix socket with a short path, or on a free port. Its engine is confined, as the daemon
     does it."""
     permissions = Permissions(reads=spec.bundle.paths + (spec.draft.paths if spec.draft else ()))
@@ -276,7 +281,9 @@ def make_runner(backend: Backend, spec: RunSpec, stop_grace: float = 10.0) -> Lo
     folder = Path(tempfile.gettempdir()) / f"modelrunner-{os.urandom(6).hex()}"
     endpoint = free_port() if backend.uses_tcp else Endpoint(path=folder / "e.sock")
     other_port = free_port if backend.uses_tcp else None
-    launch = Launch(endpoint, ProcessOptions(folder / "engine.log", stop_grace=stop_grace, permissions=permissions))
+    launch = Launch(
+        endpoint, ProcessOptions(log or folder / "engine.log", stop_grace=stop_grace, permissions=permissions)
+    )
     return LocalRunner(backend, spec, key, launch, id="contract", folder=folder, other_port=other_port)
 
 

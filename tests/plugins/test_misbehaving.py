@@ -22,7 +22,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     store = Store(settings.data_dir)
     for seed, name in enumerate(("good", "bad", "new")):
         add_model(store, name, seed)
-    async with beside(FakeBackend(tmp_path), settings, limit=1.0) as daemon:
+    async with beside(FakeBackend(tmp_path), settings, limit=4.0) as daemon:
         yield daemon
 
 

@@ -80,7 +80,7 @@ async def test_the_address_and_the_sizes_reach_vllm(
     options = {"executor": "ray", "ray-address": cluster.address, "pipeline-parallel-size": 2}
     spec = replace(spec, options=options, environment={"RAY_TMPDIR": cluster.folder})
     with pytest.raises(BackendExited, match="joins a Ray cluster, but runs nothing on it"):
-        async with running(backend, spec, 300):
+        async with running(backend, spec, 300, log=tmp_path / "engine.log"):
             pass
     log = (tmp_path / "engine.log").read_text("utf-8", "replace")
     assert f"Connecting to existing Ray cluster at address: {cluster.address}" in log
