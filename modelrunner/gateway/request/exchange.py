@@ -310,9 +310,10 @@ class Exchange:
             self.on_data = self._refusal.add
             self.on_data(data)
             return
-        if length == 0 and not any(name == b"content-type" for name, _ in headers):
+        content_type = dict(headers).get(b"content-type")
+        if length == 0 and content_type is None:
             raise EngineProtocolError("the engine's answer is empty")
-        if any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers):
+        if content_type is not None and content_type.startswith(b"text/html"):
             raise EngineProtocolError(
                 "the engine answered with a page of HTML: check its address, and what stands before it"
             )

@@ -87,8 +87,10 @@ class InFlight:
         observers, unless none `is_told`."""
         ask = work.ask
         self.running.discard(work)
-        self.drop(ask.client, ask.body if ask.upload is None else ask.upload)
-        self.unbuffer(ask.client, ask.held)
+        client = ask.client
+        if ask.upload is not None:
+            self.drop(client, ask.upload)
+        self.unbuffer(client, len(ask.body) + ask.held)
         if not is_told:
             return
         record = work.record()
