@@ -39,7 +39,6 @@ from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.transfers import Transfers
 
-_LOOK = 0.5  # seconds between two checks for a cancellation, while another pull stores its files
 log = logging.getLogger(__name__)
 HeaderCheck = Callable[[ModelHeader, bool], None]
 
@@ -81,11 +80,9 @@ class Journal:
 
 class SharedDownloads:
     """Downloads that pulls share: a file with a known sha256 has one partial file for all models that need it. It
-    belongs to one event loop. A thread that stores such files holds `storing`, since it takes them away from other
-    pulls."""
+    belongs to one event loop."""
 
     def __init__(self) -> None:
-        self.storing = threading.Lock()
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
         self._users: Counter[Path] = Counter()
 
@@ -94,9 +91,11 @@ class SharedDownloads:
         return path in self._users
 
     @asynccontextmanager
-    async def alone(self, path: Path) -> AsyncIterator[None]:
-        """Holds `path` for one downloader at a time."""
-        async with self._locks.setdefault(path, asyncio.Lock()):
+    async def alone(self, *paths: Path) -> AsyncIterator[None]:
+        """Holds the files for one pull at a time, which downloads one, stores all of its own, or removes some."""
+        async with contextlib.AsyncExitStack() as held:
+            for path in sorted(set(paths)):  # in one order, so that no two wait for each other
+                await held.enter_async_context(self._locks.setdefault(path, asyncio.Lock()))
             yield
 
     def use(self, path: Path) -> None:
@@ -175,7 +174,8 @@ class PullJob:
                 ) from error
             finally:
                 free = self._shared.release(self._used)
-                await in_thread(lambda _: self._tidy(free))
+                async with self._shared.alone(*free):
+                    await in_thread(lambda _: self._tidy(free))
 
     async def _run(self, report: ProgressReport) -> PullResult:
         if (unchanged := await self._unchanged(report)) is not None:
@@ -193,7 +193,10 @@ class PullJob:
         fetched = await self._source.fetch(self._wanted, _PullContext(self, report))
         report(WorkProgress("Verifying and storing", "storing"))
         try:
-            return await in_thread(lambda stop: self._store_files(fetched, _until(stop)), HASHING)
+            async with self._shared.alone(
+                *self._used, *fetched.files.values()
+            ):  # the store takes them away from others
+                return await in_thread(lambda stop: self._keep(fetched, _until(stop)), HASHING)
         except ModelRunnerError as error:
             if any(self._store.have(f"sha256:{sha256}") is None for sha256 in fetched.stored.values()):
                 raise _SharedFileRemoved(f"files of {self._wanted.text} were removed: pull again") from error
@@ -278,14 +281,6 @@ class PullJob:
             if file.sha256 is not None and (stamp := await in_thread(lambda _: _stamp(path))):
                 self._hashed[path] = stamp
         return path
-
-    def _store_files(self, fetched: FetchResult, go_on: ReadProgress) -> str:
-        while not self._shared.storing.acquire(timeout=_LOOK):
-            go_on(0)
-        try:
-            return self._keep(fetched, go_on)
-        finally:
-            self._shared.storing.release()
 
     def _keep(self, fetched: FetchResult, go_on: ReadProgress) -> str:
         """Stores the fetched model and returns its ID. Blocks. `go_on` stops it only before anything is stored."""

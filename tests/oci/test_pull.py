@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from modelrunner.errors import InvalidModel, ModelNotFound, SourceFailed
 from modelrunner.oci.credentials import Credential
 from modelrunner.oci.registries import RegistryRules
 from modelrunner.store import Store
+from modelrunner.web.download import Downloader
+from modelrunner.web.partial import RemoteFile
 from tests.oci.artifacts import CNCF, DOCKER, NOTHING, PATH, V1, V2, docker_config, index, published
 from tests.oci.conftest import Machine
 from tests.oci.fake import FakeRegistry, body, status
@@ -157,6 +160,25 @@ async def test_what_two_models_share_is_fetched_once(registry: Registry, machine
     assert len(re.findall(rf'"GET /v2/ai/shared-./blobs/sha256:{content}', registry.log.read_text())) == 1
     assert len({machine.store.get(name).id for name in names}) == 4
     assert list(machine.store.partial.iterdir()) == []
+
+
+async def test_a_file_that_one_pull_has_whole_is_not_stored_while_another_looks_at_it(
+    registry: Registry, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pull but the first gives the others time to take the file away, just before it opens it."""
+    names = [publish(registry, f"ai/looked-{n}", "latest", tiny(1 << 20, licence=b"%d" % n)) for n in range(3)]
+    content, pulls, fetch = hashlib.sha256(gguf(1 << 20)).hexdigest(), list[asyncio.Task[object]](), Downloader.fetch
+
+    async def late(self: Downloader, file: RemoteFile, path: Path, *more: Any) -> None:
+        if file.sha256 == content and path.exists():
+            await asyncio.wait(pulls, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+        await fetch(self, file, path, *more)
+
+    monkeypatch.setattr(Downloader, "fetch", late)
+    pulls += [asyncio.create_task(machine.puller.pull(name, ignore)) for name in names]
+    await asyncio.gather(*pulls)
+    assert len(re.findall(rf'"GET /v2/ai/looked-./blobs/sha256:{content}', registry.log.read_text())) == 1
+    assert len({machine.store.get(name).id for name in names}) == 3
 
 
 async def test_a_password_is_sent_where_it_belongs(locked: Registry, machine: Machine) -> None:
