@@ -9,6 +9,8 @@ from pathlib import Path
 from modelrunner_llamacpp import repack
 
 _MANY = 1 << 30  # bytes of a card's own memory; the share that a processor's own graphics keep aside is smaller
+_PCI_INTEL = 0x8086
+_GRAPHICS_OF_INTEL = "0000:00:02.0"  # the place of those of a processor; igt-gpu-tools tells them by it, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Card:
 
 _NVIDIA = Card("NVIDIA", "CUDA", "-DGGML_CUDA=ON", "cuda", "nvcc", "NVIDIA's CUDA toolkit")
 _AMD = Card("AMD", "Vulkan", "-DGGML_VULKAN=ON", "vulkan", "glslc", "the tools and headers of Vulkan")
+_INTEL = replace(_AMD, name="Intel")
 GRAPHICS = replace(_AMD, name="graphics")
 _APPLE = Card("Apple", "Metal", "-DGGML_METAL=ON", "metal")
 _ROCM = Card("AMD", "ROCm", "-DGGML_HIP=ON", "rocm", "hipcc", "AMD's ROCm")
@@ -78,12 +81,15 @@ def find(root: Path = Path("/")) -> Card | None:
         return _APPLE if platform.machine() == "arm64" else None
     if (root / "dev/nvidiactl").exists():
         return _NVIDIA
-    totals = (root / "sys/class/drm").glob("card*/device/mem_info_vram_total")
-    return _AMD if any(_number(total) >= _MANY for total in totals) else None
+    drm = root / "sys/class/drm"
+    if any(_number(total) >= _MANY for total in drm.glob("card*/device/mem_info_vram_total")):
+        return _AMD
+    intels = (vendor.parent.resolve() for vendor in drm.glob("card*/device/vendor") if _number(vendor) == _PCI_INTEL)
+    return _INTEL if any(device.name != _GRAPHICS_OF_INTEL for device in intels) else None
 
 
 def _number(file: Path) -> int:
     try:
-        return int(file.read_text("ascii"))
+        return int(file.read_text("ascii"), 0)
     except (OSError, ValueError):
         return 0

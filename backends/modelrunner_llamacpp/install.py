@@ -142,9 +142,13 @@ async def _install_wheel(context: BackendContext, settings: LlamaCppSettings, pr
     async def make(folder: Path) -> Engine:
         return await _make(folder, context.logs / "install-llama.cpp.log", settings, progress)
 
+    await engines.provide(context, EngineKind.WHEEL, wheel_name(settings), make, progress)
+
+
+def wheel_name(settings: LlamaCppSettings) -> str:
+    """Returns the name in the cache of the wheel for this interpreter."""
     options = (sysconfig.get_platform(), sys.base_prefix, platform.python_version(), settings.wheel_index or "")
-    name = enginecache.key(f"llama.cpp-{EngineKind.WHEEL}", _version(settings), *options, *settings.wheel_sha256)
-    await engines.provide(context, EngineKind.WHEEL, name, make, progress)
+    return enginecache.key(f"llama.cpp-{EngineKind.WHEEL}", _version(settings), *options, *settings.wheel_sha256)
 
 
 async def _make(folder: Path, log: Path, settings: LlamaCppSettings, progress: ProgressCallback) -> Engine:

@@ -25,6 +25,7 @@ _WORDS = {
     "Intel": ("intel", "arc", "sycl", "level_zero"),
     "Apple": ("apple", "metal", "mtl"),
 }
+_GRAPHICS_OF_INTEL = "0000:00:02.0"  # the place of a processor's own on the PCI bus, with every driver
 _ALIKE = 0.1  # part of a card's memory by which two drivers' figures of it may differ
 
 
@@ -185,17 +186,23 @@ def _cards(environ: Mapping[str, str], root: Path) -> tuple[Device, ...]:
     chosen = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
     cards = [*visible(amd, chosen), *[card for card in cards if card.vendor != "AMD"]]
     held = _drm_memory(root)
-    return tuple(replace(card, held=held.get(card.address, {}) if card.address in held else None) for card in cards)
+    return tuple(_with_held(card, held.get(card.address)) for card in cards)
+
+
+def _with_held(card: Device, held: Mapping[int, int] | None) -> Device:
+    """Returns the card with what processes hold. Intel's drivers have no other figure of what is free."""
+    used = sum(held.values()) if held and card.vendor == "Intel" else 0
+    return replace(card, held=held, free=max(0, card.free - used))
 
 
 def _card(folder: Path) -> Device | None:
-    """Returns a card with a memory of its own. The drivers of Intel do not tell how much: a card of Intel has a total
-    of 0 until an engine says more, and its memory is known by the file of its size alone."""
+    """Returns a card with a memory of its own. Of Intel's drivers xe tells the memory of each tile (Linux:
+    xe_tile_sysfs.c); i915 tells nothing, and a card that it drives has a total of 0 until an engine says more."""
     vendor = _VENDORS.get(_read(folder / "vendor"))
     total, used = (_figure(folder / f"mem_info_vram_{what}") for what in ("total", "used"))
-    if total is None and vendor == "Intel":
-        total = _figure(folder / "tile0/physical_vram_size_bytes")
-        used = 0
+    if vendor == "Intel":
+        tiles = [_figure(file) or 0 for file in folder.glob("tile*/physical_vram_size_bytes")]
+        total, used = (sum(tiles), 0) if tiles or folder.name != _GRAPHICS_OF_INTEL else (None, None)
     if total is None or used is None:
         return None
     temperatures = (_figure(file) for file in sorted(folder.glob("hwmon/hwmon*/temp1_input")))

@@ -145,10 +145,15 @@ def test_six_models_on_four_devices_load_little_more_often_than_in_hindsight(sta
     chance = random.Random(6)
     asked = chance.choices("abcdef", [1 / rank for rank in range(1, 7)], k=80)
     for model in asked:
+        before = set(places(daemon))
         assert ask(daemon, model) == ""
+        there = set(places(daemon))
+        gone = before - there
+        assert there - before == {model} - before
+        assert len(gone) == (model not in before and len(before) == 4), "one goes, once every device is full"
     done, fewest = len(loads(daemon)), fewest_loads(asked, 4)
     print(f"{done} loads for {len(asked)} requests, in hindsight {fewest}")
-    assert done <= 1.5 * fewest
+    assert done <= 2 * fewest, "which one goes depends on the time that loads take; with the worst choice it is 44"
 
 
 def fewest_loads(asked: list[str], devices: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 from modelrunner.backend import BackendContext, BackendState, InstallProgress
 from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError
 from modelrunner.types import EngineDevice
-from modelrunner_llamacpp import LlamaCppBackend, cards, engines, install, repack
+from modelrunner_llamacpp import LlamaCppBackend, build, cards, engines, install, repack
 from modelrunner_llamacpp.engines import WHEEL_VERSION, EngineKind, link
 from tests.llamacpp.test_install import make_index
 
@@ -118,22 +118,63 @@ def a_backend(folder: Path) -> LlamaCppBackend:
     return LlamaCppBackend(BackendContext(folder / "engines", folder / "cache", folder / "logs", {}))
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        ({"dev/nvidiactl": ""}, "cuda"),
-        ({"sys/class/drm/card0/device/mem_info_vram_total": str(16 << 30)}, "vulkan"),
-        ({"sys/class/drm/card0/device/mem_info_vram_total": str(512 << 20)}, None),
-    ],
-    ids=["none", "NVIDIA", "AMD", "graphics of a processor"],
-)
-def test_the_variant_for_each_card(files: dict[str, str], expected: str | None, tmp_path: Path) -> None:
+INTEL = {"sys/class/drm/card0/device/vendor": "0x8086\n"}
+VENDORS = {
+    "none": ({}, "cpu", ""),
+    "NVIDIA": ({"dev/nvidiactl": ""}, "cuda", "install NVIDIA's CUDA toolkit (it has nvcc), then"),
+    "AMD": ({"sys/class/drm/card0/device/mem_info_vram_total": str(16 << 30)}, "vulkan", "(it has glslc), then"),
+    "Intel": (INTEL, "vulkan", "install the tools and headers of Vulkan (it has glslc), then"),
+    "graphics of a processor": ({"sys/class/drm/card0/device/mem_info_vram_total": str(512 << 20)}, "cpu", ""),
+}
+"""Machines by the maker of their card: the files of its driver, the variant that README promises where the tools are
+here, and what is said where they are not."""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="has Metal alone")
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize("has_tools", [True, False], ids=["tools", "driver alone"])
+async def test_a_fresh_install_chooses_for_the_card_and_says_what_is_missing(
+    vendor: str, has_tools: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines lie finished in the cache, each under the name of what would be compiled."""
+    files, variant, missing = VENDORS[vendor]
+    machine, programs = tmp_path / "machine", tmp_path / "programs"
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(content)
-    card = cards.find(tmp_path)
-    assert (card.variant if card else None) == expected
+        (machine / name).parent.mkdir(parents=True)
+        (machine / name).write_text(content)
+    find: Callable[[Path], cards.Card | None] = cards.find
+    monkeypatch.setattr(cards, "find", lambda: find(machine))
+    monkeypatch.setattr(cards, "has_prebuilt", lambda: False)
+    programs.mkdir()
+    for tool in ("nvcc", "glslc", "hipcc", "c++") if has_tools else ():
+        (programs / tool).symlink_to(shutil.which("true", path="/usr/bin:/bin") or "")
+    monkeypatch.setenv("PATH", str(programs))
+    for each in ("cuda", "vulkan", "rocm"):
+        entry = tmp_path / "cache" / build.entry_name(cards.OF_VARIANT[each])
+        in_cache(entry, EngineKind.NATIVE, each)
+    backend = a_backend(tmp_path)
+    in_cache(tmp_path / "cache" / install.wheel_name(backend.settings), EngineKind.WHEEL, "cpu")
+    said: list[InstallProgress] = []
+    await backend.install(said.append)
+    expected = f"(native, {variant})" if has_tools and variant != "cpu" else "(wheel)"
+    assert str(backend.status()).startswith(f"Running: llama.cpp 1 {expected}")
+    told = " ".join(step.message for step in said)
+    if has_tools or not missing:
+        assert "idle" not in told + str(backend.status())
+    else:
+        for place in (told, str(backend.status())):
+            assert f"the {vendor} card of this machine is idle" in place
+            assert f"{missing} `modelrunner install llama.cpp --variant {variant}`" in place
+
+
+def in_cache(folder: Path, kind: EngineKind, variant: str) -> None:
+    """Puts an engine that cannot be run into a cache."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "users").mkdir()
+    for name in ("python", "llama-server"):
+        (folder / "bin" / name).touch(mode=0o700)
+    marker = {"kind": kind, "version": "1", "devices": variant != "cpu", "variant": variant}
+    (folder / "engine.json").write_text(json.dumps(marker))
 
 
 @pytest.mark.parametrize(
@@ -204,12 +245,7 @@ def test_the_engine_installed_last_is_used(tmp_path: Path) -> None:
     backend = a_backend(tmp_path)
     for kind, variant in ((EngineKind.NATIVE, "vulkan"), (EngineKind.WHEEL, "cpu")):
         folder = tmp_path / f"cache/{variant}"
-        (folder / "bin").mkdir(parents=True)
-        for name in ("python", "llama-server"):
-            (folder / "bin" / name).touch(mode=0o700)
-        (folder / "engine.json").write_text(
-            json.dumps({"kind": kind, "version": "1", "devices": False, "variant": variant})
-        )
+        in_cache(folder, kind, variant)
         link(backend.context, kind, variant).parent.mkdir(exist_ok=True)
         link(backend.context, kind, variant).symlink_to(folder)
     assert backend.version() == "1 (native)"

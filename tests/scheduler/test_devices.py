@@ -262,6 +262,50 @@ def test_amds_are_in_sysfs(tmp_path: Path) -> None:
     assert seen(HIP_VISIBLE_DEVICES="1") == [(8, 6, "AMD", "0000:0a:00.0")]
 
 
+def intel(root: Path, address: str, *tiles: int) -> Path:
+    """A card of Intel's: xe tells the memory of each tile, i915 and the graphics of a processor nothing."""
+    folder = root / "sys/devices" / address
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text("0x8086\n")
+    for number, size in enumerate(tiles):
+        (folder / f"tile{number}").mkdir()
+        (folder / f"tile{number}/physical_vram_size_bytes").write_text(f"{size}\n")
+    entry = root / f"sys/class/drm/card{address[5:7]}"
+    entry.mkdir(parents=True)
+    (entry / "device").symlink_to(folder)
+    return folder
+
+
+def test_intels_cards_are_in_sysfs_and_the_graphics_of_its_processors_are_none(tmp_path: Path) -> None:
+    intel(tmp_path, "0000:00:02.0")
+    intel(tmp_path, "0000:03:00.0", 12 * GIB)
+    intel(tmp_path, "0000:04:00.0", 64 * GIB, 64 * GIB)
+    process = tmp_path / "proc/77"
+    (process / "fdinfo").mkdir(parents=True)
+    (process / "fd").mkdir()
+    (process / "fd/5").symlink_to("/dev/dri/renderD128")
+    (process / "fdinfo/5").write_text("drm-pdev:\t0000:03:00.0\ndrm-client-id:\t9\ndrm-resident-vram0:\t1048576 KiB\n")
+    found = devices({}, tmp_path)
+    assert [(d.address, d.vendor, d.total // GIB, d.free // GIB) for d in found] == [
+        ("0000:03:00.0", "Intel", 12, 11),
+        ("0000:04:00.0", "Intel", 128, 128),
+    ]
+    assert held_by(found[:1], [77]) == (GIB,)
+    probe = MemoryProbe(7, 0, root=tmp_path, look=lambda: found)
+    assert probe().vram == (11 * GIB, 128 * GIB)
+
+
+def test_a_card_whose_driver_is_silent_has_the_memory_that_an_engine_lists(tmp_path: Path) -> None:
+    intel(tmp_path, "0000:00:02.0")
+    intel(tmp_path, "0000:03:00.0")
+    (card,) = devices({}, tmp_path)
+    assert card.total == 0
+    listed = [EngineDevice("Vulkan0", "Intel(R) Arc(tm) A770 Graphics (DG2)", 16 * GIB, 15 * GIB)]
+    found, numbers = joined([card], {"llama.cpp": listed})
+    assert [(device.total // GIB, device.free // GIB, device.address) for device in found] == [(16, 15, "0000:03:00.0")]
+    assert numbers == {"llama.cpp": (0,)}
+
+
 def test_the_budget_of_a_device_is_what_others_leave_less_a_tenth(tmp_path: Path) -> None:
     me = os.getpid()
     seen = (Device(100, 30, {me: 40, 1: 30}), Device(200, 150), Device(50, 50, {}))
