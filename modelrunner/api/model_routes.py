@@ -65,6 +65,7 @@ class ModelRoutes:
             web.post("/models/{ref:.+}/tag", self.tag),
             web.post("/models/{ref:.+}/verify", self.verify),
             web.post("/models/{ref:.+}/move", self.move),
+            web.post("/models/{ref:.+}/check", self.check),
             web.post("/models/{ref:.+}/push", self.push),
         ]
 
@@ -232,6 +233,13 @@ class ModelRoutes:
             return wire.Progress("success", f"{name} lies in {folder}", model=name)
 
         return await stream_progress(request, move, mode="move")
+
+    @documented(wire.ModelCheck, body=wire.CheckOutcome, query={}, errors=(422,))
+    async def check(self, request: web.Request) -> web.Response:
+        """Keeps what a check of a model found; lists show it until the model's files, settings or engine change."""
+        reference = self._before(request, "/check", alias=True)
+        outcome = await read_json(request, wire.CheckOutcome)
+        return json_response(await self._library.keep_check(reference, outcome))
 
     @documented(wire.ModelShown, query={"remote": bool}, errors=(422, 501, 502))
     async def show(self, request: web.Request) -> web.Response:

@@ -26,6 +26,7 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
         list(abilities.capabilities),
         abilities.window,
         list(abilities.adapters),
+        check=abilities.check,
     )
 
 

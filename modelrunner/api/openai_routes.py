@@ -121,4 +121,5 @@ def _openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.O
         context_window=abilities.window or found.config.get("context_size"),
         capabilities=list(abilities.capabilities),
         backend=abilities.backend,
+        check=abilities.check,
     )

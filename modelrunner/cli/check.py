@@ -198,21 +198,26 @@ def check(client: HttpClient, model: str, as_json: bool) -> int:
     """Try what programs ask of a model: tools, schemas, thinking, a full window.
 
     It holds a dozen short conversations: turns, tools, structured output, thinking, pictures, and a prompt that fills
-    the window. A failure is the model's or its chat template's; the exit code is then 1.
+    the window. A failure is the model's or its chat template's; the exit code is then 1. `modelrunner list`, the page
+    and /v1/models show the result until the model, its settings or its engine change.
     """
     name = prepare(client, model, backend=None, context_size=None)
     checker = _Checker(client, name, client.call("GET", path("models", name), wire.Model))
     done = [_tried(*each) for each in checker.checks()]
     report = CheckReport(name, done)
+    failed = [each.name for each in done if each.verdict == "failed"]
+    passed = sum(each.verdict == "passed" for each in done)
+    try:
+        client.call("POST", path("models", name, "check"), wire.ModelCheck, wire.CheckOutcome(passed, failed))
+    except ModelRunnerError as error:
+        output.note(f"the result is not kept for lists: {error.message}")
     if as_json:
         output.json(msgspec.json.encode(report))
     else:
         rows = [(each.verdict, each.name, each.matters, _cut(each.detail)) for each in done]
         output.table(["RESULT", "CHECK", "MATTERS FOR", "WHAT CAME"], rows, expendable=("MATTERS FOR",))
-        passed = sum(each.verdict == "passed" for each in done)
-        asked = sum(each.verdict != "skipped" for each in done)
-        output.say(f"{name}: {passed} of {asked} passed")
-    return int(any(each.verdict == "failed" for each in done))
+        output.say(f"{name}: {passed} of {passed + len(failed)} passed")
+    return int(bool(failed))
 
 
 def _tried(name: str, matters: str, reason: str, conversation: Callable[[], str]) -> Check:

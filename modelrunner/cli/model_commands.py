@@ -59,10 +59,11 @@ def list_models(client: HttpClient, quiet: bool, as_json: bool) -> None:
             for name in model.tags or [model.id]:
                 output.say(name)
     else:
-        told = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", "MODEL ID", "CREATED", "SIZE")
-        headings = ("MODEL NAME", *told)
+        checked = any(model.check for model in models)
+        told = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", *(("CHECK",) if checked else ()))
+        headings = ("MODEL NAME", *told, "MODEL ID", "CREATED", "SIZE")
         expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
-        output.table(headings, [row for model in models for row in _rows(model)], expendable=expendable)
+        output.table(headings, [row for model in models for row in _rows(model, checked)], expendable=expendable)
         if any(model.damage for model in models):
             for fault in filter(None, client.call("GET", "/version", wire.Status).model_dirs.values()):
                 output.note(fault)
@@ -82,6 +83,7 @@ def inspect(client: HttpClient, model: str, as_json: bool) -> None:
         simple = [(k.replace("_", " "), str(v)) for k, v in found.config.items() if not isinstance(v, dict | list)]
         simple += [("capabilities", ", ".join(found.capabilities))] if found.capabilities else []
         simple += [("context window", str(found.context_window))] if found.context_window else []
+        simple += [("check", _check(found.check))] if found.check else []
         simple += [("from", f"{origin.source} {origin.version}".strip()) for origin in found.origins]
         simple += [("lora", _adapter(adapter)) for adapter in found.adapters]
         output.fields(
@@ -163,17 +165,24 @@ def _adapter(adapter: wire.AppliedAdapter) -> str:
     return f"{adapter.name} (scale {adapter.scale:g}, {format_bytes(adapter.size)})"
 
 
-def _rows(model: wire.Model) -> list[tuple[str, ...]]:
-    """Returns a row for each name."""
+def _rows(model: wire.Model, checked: bool) -> list[tuple[str, ...]]:
+    """Returns a row for each name, with the mark of a check in a list where one is `checked`."""
     told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
     if "damage" in model.config:
         told[-1] = "damaged"
     digits = model.id.rpartition(":")[2][:_SHOWN_DIGITS]
     able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
     size = "damaged" if model.damage else _size(str(model.config.get("size") or ""))
-    rest = (*told, " ".join(able), digits, ago(model.created), size)
+    mark = (_check(model.check),) if checked else ()
+    rest = (*told, " ".join(able), *mark, digits, ago(model.created), size)
     names = [*(model.tags or ["<none>"]), *(f"{alias} (alias)" for alias in model.aliases)]
     return [(name, *rest) for name in names]
+
+
+def _check(check: wire.ModelCheck | None) -> str:
+    if check is None:
+        return ""
+    return f"failed {len(check.failed)} of {check.passed + len(check.failed)}" if check.failed else "passed"
 
 
 def _size(told: str) -> str:

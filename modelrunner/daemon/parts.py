@@ -30,6 +30,7 @@ from modelrunner.keys.ring import KeyRing
 from modelrunner.models.abilities import KnownAbilities
 from modelrunner.models.aliases import Aliases
 from modelrunner.models.backendtables import check_settings
+from modelrunner.models.checks import Checks
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator, SettingParts, Validator
 from modelrunner.models.disk import DiskMeter, LastUsed, Pruner
@@ -171,12 +172,14 @@ def build(
     transfers = Transfers(rate=settings.download_rate, busy=scheduler.awaited)
     puller = Puller(store, sources, transfers=transfers, uploads=uploads, check=renderings.require_usable)
     abilities = KnownAbilities(store, resolver, configurations, renderings, state / "abilities.json")
+    checks = Checks(state / "checks.json", registry, configurations)
 
     def forget_backends() -> None:
         resolver.forget()
         abilities.forget()
+        checks.forget_engines()
 
-    library = Library(store, puller, scheduler, registry, configurations, abilities, renderings)
+    library = Library(store, puller, scheduler, registry, configurations, abilities, checks, renderings)
     last_used = LastUsed(state / "used.json", store, scheduler)
     setting_parts = SettingParts(store, scheduler, configurations, resolver, validator)
     configurator = Configurator(setting_parts)

@@ -34,12 +34,14 @@ class Abilities:
     """`backend` serves the requests that name no backend, None if no backend can run the model. `window` is the least
     context size that the model's settings allow, in tokens of prompt and answer together; None if no backend can run
     it. `capabilities` are the model's, in the order of `CAPABILITIES`; `adapters` are the LoRA adapters of its runner
-    or its configuration, else those that were packaged with it."""
+    or its configuration, else those that were packaged with it. `check` is the last one that holds for the model as it
+    is now."""
 
     backend: str | None = None
     window: int | None = None
     capabilities: tuple[str, ...] = ()
     adapters: tuple[wire.AppliedAdapter, ...] = ()
+    check: wire.ModelCheck | None = None
 
 
 _NOTHING = Abilities()

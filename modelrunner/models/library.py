@@ -25,6 +25,7 @@ from modelrunner.errors import (
     StorageFailed,
 )
 from modelrunner.models.abilities import Abilities, DeclaredModels, KnownAbilities
+from modelrunner.models.checks import Checks
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.rendering import Renderings
@@ -69,6 +70,7 @@ class Library:
         registry: BackendRegistry,
         configurations: Configurations,
         abilities: KnownAbilities,
+        checks: Checks,
         renderings: Renderings,
     ) -> None:
         self._store = store
@@ -79,6 +81,7 @@ class Library:
         self._declared = DeclaredModels(registry)
         self._configurations = configurations
         self._abilities = abilities
+        self._checks = checks
         self._renderings = renderings
         self._aliases: AliasNames | None = None
         self._pulling: set[asyncio.Task[PullResult]] = set()  # without a caller
@@ -470,16 +473,28 @@ class Library:
 
     async def declared(self, backend: str | None = None) -> list[tuple[StoredModel, Abilities]]:
         """Returns the models that engines manage themselves, of one backend or of all."""
-        return await self._declared.listed(backend)
+        listed = await self._declared.listed(backend)
+        models = [model for model, _ in listed]
+        checked = await self._checks.shown([model.id for model in models], [able for _, able in listed])
+        return list(zip(models, checked, strict=True))
 
     async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
         """Returns the abilities of each model: those of its runner if it is loaded, else those that its settings
         give."""
-        running = self._scheduler.runners()
-        if not running and (known := self._abilities.known(models)) is not None:
-            return known
-        runners = {(model_id, runner.mode): runner for runner in running for model_id in runner.models}
-        return await asyncio.to_thread(self._abilities.of, [model.id for model in models], runners)
+        running, ids = self._scheduler.runners(), [model.id for model in models]
+        found = self._abilities.known(models) if not running else None
+        if found is None:
+            runners = {(model_id, runner.mode): runner for runner in running for model_id in runner.models}
+            found = await asyncio.to_thread(self._abilities.of, ids, runners)
+        return await self._checks.shown(ids, found)
+
+    async def keep_check(self, reference: str, outcome: wire.CheckOutcome) -> wire.ModelCheck:
+        """Keeps what a check of the model found, for lists. Raises as `described`."""
+        model, name, abilities = await self.described(reference)
+        check = await self._checks.keep(model.id, abilities.backend, outcome)
+        failed = ", ".join(check.failed)
+        self._scheduler.events.emit("check", model=name, reason=f"failed: {failed}" if failed else "passed")
+        return check
 
     async def learn_abilities(self) -> None:
         """Finds the abilities of all models, and finds them again after a change, until it is cancelled. Before that it

@@ -24,6 +24,7 @@ Kind = Literal[
     "remove",
     "tag",
     "move",
+    "check",
 ]
 _KEPT = 1000
 _LONGEST = 4000  # characters of a name and of a reason: clients may have written them

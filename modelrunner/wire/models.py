@@ -43,13 +43,31 @@ class Offer(msgspec.Struct, frozen=True):
     gated: bool
 
 
+class CheckOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /models/REF/check`: how many conversations of `modelrunner check` the model passed, and the
+    names of those that it failed."""
+
+    passed: Annotated[int, msgspec.Meta(ge=0, le=1000)]
+    failed: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=100)]], msgspec.Meta(max_length=100)]
+
+
+class ModelCheck(msgspec.Struct, frozen=True):
+    """The last check of a model with its present files, settings and engine: how many conversations it passed, and the
+    names of those that it failed. `time` is in Unix seconds; `engine` is the name and the version of its engine."""
+
+    passed: int
+    failed: list[str]
+    time: int
+    engine: str
+
+
 class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of `GET /models`. `created` is in Unix seconds; `config` is an object with format, quantization,
     parameters, architecture, size (as text), context_size (the size that it was trained for), and the header's metadata
     under `gguf` or `safetensors`. `capabilities` are chat, completion, embedding, reranking, classification, tools,
     vision, audio, reasoning; `context_window` is the most tokens of one request at present; `adapters` are the applied
     LoRA adapters; `aliases` are the names of the configuration for which it answers. `damage` says why the model cannot
-    be used; its `config` is then empty."""
+    be used; its `config` is then empty. `check` is None for a model that was not checked as it is now."""
 
     id: str
     tags: list[str]
@@ -61,6 +79,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True):
     adapters: list[AppliedAdapter] = []
     origins: list[Origin] = []
     aliases: list[str] = []
+    check: ModelCheck | None = None
 
     @property
     def name(self) -> str:

@@ -6,12 +6,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from modelrunner.wire.models import ModelCheck
+
 T = TypeVar("T")
 
 
 class OpenAIModel(msgspec.Struct, frozen=True):
     """An entry of `GET /v1/models`. `created` is in Unix seconds; `context_window` is the most tokens of one
-    request."""
+    request; `check` is null for a model that was not checked as it is now."""
 
     id: str
     created: int
@@ -19,6 +21,7 @@ class OpenAIModel(msgspec.Struct, frozen=True):
     context_window: int | None
     capabilities: list[str]
     backend: str | None
+    check: ModelCheck | None
     object: Literal["model"] = "model"
     owned_by: str = "modelrunner"
 

@@ -256,6 +256,7 @@ async def test_the_openai_list(start_daemon: StartDaemon) -> None:
         "context_window": 2048,
         "capabilities": ["completion"],
         "backend": "fake",
+        "check": None,
     }
     async with daemon.unix.delete("/v1/models/smol") as answer:
         assert await answer.json() == {"id": "smol", "object": "model", "deleted": True}

@@ -105,6 +105,7 @@ TABLE = {
         POST /models/{ref}/push
         POST /models/{ref}/repackage
         POST /models/{ref}/tag
+        POST /models/{ref}/check
         POST /models/{ref}/move
         POST /models/{ref}/verify
         GET /pulls

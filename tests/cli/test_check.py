@@ -11,6 +11,7 @@ from tests.cli.fake_daemon import FakeDaemon, Request, Status, events
 ABLE = ["chat", "tools", "vision", "reasoning"]
 ALL = 13
 CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+KEPT = {"passed": ALL, "failed": [], "time": 1, "engine": "fake 1"}
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3}
 
 
@@ -38,6 +39,7 @@ def model(daemon: FakeDaemon) -> dict[str, Any]:
         "GET /models/m": found,
         "GET /v1/models/m": {"backend": None},
         "POST /v1/chat/completions": answer,
+        "POST /models/m/check": KEPT,
     }
     return found
 
@@ -53,6 +55,36 @@ def test_a_model_that_can_do_everything_passes(model: dict[str, Any], cli: Cli) 
     result = cli("check", "m")
     assert f"m: {ALL} of {ALL} passed" in result.out
     assert "get_weather('Paris')" in result.out
+
+
+def test_the_daemon_gets_the_result_and_a_refusal_of_it_is_no_failure(
+    model: dict[str, Any], daemon: FakeDaemon, cli: Cli
+) -> None:
+    daemon.answers["POST /v1/chat/completions"] = lambda request: (
+        {"choices": [{"message": {"content": "Sunny."}}], "usage": USAGE}
+        if request.body.get("tools")
+        else answer(request)
+    )
+    verdicts(cli, 1)
+    (told,) = daemon.asked("POST", "/models/m/check")
+    assert told == {"passed": ALL - 2, "failed": ["tool call", "tool call unasked"]}
+    daemon.answers |= {
+        "POST /v1/chat/completions": answer,
+        "POST /models/m/check": Status(403, "forbidden", "the key may not change models"),
+    }
+    result = cli("check", "m")
+    assert (result.code, "the key may not change models" in result.err) == (0, True)
+
+
+def test_lists_show_the_mark_of_a_model_that_was_checked(model: dict[str, Any], daemon: FakeDaemon, cli: Cli) -> None:
+    other = model | {"id": "sha256:2", "tags": ["n"]}
+    daemon.answers |= {"GET /models": [model, other], "GET /models/m": model | {"check": KEPT}}
+    assert "CHECK" not in cli("ls").out
+    daemon.answers["GET /models"] = [model | {"check": KEPT}, other | {"check": KEPT | {"failed": ["stream"]}}]
+    lines = cli("ls").out.splitlines()
+    assert "passed" in lines[1]
+    assert f"failed 1 of {ALL + 1}" in lines[2]
+    assert "passed" in cli("inspect", "m").out
 
 
 def test_what_a_model_has_not_is_not_asked(model: dict[str, Any], daemon: FakeDaemon, cli: Cli) -> None:

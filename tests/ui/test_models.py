@@ -126,6 +126,18 @@ async def test_settings_are_a_form_and_removing_says_what_goes(start_daemon: Sta
     await expect(page.get_by_text("No model is here")).to_be_visible()
 
 
+async def test_a_check_of_the_command_line_is_seen(start_daemon: StartDaemon, open_page: OpenPage) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    page = await open_page(daemon, "#/models")
+    model = page.get_by_role("article", name="smol")
+    await expect(model).to_be_visible()
+    for failed, mark in (([], "checked"), (["tool call"], "failed 1 of 13")):
+        async with daemon.unix.post("/models/smol/check", json={"passed": 12, "failed": failed}) as answer:
+            assert answer.status == 200
+        await expect(model.get_by_text(mark, exact=True)).to_be_visible()
+    await expect(model.get_by_title("failed: tool call")).to_be_visible()
+
+
 async def test_a_wrong_setting_is_told_and_changes_nothing(start_daemon: StartDaemon, open_page: OpenPage, watch):
     watch.allowed = ["400"]
     daemon = await start_daemon(models={"smol": 0})

@@ -160,6 +160,12 @@ function Remove({ model, usage, runner, onClose }) {
   <//>`;
 }
 
+function Check({ of }) {
+  if (!of) return null;
+  const told = of.failed.length ? `failed: ${of.failed.join(", ")}` : "passed all";
+  return html`<span title=${`modelrunner check ${told} · ${of.engine} · ${ago(of.time)}`}><${Badge} kind=${of.failed.length ? "warn" : "good"}>${of.failed.length ? `failed ${of.failed.length} of ${of.passed + of.failed.length}` : "checked"}<//></span>`;
+}
+
 function Model({ model, usage, runner, open }) {
   const name = model.tags[0] || model.id;
   const config = model.config || {};
@@ -172,7 +178,7 @@ function Model({ model, usage, runner, open }) {
   return html`<article class="model" aria-label=${shortName(name)}>
     <div class="body">
       <div class="row start"><h3 title=${name}>${shortName(name)}</h3>
-        ${runner && html`<${Badge} kind=${runner.state === "ready" ? "good" : "warn"}>${runner.state}<//>`}${model.damage && html`<${Badge} kind="bad">damaged<//>`}</div>
+        ${runner && html`<${Badge} kind=${runner.state === "ready" ? "good" : "warn"}>${runner.state}<//>`}${model.damage && html`<${Badge} kind="bad">damaged<//>`}<${Check} of=${model.check} /></div>
       <p class="facts figure">${facts.map((fact) => html`<span>${fact}</span>`)}</p>
       ${model.damage && html`<p class="fault">${model.damage}</p>`}
       <div class="chips">${model.capabilities.map((each) => html`<${Badge}>${each}<//>`)}${model.adapters?.map((each) => html`<${Badge} kind="calm">LoRA ${each.name}<//>`)}
@@ -193,7 +199,7 @@ export function Models() {
   const { done } = useStore(work);
   const [filter, setFilter] = useState("");
   const [opened, open] = useState({});
-  const changed = events.findLast((event) => ["pull", "configure", "install", "remove", "tag", "damage"].includes(event.event))?.id;
+  const changed = events.findLast((event) => ["pull", "configure", "install", "remove", "tag", "damage", "check"].includes(event.event))?.id;
   const loaded = useLoaded(async (signal) => {
     const [models, usage] = await Promise.all([get("models", signal), get("engines/df", signal).catch(() => null)]);
     return { models, usage };

@@ -8,7 +8,7 @@ const STATES = { starting: "warn", ready: "good", sleeping: "calm", draining: "w
 const HUES = 6;
 const HAPPENED = {
   load: "is loading", ready: "is ready", sleep: "sleeps", wake: "wakes", evict: "is evicted", stop: "ends", crash: "crashed",
-  refuse: "was refused", pull: "was pulled", push: "was pushed", configure: "was configured", install: "engine", damage: "is damaged", remove: "was removed", tag: "is a new name",
+  refuse: "was refused", pull: "was pulled", push: "was pushed", configure: "was configured", install: "engine", damage: "is damaged", remove: "was removed", tag: "is a new name", move: "was moved", check: "was checked",
 };
 
 const figures = (memory) => [memory.ram, ...memory.vram];
