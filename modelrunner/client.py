@@ -35,13 +35,15 @@ _TIMES = httpx.Timeout(None, connect=5.0)  # a load may take minutes; a daemon t
 
 
 class _RequestSpec(NamedTuple, Generic[T]):
-    """One exchange: `parse` makes the result of the whole answer or, in a stream, of a line; None for no result."""
+    """One exchange: `parse` makes the result of the whole answer or, in a stream, of a line; None for no result. A
+    `file` goes as a form, in place of the `body`."""
 
     method: str
     path: str
     parse: Callable[[Any], T | None]
     body: Any = None
     accept: str = "*/*"
+    file: bytes | None = None
 
 
 def _bound(client: Any, run: Callable[[Any], Any], describe: Callable[..., _RequestSpec[Any]]) -> Callable[..., Any]:
@@ -117,6 +119,9 @@ class _Common:
         }
 
     def _built(self, http: httpx.Client | httpx.AsyncClient, request: _RequestSpec[Any]) -> httpx.Request:
+        if request.file is not None:
+            form = {"file": ("requests.jsonl", request.file)}
+            return http.build_request(request.method, request.path, data={"purpose": "batch"}, files=form)
         content = None if request.body is None else msgspec.json.encode(request.body)
         head = {"Content-Type": "application/json", "Accept": request.accept}
         return http.build_request(request.method, request.path, content=content, headers=head)
@@ -162,6 +167,10 @@ def _text(content: bytes) -> str:
 
 def _vectors(content: bytes) -> list[list[float]]:
     return [one["embedding"] for one in decode(content, dict[str, Any])["data"]]
+
+
+def _lines(content: bytes) -> list[dict[str, Any]]:
+    return [decode(line, dict[str, Any]) for line in content.splitlines()]
 
 
 def _last(content: bytes) -> wire.Progress:
@@ -259,6 +268,38 @@ class _ClientMethods(_Common):
     def embed(self, model: str, texts: str | Sequence[str]) -> _RequestSpec[list[list[float]]]:
         """Returns a vector for each text."""
         return _RequestSpec("POST", "/v1/embeddings", _vectors, {"model": model, "input": texts})
+
+    @_WholeAnswer
+    def send_requests(self, requests: Sequence[dict[str, Any]]) -> _RequestSpec[wire.FileStatus]:
+        """Sends the file of a batch. Each request has `custom_id`, `method`, `url` and `body`."""
+        content = b"\n".join(map(msgspec.json.encode, requests))
+        return _json(wire.FileStatus, "POST", "/v1/files")._replace(file=content)
+
+    @_WholeAnswer
+    def create_batch(
+        self, file_id: str, endpoint: str = "/v1/chat/completions", window: str = "24h"
+    ) -> _RequestSpec[wire.BatchStatus]:
+        """Begins a batch: the requests of a file, all for one endpoint, which are answered in free capacity."""
+        return _json(wire.BatchStatus, "POST", "/v1/batches", wire.BatchRequest(file_id, endpoint, window))
+
+    @_WholeAnswer
+    def batches(self) -> _RequestSpec[list[wire.BatchStatus]]:
+        """Lists the last 1,000 batches, the newest first."""
+        target = path("v1", "batches", limit="1000")
+        return _RequestSpec("GET", target, lambda content: decode(content, wire.ListPage[wire.BatchStatus]).data)
+
+    @_WholeAnswer
+    def batch(self, id: str) -> _RequestSpec[wire.BatchStatus]:
+        return _json(wire.BatchStatus, "GET", path("v1", "batches", id))
+
+    @_WholeAnswer
+    def cancel_batch(self, id: str) -> _RequestSpec[wire.BatchStatus]:
+        return _json(wire.BatchStatus, "POST", path("v1", "batches", id, "cancel"))
+
+    @_WholeAnswer
+    def lines(self, file_id: str) -> _RequestSpec[list[dict[str, Any]]]:
+        """Returns the lines of a file: a batch's answers (`output_file_id`) or its errors (`error_file_id`)."""
+        return _RequestSpec("GET", path("v1", "files", file_id, "content"), _lines)
 
 
 class Client(_ClientMethods):

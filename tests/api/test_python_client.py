@@ -13,6 +13,7 @@ import pytest
 import modelrunner
 from modelrunner.errors import DaemonUnreachable, ModelNotFound, ModelRunnerError
 from tests.api.conftest import Daemon, StartDaemon
+from tests.waiting import HUNG
 
 
 def address_of(daemon: Daemon) -> str:
@@ -72,6 +73,35 @@ async def test_the_same_for_asyncio(start_daemon: StartDaemon) -> None:
             break
         with pytest.raises(ModelNotFound):
             await client.why("nothing")
+
+
+QUESTIONS = [
+    {
+        "custom_id": str(number),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
+    }
+    for number, model in enumerate(("smol", "nothing"))
+]
+
+
+async def test_a_batch_and_its_answers(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    async with modelrunner.AsyncClient(address_of(daemon)) as client:
+        sent = await client.send_requests(QUESTIONS)
+        made = await client.create_batch(sent.id)
+        async with asyncio.timeout(HUNG):
+            while (batch := await client.batch(made.id)).status != "completed":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert [each.id for each in await client.batches()] == [made.id]
+        assert batch.output_file_id
+        assert batch.error_file_id
+        (answered,), (failed,) = await client.lines(batch.output_file_id), await client.lines(batch.error_file_id)
+        assert answered["response"]["body"]["choices"][0]["message"]["content"]
+        assert (answered["custom_id"], failed["custom_id"]) == ("0", "1")
+        later = await client.create_batch((await client.send_requests(QUESTIONS[:1])).id)
+        assert (await client.cancel_batch(later.id)).id == later.id
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library's own socket
