@@ -93,7 +93,7 @@ class Screen:
         self._thinking = False
         self._stage = False
         self._at_line_start = True
-        self._wrapper = Wrapper(width() or 0) if moves_cursor(sys.stdout) else None
+        self._wrapper = Wrapper(lambda: width() or 0) if moves_cursor(sys.stdout) else None
         self._markdown = None
         if markdown and moves_cursor(sys.stdout):
             from modelrunner.cli.markdown import MarkdownView  # heavy

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,28 +17,30 @@ from modelrunner.cli.advice import advised
 from modelrunner.cli.answer import Answer, Screen, show_end, show_timings, stream
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.commands import meant
-from modelrunner.cli.devices import show_place
+from modelrunner.cli.devices import running_text, show_place
 from modelrunner.cli.output import note, report, say
 from modelrunner.cli.prepare import check_sees
 from modelrunner.cli.request import Message, Parameters, schema, split_images, user_message
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.types import KeepAlive
 
-HELP = '''\
-/set                    show the parameters
-/set NAME VALUE         without VALUE: the default. NAME is
-                          system, temperature, top-p, top-k, max-tokens, seed, stop, keep-alive;
-                          format (json, or a file with a JSON schema); think (on, off);
-                          show-thinking, markdown, verbose (on, off)
-/show                   show the details of the model
-/load MODEL or FILE     continue with another model, or with a saved conversation
-/save FILE              save the conversation as JSON
-/retry                  ask the last question again
-/clear                  forget the conversation
-/bye                    leave; so do /exit and Ctrl-D
-"""                     begins and ends a text of several lines
-a path of a picture     in a question shows the picture to the model
-Ctrl-C                  stops the answer'''
+HELP = (
+    ("/set", "show the parameters"),
+    (
+        "/set NAME VALUE",
+        "without VALUE: the default. NAME is system, temperature, top-p, top-k, max-tokens, seed, stop, keep-alive; "
+        "format (json, or a file with a JSON schema); think (on, off); show-thinking, markdown, verbose (on, off)",
+    ),
+    ("/show", "show the details of the model, and what runs"),
+    ("/load MODEL or FILE", "continue with another model, or with a saved conversation"),
+    ("/save FILE", "save the conversation as JSON"),
+    ("/retry", "ask the last question again"),
+    ("/clear", "forget the conversation"),
+    ("/bye", "leave; so do /exit and Ctrl-D"),
+    ('"""', "begins and ends a text of several lines"),
+    ("a path of a picture", "in a question shows the picture to the model"),
+    ("Ctrl-C", "stops the answer; what is typed during it waits for its end"),
+)
 
 FENCE = '"""'
 CONTEXT_FULL = "context_length_exceeded"
@@ -118,7 +120,9 @@ class Conversation:
         return True
 
     def _read_question(self, text: str) -> None:
-        question, images = split_images(text)
+        question, images, missing = split_images(text)
+        for name in missing:
+            note(f"there is no file {name}: the model gets its name, and no picture")
         try:
             message = user_message(question, images)
             if images:
@@ -163,10 +167,12 @@ class Conversation:
             self._show()
         elif name in _DISPLAYS and value in _SWITCHES:
             setattr(self._display, name.replace("-", "_"), _SWITCHES[value])
+            self._show(name)
         elif name in _PARSERS:
             try:
                 changed: dict[str, Any] = {name.replace("-", "_"): _PARSERS[name](value) if value else None}
                 self.parameters = replace(self.parameters, **changed)
+                self._show(name)
             except click.UsageError as error:
                 report(error.message)
             except (ValueError, KeyError, BadRequest):
@@ -176,27 +182,31 @@ class Conversation:
         else:
             report(f"there is no parameter {name!r}{meant(name, [*_PARSERS, *_DISPLAYS])}; /? shows them")
 
-    def _show(self) -> None:
-        for name in _PARSERS:
-            value = getattr(self.parameters, name.replace("-", "_"))
+    def _show(self, *names: str) -> None:
+        """Shows parameters with their values, by default all."""
+        for name in names or (*_PARSERS, *_DISPLAYS):
+            value = getattr(self._display if name in _DISPLAYS else self.parameters, name.replace("-", "_"))
             say(f"{name:<14}{'(default)' if value is None else _said(value)}")
-        for name, on in asdict(self._display).items():
-            say(f"{name.replace('_', '-'):<14}{_said(on)}")
 
     def _show_model(self, rest: str) -> None:
         try:
             found = self._client.call("GET", path("models", self.parameters.model), wire.Model)
+            runners = self._client.call("GET", "/engines/ps", list[wire.RunnerStatus])
         except ModelRunnerError as error:
             report(error.message)
             return
         simple = [(key, str(value)) for key, value in found.config.items() if not isinstance(value, dict | list)]
-        output.fields([("model", self.parameters.model), ("id", found.id), *sorted(simple)])
+        runs = [("runs", running_text(each)) for each in runners if found.id in each.models]
+        about = [("model", self.parameters.model), ("id", found.id), *sorted(simple)]
+        output.fields([*about, *(runs or [("runs", "no; the next question loads it")])])
 
     def _load(self, rest: str) -> None:
         if not rest:
             report("/load MODEL or FILE: `modelrunner ls` lists the models, /save writes a file")
         elif (file := _place(rest)).is_file():
             self._load_file(file)
+        elif rest.endswith(".json") or rest.startswith(("/", "./", "../", "~")):
+            report(f"there is no file {file}: /save writes one, and `modelrunner ls` lists the models")
         elif self._load_model(rest):
             say(f"the next question goes to {rest}")
 
@@ -246,7 +256,7 @@ class Conversation:
         say("the conversation is forgotten")
 
     def _help(self, rest: str) -> None:
-        say(HELP)
+        output.fields(HELP)
 
 
 def _place(text: str) -> Path:

@@ -26,6 +26,15 @@ def place_text(runner: wire.RunnerStatus) -> str:
     return ", ".join([*([f"on {runner.host}"] if runner.host else []), *used])
 
 
+def running_text(runner: wire.RunnerStatus) -> str:
+    """Returns a line about a runner: "ready by llama.cpp, context 8192, 1.2GiB, on device 0"."""
+    memory = runner.memory.measured or runner.memory.estimated
+    size = format_bytes(memory.ram + sum(memory.vram))
+    place = place_text(runner)
+    parts = [f"{runner.state} by {runner.backend_name}", f"context {runner.context_size}", size]
+    return ", ".join([*parts, *filter(None, [place and f"on {place.removeprefix('on ')}", runner.variant])])
+
+
 def show_place(client: HttpClient, model: str) -> None:
     """Shows on stderr on which device the model's runners compute; nothing without devices, or if they have ended."""
     with suppress(ModelRunnerError):

@@ -9,9 +9,11 @@ from itertools import pairwise
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.syntax import Syntax
+from rich.text import Text
 
 _UP = "\x1b[%dA\r\x1b[J"  # ECMA-48: the cursor up by lines, and the rest of the screen erased
 _SHARE = 4
@@ -46,8 +48,8 @@ class MarkdownView:
     def __init__(self, write: Callable[[str], object]) -> None:
         """`write` writes to the terminal. The view is used in the main thread, also by a timer (SIGALRM) there, which
         shows text that came too soon after other text."""
-        columns, self._rows = shutil.get_terminal_size()
-        self._console = Console(file=sys.stdout, width=max(8, columns - 1))  # terminals differ in the last column
+        self._columns = 0
+        self._console = Console(file=sys.stdout)
         self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
         self._write = write
         self._open = ""
@@ -94,7 +96,12 @@ class MarkdownView:
         self._next = end + (end - begin) * (_SHARE - 1)
 
     def _paint(self, block: str) -> None:
-        """Changes the shown lines of the block to its new ones. Lines that have left the screen stay."""
+        """Changes the shown lines of the block to its new ones. Lines that have left the screen stay. A terminal that
+        became narrower has broken the lines that are too long for it."""
+        columns, rows = shutil.get_terminal_size()
+        resized = columns != self._columns
+        self._columns = columns
+        self._console.width = max(8, columns - 1)  # terminals differ in the last column
         markdown = _Markdown("", hyperlinks=False)
         markdown.parsed = self._parser.parse(block)
         with self._console.capture() as captured:
@@ -109,7 +116,14 @@ class MarkdownView:
         same = next((i for i, (old, new) in enumerate(zip(self._shown, lines, strict=False)) if old != new), None)
         if same is None:
             same = min(len(self._shown), len(lines))
-        same = max(same, len(self._shown) - (self._rows - 1))
-        back = len(self._shown) - same
+        heights = [_height(line, columns) if resized else 1 for line in self._shown]
+        while same < len(self._shown) and sum(heights[same:]) >= rows:
+            same += 1
+        back = sum(heights[same:])
         self._shown = lines
         self._write((_UP % back if back else "") + "".join(f"{line}\n" for line in lines[same:]))
+
+
+def _height(line: str, columns: int) -> int:
+    """Returns the rows that a shown line takes."""
+    return max(1, -(-cell_len(Text.from_ansi(line).plain) // columns))

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 # Characters that control a terminal: C0 except newline and tab, DEL, C1, and the marks that turn the direction of text.
 _ACTED_UPON = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -16,6 +16,7 @@ _SHOWN: dict[int, str | None] = {c: f"\\x{c:02x}" if c < 0x100 else f"\\u{c:04x}
 _SHOWN |= {ord("\n"): "\n", ord("\t"): "\t", ord("\r"): None}
 
 _NARROWEST = 8  # columns of the narrowest cell
+_ERROR = "error:"
 
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
@@ -54,6 +55,23 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
+def wrapped(text: str, stream: TextIO, indent: int = 0) -> str:
+    """Returns the text in lines that break between words, if `stream` is a terminal; those that are added begin with so
+    many blanks where there is room. Longer words are left to the terminal."""
+    if not is_terminal(stream):
+        return text
+    try:
+        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns)
+    except (ValueError, OSError):
+        return text
+    from textwrap import fill
+
+    room = max(_NARROWEST, columns - 1)  # terminals differ in the last column
+    begin = " " * (indent if 2 * indent <= room else 2)
+    form: dict[str, Any] = {"subsequent_indent": begin, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(fill(line, room, **form) for line in text.split("\n"))
+
+
 def say(text: str, *, flush: bool = False) -> None:
     """Prints a line of the result. `flush` sends it at once, because the next line may come much later."""
     _print(shown(text, sys.stdout), sys.stdout, flush=flush)
@@ -82,14 +100,14 @@ def clear() -> None:
 
 def note(text: str) -> None:
     """Prints a line about progress."""
-    _print(clean(text), sys.stderr)
+    _print(wrapped(clean(text), sys.stderr), sys.stderr)
 
 
 def report(message: str, *, retry_after: float | None = None) -> None:
-    """Prints an error, on one line."""
+    """Prints an error: on one line, unless it is longer than the terminal's."""
     again = f"; try again in {retry_after:.0f} s" if retry_after else ""
-    line = _on_one_line(message) + again
-    _print(f"{styled('error:', RED, sys.stderr)} {line}", sys.stderr)
+    line = wrapped(f"{_ERROR} {_on_one_line(message)}{again}", sys.stderr)
+    _print(styled(_ERROR, RED, sys.stderr) + line.removeprefix(_ERROR), sys.stderr)
 
 
 def _print(line: str, file: TextIO, *, flush: bool = True) -> None:
@@ -131,11 +149,12 @@ def _cut(text: str, limit: int) -> str:
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """Prints names and values, one pair a line. Blanks that align the parts of a name stay."""
+    """Prints names and values, one pair a line, or in lines as long as the terminal's. Blanks that align the parts of a
+    name stay."""
     known = [(" ".join(clean(name).splitlines()), _on_one_line(value)) for name, value in pairs]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        print(f"{name.ljust(width)}  {value}".rstrip())
+        print(wrapped(f"{name.ljust(width)}  {value}".rstrip(), sys.stdout, width + 2))
 
 
 def _on_one_line(text: str) -> str:

@@ -71,21 +71,24 @@ def user_message(text: str, images: tuple[Path, ...] = ()) -> Message:
     return {"role": "user", "content": [{"type": "text", "text": text}, *pictures]}
 
 
-def split_images(text: str) -> tuple[str, tuple[Path, ...]]:
-    """Returns a question without the paths of pictures in it, and those paths: words that end as pictures do and name a
-    file that is there."""
-    images = []
+def split_images(text: str) -> tuple[str, tuple[Path, ...], tuple[str, ...]]:
+    """Returns a question without the paths of pictures in it, those paths, and the words that name no file: all of them
+    end as pictures do."""
+    images, missing = [], []
 
     def taken(word: re.Match[str]) -> str:
         name = word["single"] or word["double"] or re.sub(r"\\(.)", r"\1", word["bare"])
         path = Path(os.path.expanduser(name))  # which leaves the tilde of a user who does not exist
-        if not (name.lower().endswith(_IMAGE_SUFFIXES) and path.is_file()):
+        if not name.lower().endswith(_IMAGE_SUFFIXES):
+            return word[0]
+        if not path.is_file():
+            missing.append(name)
             return word[0]
         images.append(path)
         return ""
 
     without = _IMAGE_PATH.sub(taken, text)
-    return (without.strip() if images else text), tuple(images)
+    return (without.strip() if images else text), tuple(images), tuple(missing)
 
 
 def schema(file: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Wraps words at the terminal's edge, hides keys that are typed during an answer, and detects repetitions."""
+"""Wraps words at the terminal's edge, holds keys that are typed during an answer, and detects repetitions."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from wcwidth import wcwidth
@@ -13,11 +13,13 @@ _SHOWN, _TIMES = 600, 8  # characters that are looked at, and how often they say
 
 
 class Wrapper:
-    """Wraps text, which comes in pieces, between words. A word that reaches the edge of the terminal (of `columns`
-    columns) is erased and begins the next line. Markdown code between fences stays unchanged."""
+    """Wraps text, which comes in pieces, between words. A word that reaches the edge of the terminal is erased and
+    begins the next line. Markdown code between fences stays unchanged. `width` returns the terminal's columns, which
+    may change between two pieces."""
 
-    def __init__(self, columns: int) -> None:
-        self._columns = columns - 1  # in the last column, terminals differ in where the cursor stands
+    def __init__(self, width: Callable[[], int]) -> None:
+        self._width = width
+        self._columns = width() - 1  # in the last column, terminals differ in where the cursor stands
         self._at = 0
         self._word = ""
         self._line = ""
@@ -25,6 +27,11 @@ class Wrapper:
 
     def feed(self, text: str) -> str:
         """Returns the text to write, with the terminal's control sequences in it."""
+        if (columns := self._width() - 1) != self._columns:
+            self._columns = columns
+            if self._at > columns:  # the terminal has broken the line: only its rest can be erased
+                self._at %= columns + 1
+                self._word = self._word[-self._at :] if self._at else ""
         return "".join(self._character(character) for character in text)
 
     def _character(self, character: str) -> str:
@@ -61,8 +68,9 @@ def _columns_of(text: str) -> int:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Within the block, typed keys do not appear between the words of an answer; they are discarded at its end. Ctrl-C
-    still works. A job in the background leaves the terminal alone: the system would stop it."""
+    """Within the block, typed keys do not appear between the words of an answer; they wait for what reads the terminal
+    next. Ctrl-C still works, and drops them. A job in the background leaves the terminal alone: the system would stop
+    it."""
     if sys.stdin is None or not sys.stdin.isatty() or _is_in_background(sys.stdin.fileno()):
         yield
         return
@@ -71,12 +79,12 @@ def no_echo() -> Iterator[None]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     quiet = list(before)
-    quiet[3] &= ~termios.ECHO
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)  # the next reader edits the line, and takes Ctrl-D
     termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _is_in_background(terminal: int) -> bool:

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -19,7 +20,8 @@ from modelrunner.cli.chat import chat
 from modelrunner.cli.client import HttpClient
 from modelrunner.cli.conversation import Display
 from modelrunner.cli.request import SYSTEM, Parameters
-from tests.cli.fake_daemon import FakeDaemon, Handler, Status, words
+from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Text, words
+from tests.cli.test_commands import RUNNER
 from tests.terminal import Terminal
 from tests.waiting import HUNG
 
@@ -235,6 +237,32 @@ def test_keys_typed_during_an_answer_do_not_stand_in_it(daemon: FakeDaemon) -> N
         assert "typed too early" not in terminal.rest()
 
 
+def test_what_is_typed_during_an_answer_is_the_next_question(daemon: FakeDaemon) -> None:
+    typed = threading.Event()
+    daemon.answers |= {
+        "GET /models/m": {},
+        "GET /v1/models/m": {"backend": None},
+        ANSWER: [
+            words("half an", hold=lambda handler: typed.wait(HUNG)),
+            words("second answer"),
+            words("third answer"),
+        ],
+    }
+    with on_a_terminal("run", "m") as (terminal, process):
+        terminal.wait_for(">>>")
+        terminal.type("first\r")
+        terminal.wait_for("half an")
+        terminal.type_a_line("secomd\x7f\x7fnd")  # corrected before anybody reads it
+        terminal.type_a_line("third")
+        typed.set()
+        terminal.wait_for("second answer")
+        terminal.wait_for("third answer")
+        terminal.wait_for(">>>")
+        terminal.type("\x04")
+        assert process.wait(HUNG) == 0
+    assert [texts[-1] for texts in asked(daemon)] == ["first", "second", "third"]
+
+
 def test_an_answer_in_the_background_goes_on(daemon: FakeDaemon) -> None:
     daemon.answers |= {"GET /models/m": {}, "GET /v1/models/m": {"backend": None}, ANSWER: words("the answer")}
     with on_a_terminal("run", "m", "first", program=IN_THE_BACKGROUND) as (terminal, process):
@@ -285,11 +313,37 @@ def test_what_was_mistyped_is_answered_with_help(
 def test_load_goes_on_with_another_model_and_show_tells_about_it(
     daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    memory = {"estimated": {"ram": 0, "vram": [1 << 30]}, "measured": None}
+    running = RUNNER | {"models": {"sha256:2": "n"}, "memory": memory}
     daemon.answers |= {
         "GET /models/n": {"id": "sha256:2", "created": 1, "tags": ["n"], "config": {"architecture": "llama"}},
+        "GET /engines/ps": [Text(b"[]"), Text(json.dumps([running]).encode())],
         ANSWER: words("one"),
     }
-    converse(daemon, "/load n", "/show", "q", "/exit", "never asked")
+    converse(daemon, "/load n", "/show", "/show", "q", "/exit", "never asked")
     [body] = daemon.asked(*CHAT)
     assert body["model"] == "n"
-    assert "llama" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "llama" in told
+    assert re.findall("^runs +(.*)", told, re.MULTILINE) == [
+        "no; the next question loads it",
+        "ready by llama.cpp, context 8192, 1GiB, on device 0",
+    ]
+
+
+def test_what_is_set_is_confirmed(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    converse(daemon, "/set temperature 0.5", "/set temperature", "/set think off", "/set verbose on")
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["temperature", "0.5"],
+        ["temperature", "(default)"],
+        ["think", "off"],
+        ["verbose", "on"],
+    ]
+
+
+@pytest.mark.parametrize("line", ["what is on missing.png?", "/load missing.json", "/load ./missing"])
+def test_a_path_that_does_not_exist_is_said(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    daemon.answers[ANSWER] = words("one")
+    converse(daemon, line)
+    assert "there is no file missing" in capsys.readouterr().err
+    assert asked(daemon) == ([] if line.startswith("/") else [[line]])

@@ -37,6 +37,7 @@ def model(daemon: FakeDaemon) -> None:
     daemon.answers |= {
         "GET /models/m": {"id": "sha256:1", "created": 1, "tags": ["m"], "config": {"architecture": "llama"}},
         "GET /v1/models/m": {"backend": None},
+        "GET /engines/ps": [],
         "POST /engines/preload": {},
         ANSWER: words("one"),
     }
@@ -85,6 +86,46 @@ def test_a_long_answer_is_whole_when_it_has_left_the_screen(daemon: FakeDaemon, 
         terminal.wait_for(PROMPT)
         seen = ask(terminal, "a", "line 60")
     assert [line.split()[-1] for line in seen.splitlines() if "line" in line] == [str(n) for n in range(1, 61)]
+
+
+@pytest.mark.parametrize("columns", [50, 120])
+@pytest.mark.parametrize("markdown", ["--markdown", "--no-markdown"])
+def test_an_answer_goes_on_in_a_terminal_of_another_size(
+    daemon: FakeDaemon, tmp_path: Path, markdown: str, columns: int
+) -> None:
+    before, after = ([f"word-{number} " for number in range(*ends)] for ends in ((0, 40), (40, 99)))
+    resized = threading.Event()
+    daemon.answers[ANSWER] = words(*before, hold=lambda handler: resized.wait(HUNG), then=words(*after).pieces)
+    with screen(tmp_path, "run", "m", markdown, rows=40) as terminal:
+        terminal.wait_for(PROMPT)
+        terminal.type("a")
+        terminal.wait_for("word-39")
+        terminal.resize(columns)
+        resized.set()
+        terminal.wait_for("word-98")
+        seen = terminal.wait_for(PROMPT).partition(">>> a\n")[2].rstrip(">\n ")
+    whole = [word.strip() for word in (*before, *after)]
+    if markdown == "--markdown":
+        assert seen.split()[-99:] == whole
+        assert columns == 50 or len(seen.split()) == 99  # tmux moves lines away when they become more
+    else:  # the terminal itself breaks the lines that were there
+        assert seen.split()[-50:] == whole[-50:]
+        assert "".join(seen.split()) == "".join(whole)
+    assert max(map(len, seen.splitlines())) > columns - 15
+
+
+def test_words_of_errors_and_of_the_help_are_whole(daemon: FakeDaemon, tmp_path: Path) -> None:
+    told = "no room is left for m: stop another model with `modelrunner stop MODEL`, or give this one a smaller context"
+    daemon.answers[ANSWER] = Status(507, "insufficient_memory", told)
+    with screen(tmp_path, "run", "m", columns=44, rows=60) as terminal:
+        terminal.wait_for(PROMPT)
+        seen = ask(terminal, "q", "smaller")
+        assert told in " ".join(seen.split())
+        seen = ask(terminal, "/?", "Ctrl-C")
+        assert all(
+            word in seen.split() for word in ("system,", "temperature,", "max-tokens,", "conversation", "picture")
+        )
+        assert max(map(len, seen.splitlines())) < 44
 
 
 def test_three_quotes_and_a_paste_hold_several_lines(daemon: FakeDaemon, tmp_path: Path) -> None:

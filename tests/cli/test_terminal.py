@@ -31,7 +31,7 @@ def screen(written: str) -> list[str]:
 
 
 def wrapped(pieces: list[str], columns: int) -> list[str]:
-    wrapper = Wrapper(columns)
+    wrapper = Wrapper(lambda: columns)
     return screen("".join(wrapper.feed(piece) for piece in pieces))
 
 
@@ -57,7 +57,7 @@ def test_a_word_longer_than_a_line_is_left_to_the_terminal() -> None:
 
 
 def test_every_character_is_written_when_it_comes() -> None:
-    wrapper = Wrapper(80)
+    wrapper = Wrapper(lambda: 80)
     assert wrapper.feed("half an") == "half an"
 
 

@@ -29,7 +29,10 @@ class Screen:
 
     def tmux(self, *arguments: str, text: str = "") -> str:
         command = ["tmux", "-f", os.devnull, "-S", str(self._socket), *arguments]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=HUNG)
+        # Readline, which pytest loads, sets COLUMNS for children that inherit the environment of C.
+        done = subprocess.run(
+            command, input=text, env=os.environ, capture_output=True, text=True, check=True, timeout=HUNG
+        )
         return done.stdout
 
     def type(self, line: str) -> None:
@@ -58,6 +61,15 @@ class Screen:
                 raise AssertionError(f"{pattern!r} did not come, only\n{seen}")
             time.sleep(_POLL)
         return seen
+
+    def resize(self, columns: int) -> None:
+        """Changes the width, and returns once the program could know of it: tmux tells it a moment later."""
+        self.tmux("resize-window", "-x", str(columns))
+        with open(self._pane("pane_tty")) as side:
+            end = time.monotonic() + HUNG
+            while os.get_terminal_size(side.fileno()).columns != columns:
+                assert time.monotonic() < end
+                time.sleep(_POLL)
 
     def ended(self) -> int:
         """Waits for the program's end and returns its exit code. tmux 3.3 may lose its own news of that."""
