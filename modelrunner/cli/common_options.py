@@ -9,6 +9,7 @@ import click
 
 from modelrunner.cli.client import HttpClient
 from modelrunner.cli.start import address, ensure_running
+from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
 from modelrunner.errors import BadRequest
 
@@ -63,3 +64,10 @@ def connect(host: str | None, *, start: bool) -> HttpClient:
     if locations.host != f"unix://{locations.socket}":
         return client_of(locations.host)  # a daemon other than this data directory's
     return ensure_running(locations, client_of) if start else client_of(address(locations))
+
+
+def absent(client: HttpClient) -> Locations | None:
+    """Returns the places of this user's daemon, if that is the one which the client asks and none runs."""
+    locations = Locations.find()
+    is_ours = client.host == f"unix://{locations.socket}"
+    return locations if is_ours and lockfile.holder(locations.data) is None else None

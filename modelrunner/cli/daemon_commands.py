@@ -5,6 +5,7 @@ import os
 import select
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from platform import python_version
@@ -15,7 +16,7 @@ import msgspec
 from modelrunner import __version__, wire
 from modelrunner.cli import output
 from modelrunner.cli.client import HttpClient, decode, path
-from modelrunner.cli.common_options import json_option, with_client
+from modelrunner.cli.common_options import absent, json_option, with_client
 from modelrunner.cli.devices import device_text
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError, NotFound
 from modelrunner.units import format_bytes
@@ -48,7 +49,7 @@ def status(client: HttpClient, as_json: bool) -> None:
         if as_json:
             output.json(b'{"running": false}')
         else:
-            output.fields([("running", "no"), ("looked at", client.host)])
+            output.fields([("running", "no"), ("looked at", client.host), *_places(client)])
         raise
     found = decode(raw, wire.Status)
     if as_json:
@@ -82,17 +83,33 @@ def status(client: HttpClient, as_json: bool) -> None:
 def logs(client: HttpClient, name: str | None, follow: bool, lines: str | None) -> None:
     """Show the log of the daemon or of a runner.
 
-    A runner is named by its model, or by its ID as `modelrunner ps` shows it.
+    A runner is named by its model, or by its ID as `modelrunner ps` shows it. Without a daemon, the log of the last one
+    is shown.
     """
     if lines is None and output.is_terminal(sys.stdout):
         lines = str(_SHOWN_LINES)
     query = {"follow": "true" if follow else None, "lines": None if lines == "all" else lines}
-    if name is None:
-        return _print_log(client, path("logs", **query))
     try:
-        _print_log(client, path("logs", runner=name, **query))
-    except NotFound:
-        _print_log(client, path("logs", model=name, **query))
+        if name is None:
+            return _print_log(client, path("logs", **query))
+        try:
+            _print_log(client, path("logs", runner=name, **query))
+        except NotFound:
+            _print_log(client, path("logs", model=name, **query))
+    except DaemonUnreachable:
+        if (places := absent(client)) is None:
+            raise
+        from modelrunner.daemon.logs import daemon_log
+
+        folder = places.data / "logs"
+        if name is not None or not (log := daemon_log(folder)).exists():
+            raise DaemonUnreachable(
+                f"no daemon runs: `modelrunner serve` starts one; the logs of engines are in {folder}"
+            ) from None
+        output.note(f"no daemon runs; the last one wrote {log}:")
+        with log.open("rb") as file:
+            for line in deque(file, None if lines in (None, "all") else int(lines)):
+                sys.stdout.write(output.shown(line.decode("utf-8", "replace"), sys.stdout))
 
 
 @click.command()
@@ -153,6 +170,13 @@ def version(client: HttpClient, as_json: bool) -> None:
         output.json(msgspec.json.encode({"client": __version__, "daemon": daemon, "python": python_version()}))
     else:
         output.fields([("modelrunner", __version__), ("daemon", daemon or "none runs"), ("python", python_version())])
+
+
+def _places(client: HttpClient) -> list[tuple[str, str]]:
+    """Returns where the files of this user's daemon are, if it does not run."""
+    if (places := absent(client)) is None:
+        return []
+    return [("data", str(places.data)), ("settings", str(places.config_file)), ("logs", str(places.data / "logs"))]
 
 
 def _print_log(client: HttpClient, where: str) -> None:

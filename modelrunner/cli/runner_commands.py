@@ -4,15 +4,15 @@ import click
 import msgspec
 
 from modelrunner import wire
-from modelrunner.cli import output
+from modelrunner.cli import UNREACHABLE, output
 from modelrunner.cli.client import HttpClient, decode
-from modelrunner.cli.common_options import Command, json_option, with_client
+from modelrunner.cli.common_options import Command, absent, json_option, with_client
 from modelrunner.cli.devices import place_text, print_devices
 from modelrunner.cli.live_commands import states
 from modelrunner.cli.progressdisplay import follow
 from modelrunner.cli.several import each
 from modelrunner.cli.times import until
-from modelrunner.errors import ModelRunnerError
+from modelrunner.errors import DaemonUnreachable, ModelRunnerError
 from modelrunner.units import format_bytes
 
 _HEADINGS = (
@@ -36,7 +36,7 @@ _models = click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("-w", "--watch", is_flag=True, help="Follow every change, until Ctrl-C.")
 @json_option
 @with_client(start=False)
-def list_runners(client: HttpClient, watch: bool, as_json: bool) -> None:
+def list_runners(client: HttpClient, watch: bool, as_json: bool) -> int:
     """List the models that are loaded.
 
     With --watch --json, the command prints one array a line after every change.
@@ -48,14 +48,25 @@ def list_runners(client: HttpClient, watch: bool, as_json: bool) -> None:
             else:
                 output.clear()
                 _print(now.runners, now.devices)
-        return
-    raw = client.fetch("GET", "/engines/ps")
+        return 0
+    try:
+        raw = client.fetch("GET", "/engines/ps")
+    except DaemonUnreachable:
+        if absent(client) is None:
+            raise
+        if as_json:
+            output.json(b"[]")
+        output.note(
+            "no daemon runs, so no model is loaded: `modelrunner serve` starts one, and so does `modelrunner run`"
+        )
+        return UNREACHABLE
     runners = decode(raw, list[wire.RunnerStatus])
     if as_json:
         output.json(raw)
     else:
         on_devices = any(runner.memory.estimated.vram for runner in runners)
         _print(runners, client.call("GET", "/version", wire.Status).devices if on_devices else [])
+    return 0
 
 
 def _print(runners: list[wire.RunnerStatus], devices: list[wire.DeviceStatus]) -> None:

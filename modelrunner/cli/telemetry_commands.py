@@ -143,7 +143,7 @@ def replay(client: HttpClient, id: str, model: str | None, as_json: bool) -> Non
     "--since", metavar="AGE", default="30d", show_default=True, help="The age of the oldest request: 7d, 12h."
 )
 @json_option
-@with_client(start=False)
+@with_client()
 def usage(client: HttpClient, by: str, since: str, as_json: bool) -> None:
     """Show requests, tokens and engine time.
 

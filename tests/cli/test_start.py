@@ -51,6 +51,26 @@ def test_a_command_starts_it_another_uses_it_and_shutdown_waits_for_its_end(home
     assert Cli.process("stop", "--all").code == 3
 
 
+def test_without_a_daemon_what_can_be_said_is_said(home: Path) -> None:
+    assert "no daemon runs" in Cli.process("logs").err  # and none has written a log
+    assert Cli.process("list").code == 0
+    assert Cli.process("shutdown").code == 0
+    log = home / "data" / "logs" / "daemon.log"
+    shown = Cli.process("logs")
+    assert (shown.code, shown.out, shown.err) == (0, log.read_text(), f"no daemon runs; the last one wrote {log}:\n")
+    assert Cli.process("logs", "-n", "1").out == log.read_text().splitlines(keepends=True)[-1]
+    named = Cli.process("logs", "some-model")
+    assert (named.code, str(log.parent) in named.err) == (3, True)
+    loaded = Cli.process("ps", "--json")
+    assert (loaded.code, loaded.out) == (3, "[]\n")
+    assert "no model is loaded" in loaded.err
+    status = Cli.process("status")
+    assert (status.code, str(home / "data") in status.out, str(home / "config.toml") in status.out) == (3, True, True)
+    assert daemons(home / "data") == []
+    used = Cli.process("usage", "--json")  # it asks a daemon that it starts
+    assert (used.code, used.out) == (0, "[]\n")
+
+
 def test_two_commands_at_once_get_one_daemon(home: Path) -> None:
     commands = [Cli.start("list") for _ in range(3)]
     results = [(command.communicate(timeout=HUNG)[1], command.returncode) for command in commands]
