@@ -83,7 +83,7 @@ def _route(batch: Batch) -> Route:
 
 
 class _AnswerSink:
-    """Keeps an answer whole. `over` is done at its end; a status of 0 means that it was cut."""
+    """Keeps an answer whole. `over` is done at its end; a status of 0 means that it failed after its head."""
 
     takes_chunks = False
 
@@ -104,13 +104,14 @@ class _AnswerSink:
     def write(self, data: bytes) -> None:
         self.body += data
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool = False) -> None:
+        if failed:
+            self.status = 0
         if not self.over.done():
             self.over.set_result(None)
 
     def cut(self) -> None:
-        self.status = 0
-        self.finish()
+        self.finish(failed=True)
 
 
 class Pace:

@@ -149,12 +149,13 @@ class Sink(Protocol):
     def write(self, data: bytes) -> None:
         """Writes a part of the body."""
 
-    def finish(self) -> None:
-        """Called when the answer is complete."""
+    def finish(self, *, failed: bool = False) -> None:
+        """Called when the answer is complete. It `failed` if it is a stream whose last event is an error: the client
+        gets it whole, so that it reads the reason, but it is no answer to keep."""
 
     def cut(self) -> None:
-        """Breaks the answer off, so that the client must notice: the written bytes go out, then the connection
-        closes."""
+        """Breaks the answer off where no error can be told, so that the client must notice: the written bytes go out,
+        then the connection closes."""
 
 
 class BackgroundWork(Protocol):

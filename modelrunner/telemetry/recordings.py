@@ -122,11 +122,11 @@ class Tap:
     def write(self, data: bytes) -> None:
         self._sink.write(self._passed(data))
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool = False) -> None:
         self._end()
         if self._framing:
             self._sink.write(b"0\r\n\r\n")
-        self._sink.finish()
+        self._sink.finish(failed=failed)
 
     def cut(self) -> None:
         self._end()

@@ -88,8 +88,7 @@ async def test_a_model_in_use_is_not_removed_unless_forced(start_daemon: StartDa
             assert refused.status == 409
         async with daemon.unix.delete("/models/smol?force=true") as done:
             assert [*(await done.json())[0]] == ["Untagged"]
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await answer.content.read()
+        assert b"event: error" in await answer.content.read()
     assert await runners(daemon) == []
     assert await chat(daemon.unix) == 404
 
@@ -127,8 +126,7 @@ async def test_asked_twice_the_end_does_not_wait(start_daemon: StartDaemon) -> N
     async with Stream(daemon) as answer:
         await stop(daemon)
         await stop(daemon)
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await answer.content.read()
+        assert b"event: error" in await answer.content.read()
         async with asyncio.timeout(HUNG):
             await daemon.task
 

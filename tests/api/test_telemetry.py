@@ -1,12 +1,10 @@
 """Metrics, the last requests and usage of a whole daemon."""
 
 import asyncio
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from modelrunner.types import RequiredMemory
@@ -182,10 +180,7 @@ async def test_a_request_under_way_is_shown_and_cancelled(start_daemon: StartDae
         assert (running["request_id"], running["model_name"]) == ("mine", "smol")
         async with daemon.unix.post("/engines/requests/mine/cancel") as cancelled:
             assert cancelled.status == 200
-        rest = bytearray()
-        with contextlib.suppress(aiohttp.ClientPayloadError):
-            async for line in answer.content:
-                rest += line
+        rest = await answer.read()
     [over] = await get(daemon, "/engines/requests")
     assert (over["request_id"], over["error"]) == ("mine", "request_cancelled")
     assert b"request_cancelled" in rest

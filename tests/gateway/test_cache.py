@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from modelrunner.aliases import Alias
+from modelrunner.errors import RequestCancelled
+from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest
 from modelrunner.gateway.interceptors.response_cache import ResponseCache
 from modelrunner.types import Mode, RunnerKey
-from tests.gateway.fakes import SSE, Call, event, until
+from tests.gateway.fakes import SSE, Call, chunk, event, until
 from tests.gateway.harness import CHAT, Answer, Proxy, proxy, request
 from tests.gateway.test_observers import Notes
 
@@ -150,9 +152,46 @@ async def test_errors_and_broken_answers_are_not_kept(folder: Path, kind: str) -
         cached(served)
         for _ in range(2):
             answer = await served.ask(ask(stream=True))
-            assert not answer.complete
+            assert told(answer) == "miss"
             assert answer.body.startswith(b"data: a\n\nevent: error")
-        assert len(served.engine.received) == 2
+            lines = await served.ask(ask(path="/api/chat", temperature=None, options={"seed": 1}, stream=True))
+            assert (told(lines), b'{"error":' in lines.body) == ("miss", True)
+        assert len(served.engine.received) == 4
+
+
+@pytest.mark.parametrize("last", [b'event: error\ndata: {"code":"x"}', b'data: {"error":{"code":"x"}}'])
+async def test_a_stream_that_the_engine_ends_with_its_own_error_is_not_kept(folder: Path, last: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + event("a") + chunk(last + b"\n\n") + event("[DONE]") + b"0\r\n\r\n")
+
+    async with proxy(folder, "fast", script) as served:
+        cached(served)
+        assert [told(await served.ask(ask(stream=True))) for _ in range(2)] == ["miss", "miss"]
+
+
+@pytest.mark.parametrize(("sent", "reads"), [(event("ha"), True), (chunk(b"data: ha"), False)])
+async def test_a_request_that_shares_an_answer_is_stopped_between_events_only(
+    folder: Path, sent: bytes, reads: bool
+) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + sent)
+        await call.left()
+
+    async with proxy(folder, "fast", script) as served:
+        cached(served)
+        first, second = await served.connect(), await served.connect()
+        answers = []
+        for client in (first, second):
+            await client.send(ask(stream=True))
+            answers.append(answer := await client.head())
+            while b"ha" not in answer.body:
+                await client.more(answer)
+        [shared] = [work for work in served.pipeline.running if isinstance(work, ForwardedRequest)]
+        shared.stop(RequestCancelled("cancelled"))
+        while await second.more(answers[1]):
+            pass
+        assert (answers[1].complete, b"event: error" in answers[1].body) == (reads, reads)
+        assert (answers[0].headers["x-modelrunner-cache"], answers[0].body) == ("miss", b"data: ha" + reads * b"\n\n")
 
 
 async def test_the_memory_is_bounded(folder: Path) -> None:

@@ -106,7 +106,7 @@ async def test_an_anthropic_stream_waits_with_pings_and_breaks_with_its_own_even
         served.scheduler.gate.set()
         while await client.more(answer):
             pass
-        assert not answer.complete
+        assert answer.complete
         _, _, told = answer.body.partition(b"data: a\n\nevent: error\ndata: ")
         assert msgspec.json.decode(told)["error"]["type"] == "api_error"
 
@@ -271,7 +271,7 @@ async def test_a_third_family_breaks_and_waits_in_its_own_words(folder: Path, ki
         while await client.more(answer):
             pass
         assert answer.body.strip() == b"Hello (error: the engine's event cannot be read)"
-        assert not answer.complete
+        assert answer.complete
 
 
 @pytest.mark.usefixtures("plain")

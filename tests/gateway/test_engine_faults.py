@@ -4,6 +4,8 @@ most once, unless nothing had come back."""
 import asyncio
 from pathlib import Path
 
+import aiohttp
+import httpx
 import pytest
 
 from tests.gateway.fakes import OK, SSE, Call, FakeRunner, answer_ok, chunk, event, scripted_engine
@@ -109,7 +111,7 @@ async def test_a_stream_that_was_held_open_is_told_of_a_failure(folder: Path, ki
         while await client.more(answer):
             pass
         assert b'event: error\ndata: {"error":{"message":"the request failed' in answer.body
-        assert not answer.complete
+        assert answer.complete
 
 
 @pytest.mark.parametrize("body", [b'{"a":', b'{"a":"\n\n'])
@@ -211,9 +213,8 @@ async def test_a_stream_that_breaks_off(folder: Path, kind: str, sent: bytes, to
 
     async with proxy(folder, kind, script) as served:
         answer = await served.ask(request(stream=True))
-        assert not answer.complete
         assert b"[DONE]" not in answer.body
-        assert (b"event: error\ndata: {" in answer.body) is told
+        assert (b"event: error\ndata: {" in answer.body, answer.complete) == (told, told)
         if told:
             assert (b'"message":"the engine was killed"' in answer.body) is died
             assert answer.body.endswith(b"\n\n")
@@ -257,13 +258,18 @@ async def test_a_stream_without_a_single_event_is_passed_on(folder: Path, kind: 
         assert (answer.status, answer.body, answer.complete) == (200, b"", True)
 
 
-async def test_no_event_is_written_into_a_plain_answer(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("media", "stream"), [(b"application/json", False), (b"audio/wav", True), (b"application/x-ndjson", True)]
+)
+async def test_no_event_is_written_into_another_answer(folder: Path, kind: str, media: bytes, stream: bool) -> None:
+    """A part of a sound must not look like the whole."""
+
     async def script(call: Call) -> None:
-        await call.send(SSE.replace(b"text/event-stream", b"application/json") + chunk(b'{"a": "\n\n'))
+        await call.send(SSE.replace(b"text/event-stream", media) + chunk(b'{"a": "\n\n'))
         call.close()
 
     async with proxy(folder, kind, script) as served:
-        answer = await served.ask()
+        answer = await served.ask(request(stream=stream))
         assert (answer.body, answer.complete) == (b'{"a": "\n\n', False)
 
 
@@ -287,16 +293,49 @@ async def test_a_sized_answer_that_breaks_off(folder: Path, kind: str) -> None:
         assert (answer.status, answer.body, answer.complete) == (200, b"abc", False)
 
 
-async def test_a_stream_of_http_1_0_that_breaks_off_is_reset(folder: Path, kind: str) -> None:
+async def test_a_stream_of_http_1_0_that_breaks_off_within_an_event_is_reset(folder: Path, kind: str) -> None:
     async def script(call: Call) -> None:
-        await call.send(SSE + event("a"))
+        await call.send(SSE + event("a") + half)
         call.close()
 
+    half = b""
     async with proxy(folder, kind, script) as served:
+        client = await served.connect(tcp=True)
+        await client.send(request(stream=True, http="1.0", Host=served.host()))
+        assert b"data: a\n\nevent: error\ndata: {" in await client.reader.read()
+        half = chunk(b"data: half")
         client = await served.connect(tcp=True)
         await client.send(request(stream=True, http="1.0", Host=served.host()))
         with pytest.raises(ConnectionResetError):
             await client.reader.read()
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat"])
+async def test_clients_that_read_a_whole_answer_get_the_reason(folder: Path, path: str) -> None:
+    """They drop what they have not read of a connection that is reset. The connection answers another request."""
+
+    async def script(call: Call) -> None:
+        if b"fine" in call.request.body:
+            await call.send(OK)
+            return
+        await call.send(SSE + event('{"choices": [{"delta": {"content": "so far"}, "text": "so far"}]}'))
+        served.runner.die("the engine was killed")
+        call.close()
+
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "input": "hello", "max_tokens": 9}
+    async with proxy(folder, "fast", script) as served:
+        url = f"http://{served.host()}"
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+            async with session.post(url + path, json=body | {"stream": True}) as answer:
+                assert answer.status == 200
+                heard = await answer.read()
+            assert b"so far" in heard
+            assert b"the engine was killed" in heard.rpartition(b"so far")[2]
+            async with session.post(url + CHAT, json=body | {"user": "fine"}) as answer:
+                assert await answer.json() == {"ok": True}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            found = await client.post(url + path, json=body | {"stream": True})
+            assert (found.status_code, b"the engine was killed" in found.content) == (200, True)
 
 
 async def test_an_engine_that_answers_twice_harms_nobody(folder: Path, kind: str) -> None:

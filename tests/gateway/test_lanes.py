@@ -294,7 +294,7 @@ async def test_a_failure_after_comments_is_an_error_event(folder: Path, kind: st
         while await client.more(answer):
             pass
         assert b'\n\nevent: error\ndata: {"error":{"message":"no room"' in answer.body
-        assert not answer.complete
+        assert answer.complete
 
 
 @pytest.mark.parametrize("tcp", [True, False])

@@ -22,7 +22,7 @@ from modelrunner.config.locations import ConfigurationError
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.errors import BadRequest, DaemonUnreachable, ModelRunnerError
 from modelrunner.http.tls import TlsConnection
-from tests.gateway.fakes import SSE, Call, event, until
+from tests.gateway.fakes import SSE, Call, chunk, event, until
 from tests.gateway.harness import Proxy, only, proxy, request
 from tests.waiting import HUNG
 
@@ -79,7 +79,7 @@ async def test_who_leaves_a_stream_is_noticed(folder: Path) -> None:
 async def test_an_answer_that_breaks_off_has_no_end(folder: Path) -> None:
     async def broken(call: Call) -> None:
         await call.send(SSE)
-        await call.send(event("a"))
+        await call.send(event("a") + chunk(b"data: half"))
         call.close()
 
     async with proxy(folder, "tls", broken) as served:

@@ -19,7 +19,7 @@ from modelrunner.gateway.multipart import ModelPart, model_part
 from modelrunner.gateway.uploads import IN_MEMORY, RequestUpload
 from modelrunner.types import Endpoint, Mode
 from tests.gateway import fakes
-from tests.gateway.fakes import OK, FakeRunner, scripted_engine, until
+from tests.gateway.fakes import OK, SSE, Call, FakeRunner, event, scripted_engine, until
 from tests.gateway.harness import Proxy, only, proxy
 from tests.waiting import HUNG
 
@@ -80,6 +80,22 @@ async def test_any_other_body_passes_with_its_model_in_the_query(folder: Path, k
         [received] = served.engine.received
         assert (received.path, received.header("content-type"), received.body) == (BYTES, "audio/wav", SOUND)
         assert (await served.ask(post(BYTES, SOUND, "audio/wav") + SOUND)).status == 400
+
+
+@pytest.mark.parametrize(("media", "told"), [(b"text/event-stream", True), (b"audio/wav", False)])
+async def test_a_stream_that_a_form_asked_for_fails_with_an_event(folder: Path, media: bytes, told: bool) -> None:
+    """The form alone says that it asks for one."""
+
+    async def script(call: Call) -> None:
+        await call.send(SSE.replace(b"text/event-stream", media) + event("a"))
+        call.close()
+
+    body = form(part("model", b"m"), part("stream", b"true"), part("file", SOUND, "a.wav"))
+    async with proxy(folder, "fast", script) as served:
+        serves_sounds(served)
+        answer = await served.ask(post(FORM, body) + body)
+        assert (answer.status, answer.complete) == (200, told)
+        assert answer.body.partition(b"data: a\n\n")[2].startswith(b'event: error\ndata: {"error":{') == told
 
 
 async def test_the_engines_own_name_takes_the_place_of_the_clients(folder: Path) -> None:

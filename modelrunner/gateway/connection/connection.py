@@ -397,7 +397,7 @@ class ClientConnection(asyncio.Protocol):
 
     # the end of an answer
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool = False) -> None:
         self._work = None
         if self._body is not None:  # the answer came before the end of the body, whose rest is not a request
             self._linger()

@@ -87,7 +87,7 @@ class BackgroundResponse:
             elif event:
                 self._add(event + b"\n\n")
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool = False) -> None:
         self._end()
 
     def cut(self) -> None:

@@ -151,6 +151,9 @@ class _EmbeddingBatch:
             if self._work is not None:
                 self._work.cancel()
 
+    def is_between_events(self) -> bool:
+        return False  # it has no events
+
     # Sink
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
@@ -160,7 +163,7 @@ class _EmbeddingBatch:
     def write(self, data: bytes) -> None:
         self._body += data
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool = False) -> None:
         self._work = asyncio.create_task(self._answer(self._work))
 
     def cut(self) -> None:

@@ -34,6 +34,9 @@ class AnswerSource(Protocol):
     def leave(self, request: "ForwardedRequest") -> None:
         """Called when the client is gone."""
 
+    def is_between_events(self) -> bool:
+        """As `Exchange.is_between_events`, for what the requests have."""
+
 
 class ForwardedRequest:
     """Works like an `Exchange`, with an answer from `source`. `headers` are added to the answer's. The request counts
@@ -96,8 +99,9 @@ class ForwardedRequest:
         if self._alone is not None:
             self._alone.stop(error)
         elif not self._over:
+            between = self._source.is_between_events()
             self._source.leave(self)
-            self.refuse(error)
+            self._refuse(error, between_events=between)
 
     def record(self) -> RequestRecord:
         if self._alone is not None:
@@ -131,24 +135,28 @@ class ForwardedRequest:
     def write(self, data: bytes) -> None:
         self._sink.write(self._framed(data))
 
-    def finish(self) -> None:
+    def finish(self, *, failed: bool = False) -> None:
+        """As `Sink.finish`."""
         if self._framing:
             self._sink.write(b"0\r\n\r\n")
         self._close()
-        self._sink.finish()
+        self._sink.finish(failed=failed)
 
     def cut(self) -> None:
         self._close()
         self._sink.cut()
 
-    def refuse(self, error: ModelRunnerError) -> None:
-        """Ends with an error: as its status or, if the head of a stream is out, as an event."""
+    def _refuse(self, error: ModelRunnerError, *, between_events: bool) -> None:
+        """Ends with an error: as its status or, if the head of a stream is out, as its last event where one can
+        stand."""
         dialect, request_id = self.ask.head.route.dialect, self.ask.request_id
         self._error = error
         if self._status:
-            if self.ask.fields.stream:
+            if between_events:
                 self.write(dialect.error_event(error, request_id))
-            self.cut()
+                self.finish(failed=True)
+            else:
+                self.cut()
             return
         headers, body = dialect.error(error, request_id)
         self.respond(error.status, headers, len(body), body)

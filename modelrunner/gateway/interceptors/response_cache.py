@@ -24,6 +24,7 @@ _SHARE = 8  # the largest answer has one part in so many of the memory
 _OVERHEAD = 1024  # bytes of an answer without its body, about
 
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's LLAMA_DEFAULT_SEED
+_ERRORS = (b"event: error\n", b'data: {"error"')  # their beginning in an engine's own stream
 RequestDigest = tuple[str, str | None, str | None, str, str, bool, Alias | None, bytes]
 
 
@@ -113,10 +114,10 @@ class ResponseCache:
 
     def _keep(self, digest: RequestDigest, shared: SharedResponse, exchange: Exchange) -> None:
         head, lease = shared.head, exchange.lease
-        if not shared.complete or shared.start or head is None or head[0] != 200 or lease is None:
+        if not shared.complete or shared.failed or shared.start or head is None or head[0] != 200 or lease is None:
             return
-        if exchange.ask.fields.stream and lease.waited:
-            return  # its stream may begin with signs of life
+        if exchange.ask.fields.stream and (lease.waited or any(error in shared.data for error in _ERRORS)):
+            return  # its stream may begin with signs of life, or the engine ended it with an error
         if exchange.ask.chosen and digest[-2] is None:
             return  # another model answered, for want of memory
         model = exchange.ask.fields.model
@@ -185,6 +186,9 @@ class _RememberedAnswer:
     def resume(self, request: ForwardedRequest) -> None: ...
 
     def leave(self, request: ForwardedRequest) -> None: ...
+
+    def is_between_events(self) -> bool:
+        return False  # it is whole at once
 
 
 def _is_determined(ask: Inference) -> bool:

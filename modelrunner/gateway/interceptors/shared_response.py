@@ -1,6 +1,7 @@
 """An answer that is kept in memory while it goes to its clients."""
 
 from collections.abc import Callable
+from functools import partial
 
 from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest, served_by
 from modelrunner.gateway.request.exchange import Exchange
@@ -21,7 +22,7 @@ class SharedResponse:
         self.head: tuple[int, tuple[Header, ...], int | None] | None = None
         self.data = bytearray()
         self.start = 0
-        self.over = self.complete = False
+        self.over = self.complete = self.failed = False
         self._limit = limit
         self._unheard, self._ended = unheard, ended
         self._requests: dict[ForwardedRequest, bool] = {}  # True while the client of the request reads no more
@@ -53,6 +54,9 @@ class SharedResponse:
         elif paused and not any(self._requests.values()):
             self.work.resume()
 
+    def is_between_events(self) -> bool:
+        return self.work.is_between_events()
+
     # Sink
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
@@ -72,9 +76,9 @@ class SharedResponse:
         for request in list(self._requests):
             request.write(data)
 
-    def finish(self) -> None:
-        self.complete = True
-        self._end([request.finish for request in self._requests])
+    def finish(self, *, failed: bool = False) -> None:
+        self.complete, self.failed = True, failed
+        self._end([partial(request.finish, failed=failed) for request in self._requests])
 
     def cut(self) -> None:
         self._end([request.cut for request in self._requests])

@@ -208,9 +208,7 @@ class Exchange:
             async for piece in stream:
                 await self._taken.wait()
                 self._say(piece)
-        if self._sink.takes_chunks:
-            self._sink.write(b"0\r\n\r\n")
-        self._finish()
+        self._end_stream()
 
     # asking the engine
 
@@ -449,31 +447,40 @@ class Exchange:
             self._respond(200, self._dialect.stream_headers, None, data)
 
     def _refuse(self, error: ModelRunnerError) -> None:
-        """Ends the request with an error: as its status or, if the head of a stream is out, as an event where one can
-        stand."""
+        """Ends the request with an error: as its status or, if the head of a stream is out, as its last event where one
+        can stand. Many clients drop what they have not read of an answer that is cut, and the event with it."""
         if self._over:
             return
         self._error = error
         if self._responded:
-            if self.ask.fields.stream and self._is_between_events():
+            if self.is_between_events():
                 self._say(self._dialect.error_event(error, self.ask.request_id))
-            self._close()
-            self._sink.cut()
+                self._end_stream(failed=True)
+            else:
+                self._close()
+                self._sink.cut()
             return
         headers, body = self._dialect.error(error, self.ask.request_id)
         self._respond(error.status, headers, len(body), body)
         self._finish()
 
-    def _is_between_events(self) -> bool:
-        """True if an event of our own can follow what the client has. Asked only once."""
+    def is_between_events(self) -> bool:
+        """For an answer whose head is out: True if it is a stream that an event of our own can follow. Asked only once
+        if the sink takes chunks."""
         upstream = self._upstream
         return not self._passed or self._translation is not None or upstream is None or upstream.at_event_boundary()
 
     # the end
 
-    def _finish(self) -> None:
+    def _end_stream(self, *, failed: bool = False) -> None:
+        """Ends a stream after an event of our own."""
+        if self._sink.takes_chunks:
+            self._sink.write(b"0\r\n\r\n")
+        self._finish(failed=failed)
+
+    def _finish(self, *, failed: bool = False) -> None:
         self._close()
-        self._sink.finish()
+        self._sink.finish(failed=failed)
 
     def _respond(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         self._responded, self._status = True, status
