@@ -73,8 +73,8 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 )
 @click.option(
     "--mode",
-    type=click.Choice(["completion", "embedding", "reranking"]),
-    help="Change it for this kind of request only.",
+    metavar="MODE",
+    help="Change it for this kind of request only: completion, embedding, reranking, or one that a backend brings.",
 )
 @click.option(
     "--restart", is_flag=True, help="Apply it now, with a new runner before the old one ends; else from its next load."

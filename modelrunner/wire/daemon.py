@@ -4,16 +4,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-_MODES = msgspec.Meta(extra_json_schema={"enum": ["completion", "embedding", "reranking"]})
-
 
 class ConfigureRequest(msgspec.Struct, frozen=True):
     """`POST /engines/[{backend}/]_configure`. Every further field is one of the model's configuration (modelconfig.py):
-    a field that is left out keeps its value, null resets it. With `mode` the change applies to that mode alone, else to
-    all modes."""
+    a field that is left out keeps its value, null resets it. With `mode` (completion, embedding, reranking, or one that
+    a backend brings) the change applies to that mode alone, else to all modes."""
 
     model: str
-    mode: Annotated[str, _MODES] | None = None
+    mode: str | None = None
     apply: Literal["restart"] | None = None
 
 

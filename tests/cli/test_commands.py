@@ -264,7 +264,7 @@ def test_package_takes_one_source(
 def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": []}
     options = "--draft-model d --draft-tokens 4 --draft-min-acceptance 0.5 --pin on --preload default --restart "
-    options += "--set llamacpp.save-slots=false --set vllm.hf-overrides.a=text --mode embedding -- --top-k 20"
+    options += "--set llamacpp.save-slots=false --set vllm.hf-overrides.a=text --mode speech -- --top-k 20"
     assert cli("configure", "m", *options.split()).code == 0
     assert cli("configure", "m", "--draft-model", "default").code == 0
     told = cli("configure", "m", "--restart")
@@ -274,7 +274,7 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
     assert daemon.asked("POST", "/engines/_configure") == [
         {
             "model": "m",
-            "mode": "embedding",
+            "mode": "speech",
             "apply": "restart",
             "speculative": {"draft_model": "d", "num_tokens": 4, "min_acceptance_rate": 0.5},
             "pin": True,
