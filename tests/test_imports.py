@@ -15,8 +15,9 @@ PACKAGE = ROOT / "modelrunner"
 
 # The values, errors and helpers that everybody may use.
 SHARED = {
-    *("modelrunner", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "schema", "types"),
-    *("aliases", "defaults", "engineapi", "jsonfile", "modelformat", "modelfile", "progress", "sandbox", "units"),
+    *("modelrunner", "boundedjson", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "types"),
+    *("aliases", "defaults", "engineapi", "jsonfile", "modelformat", "modelfile", "progress", "sandbox", "schema"),
+    "units",
 }
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
@@ -42,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "backend": set(),
     "batches": {"gateway", "http", "keys"},
+    "boundedjson": set(),
     "chattemplates": set(),
     "client": {"cli", "config", "wire"},
     "defaults": set(),

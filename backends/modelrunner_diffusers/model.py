@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner.sdk import FileFormat, FormatReading, InvalidModel, ModelFormat
+from modelrunner.sdk import FileFormat, FormatReading, InvalidModel, ModelFormat, read_object
 
 DIFFUSERS = ModelFormat("diffusers")
 _INDEX = "model_index.json"
@@ -30,7 +30,7 @@ _MOST_CHANNELS, _MOST_LEVELS, _LARGEST_SAMPLE = 1 << 14, 8, 1024
 def read(files: Mapping[str, Path]) -> FormatReading:
     """Reads the descriptions, and the headers of the weights. Raises `InvalidModel` for files that make no model that
     draws from a text."""
-    index = _object(files[_INDEX], _INDEX)
+    index = _config(files, _INDEX)
     pipeline = index.get("_class_name")
     if pipeline not in _PIPELINES:
         raise InvalidModel(f"its pipeline is {str(pipeline)[:60]!r}; {', '.join(_PIPELINES)} are known")
@@ -40,7 +40,7 @@ def read(files: Mapping[str, Path]) -> FormatReading:
         has_weights = any(file.endswith(".safetensors") for file in present)
         if not present or (not has_weights and not name.startswith(_WEIGHTLESS)):
             raise InvalidModel(f"its part {name} has no {'weights in safetensors' if present else 'files'}")
-    unet, vae = (_object(files.get(f"{name}/config.json"), f"{name}/config.json") for name in _KINDS)
+    unet, vae = (_config(files, f"{name}/config.json") for name in _KINDS)
     scale = 1 << (len(_channels(vae, "vae")) - 1)
     sample = unet.get("sample_size")
     if type(sample) is not int or not 0 < sample <= _LARGEST_SAMPLE:
@@ -119,18 +119,10 @@ def _count(file: Path, name: str, counts: dict[str, int]) -> None:
             raise InvalidModel(f"{name} is no file in safetensors") from None
 
 
-def _object(file: Path | None, name: str) -> dict[str, Any]:
-    if file is None:
+def _config(files: Mapping[str, Path], name: str) -> dict[str, Any]:
+    if name not in files:
         raise InvalidModel(f"{name} is missing beside {_INDEX}")
-    try:
-        if file.stat().st_size > _LONGEST:
-            raise InvalidModel(f"{name} is too large")
-        found: Any = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InvalidModel(f"{name} is no JSON object")
-    return found
+    return read_object(files[name], _LONGEST, name)
 
 
 _NAMES = ("model", "diffusion_pytorch_model")

@@ -3,12 +3,11 @@
 The members of the JSON are those that Piper reads (OHF-Voice/piper1-gpl, src/piper/config.py, `PiperConfig.from_dict`).
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner.sdk import FileFormat, FormatReading, InvalidModel, ModelFormat
+from modelrunner.sdk import FileFormat, FormatReading, InvalidModel, ModelFormat, read_object
 
 PIPER = ModelFormat("piper")
 _LONGEST = 4 << 20
@@ -24,7 +23,7 @@ def read(files: Mapping[str, Path]) -> FormatReading:
     description = f"{weights}.json"
     if description not in files:
         raise InvalidModel(f"{description} is missing beside {weights}")
-    found = _object(files[description], description)
+    found = read_object(files[description], _LONGEST, description)
     audio, phonemes = found.get("audio"), found.get("phoneme_type", "espeak")
     rate = audio.get("sample_rate") if isinstance(audio, dict) else None
     if not isinstance(rate, int) or not 8000 <= rate <= 48000:
@@ -53,18 +52,6 @@ def voices(description: Mapping[str, Any], weights: str) -> list[str]:
         raise InvalidModel(f"the speaker_id_map is no object of at most {_MOST_SPEAKERS} speakers")
     name = description.get("dataset")
     return list(speakers) or [name if isinstance(name, str) and name else weights.removesuffix(".onnx")]
-
-
-def _object(file: Path, name: str) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > _LONGEST:
-            raise InvalidModel(f"{name} is too large")
-        found: Any = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InvalidModel(f"{name} is no JSON object")
-    return found
 
 
 FORMAT = FileFormat(PIPER, "*.onnx", read, ("*.onnx.json",))

@@ -6,16 +6,15 @@ specification, a revision, then each variable with its name, its shape, the numb
 its content, then aliases of variables.
 """
 
-import json
 import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from modelrunner.sdk import FileFormat, FormatReading, InvalidModel, ModelFormat
+from modelrunner.sdk import FileFormat, FormatReading, InvalidModel, ModelFormat, read_object
 
 CTRANSLATE2 = ModelFormat("ctranslate2")
 _WEIGHTS, _CONFIG, _TOKENIZER = "model.bin", "config.json", "tokenizer.json"
@@ -50,7 +49,7 @@ def read(files: Mapping[str, Path]) -> FormatReading:
             raise InvalidModel(f"{name} is missing beside {_WEIGHTS}")
     if not any(name.startswith("vocabulary.") for name in files):
         raise InvalidModel(f"the vocabulary (vocabulary.txt or vocabulary.json) is missing beside {_WEIGHTS}")
-    _check_config(files[_CONFIG])
+    read_object(files[_CONFIG], _LONGEST_CONFIG, _CONFIG)
     with files[_WEIGHTS].open("rb") as file:
         variables = {variable.name: variable for variable in _variables(file)}
     try:
@@ -78,17 +77,6 @@ def read(files: Mapping[str, Path]) -> FormatReading:
         parameters=total,
         quantization=_SHOWN.get(kind, kind.upper()),
     )
-
-
-def _check_config(file: Path) -> None:
-    try:
-        if file.stat().st_size > _LONGEST_CONFIG:
-            raise InvalidModel(f"{_CONFIG} is too large")
-        found: Any = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InvalidModel(f"{_CONFIG} is no JSON object")
 
 
 def _variables(file: IO[bytes]) -> Iterator[_Variable]:

@@ -15,6 +15,7 @@ from modelrunner.backend import (
     check_context,
     default_context_size,
 )
+from modelrunner.boundedjson import read_object
 from modelrunner.engineapi import (
     MESSAGES_ENDPOINTS,
     OPENAI_ENDPOINTS,
@@ -99,6 +100,7 @@ __all__ = [
     "check_context",
     "default_context_size",
     "output_of",
+    "read_object",
     "run",
     "scrubbed_environment",
 ]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from modelrunner import lora
+from modelrunner import boundedjson, lora
 from modelrunner.errors import BadRequest, InvalidModel, ModelNotFound
-from modelrunner.store import boundedjson, gguf, safetensors
+from modelrunner.store import gguf, safetensors
 from modelrunner.types import Adapter, Bundle, ModelFormat, ModelHeader, Tensor
 
 _MAX_CONFIG = 1 << 20  # bytes

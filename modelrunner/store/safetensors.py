@@ -12,8 +12,8 @@ from typing import Annotated
 
 import msgspec
 
+from modelrunner import boundedjson
 from modelrunner.errors import BadRequest, InvalidModel
-from modelrunner.store import boundedjson
 from modelrunner.store.files import open_regular
 from modelrunner.store.window import U64, Window
 from modelrunner.types import Tensor

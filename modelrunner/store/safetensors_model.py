@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelrunner import lora
+from modelrunner import boundedjson, lora
+from modelrunner.boundedjson import read_object
 from modelrunner.errors import InvalidModel, UnsupportedModel
-from modelrunner.store import adapters, boundedjson, describe, foreignformats, safetensors
+from modelrunner.store import adapters, describe, foreignformats, safetensors
 from modelrunner.store.describe import TEMPLATES, Reading, integer
 from modelrunner.store.names import CONFIG, INDEX, WEIGHTS, in_folder, is_code
 from modelrunner.types import ModelFormat, ModelHeader, Tensor
 
 _MAX_CONFIG = 4 << 20  # bytes; the largest ones list the names of some ten thousand classes
 _MAX_INDEX = 32 << 20
-_MOST_SIGNS = 1 << 18  # values of a configuration, or of an index: several for each class or tensor
 _MAX_KEPT = 8 << 20  # bytes of all names and values that are kept
 _ENTRY_SIZE = 32  # bytes that an entry of a list takes in Python
 _LONGEST_KEPT_ARRAY = 4096  # entries; ModelHeader says how longer ones appear
@@ -41,7 +41,7 @@ _SENSES = {
 def read(paths: Mapping[str, Path]) -> Reading:
     """Reads the files. Raises `InvalidModel` if they do not make a model."""
     _check_names(paths)
-    metadata = _flattened(_object(paths[CONFIG], _MAX_CONFIG)) | _processor(paths) | _templates(paths)
+    metadata = _flattened(read_object(paths[CONFIG], _MAX_CONFIG)) | _processor(paths) | _templates(paths)
     header = ModelHeader(metadata | {"general.architecture": _architecture(metadata)}, _tensors(paths))
     _check(header)
     adapters.check({name: paths[name] for name in sorted(paths)}, header)
@@ -76,7 +76,7 @@ def _templates(paths: Mapping[str, Path]) -> dict[str, str]:
     if found:
         return found
     for file in (name for name in _TEMPLATE_HOLDERS if name in paths):
-        for number, template in enumerate(_templates_in(_object(paths[file], _MAX_CONFIG).get("chat_template"))):
+        for number, template in enumerate(_templates_in(read_object(paths[file], _MAX_CONFIG).get("chat_template"))):
             describe.check_template(file, len(template.encode()))
             found[f"{TEMPLATES}.{file}.{number}"] = template
     return found
@@ -95,7 +95,7 @@ def _processor(paths: Mapping[str, Path]) -> dict[str, str]:
     """Returns the configuration of the processor of images and sound, by names that begin with `_PROCESSOR`."""
     if _PROCESSOR not in paths:
         return {}
-    found = _object(paths[_PROCESSOR], _MAX_CONFIG)
+    found = read_object(paths[_PROCESSOR], _MAX_CONFIG)
     return {f"{_PROCESSOR}.{key}": str(found[key])[:80] for key in (_IMAGES, _SOUNDS) if key in found}
 
 
@@ -153,7 +153,7 @@ def _named_code(name: str, path: Path) -> str:
         kinds = [str(module.get("type")) for module in _list(path) if isinstance(module, dict)]
         foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
         return f"names the module {foreign[0][:80]}" if foreign else ""
-    if name.endswith(CONFIG) and any(key == "auto_map" for key in _keys(_object(path, _MAX_CONFIG))):
+    if name.endswith(CONFIG) and any(key == "auto_map" for key in _keys(read_object(path, _MAX_CONFIG))):
         return "has an auto_map"
     return ""
 
@@ -199,7 +199,7 @@ def _tensors(paths: Mapping[str, Path]) -> tuple[Tensor, ...]:
 def _check_index(paths: Mapping[str, Path], tensors: Mapping[str, Collection[Tensor]]) -> None:
     if INDEX not in paths:
         raise InvalidModel(f"it has {len(tensors)} weight files but lacks {INDEX}")
-    listed = _object(paths[INDEX], _MAX_INDEX).get("weight_map")
+    listed = read_object(paths[INDEX], _MAX_INDEX).get("weight_map")
     if not isinstance(listed, dict):
         raise InvalidModel(f"{INDEX} has no weight_map")
     there = {tensor.name: file for file, table in tensors.items() for tensor in table}
@@ -209,15 +209,8 @@ def _check_index(paths: Mapping[str, Path], tensors: Mapping[str, Collection[Ten
         raise InvalidModel(f"{INDEX} and the weight files disagree about the places of the tensors")
 
 
-def _object(path: Path, limit: int) -> dict[str, Any]:
-    value = boundedjson.read(path, limit, _MOST_SIGNS)
-    if not isinstance(value, dict):
-        raise InvalidModel(f"{path.name} is not a JSON object")
-    return value
-
-
 def _list(path: Path) -> list[Any]:
-    value = boundedjson.read(path, _MAX_CONFIG, _MOST_SIGNS)
+    value = boundedjson.read(path, _MAX_CONFIG)
     return value if isinstance(value, list) else []
 
 

@@ -58,7 +58,7 @@ def test_what_is_read(tmp_path: Path) -> None:
         ({"model_index.json": INDEX | {"unet": ["os", "system"]}}, "is of 'os', which is code of somebody else"),
         ({"model_index.json": INDEX | {"vae": ["diffusers", "VQModel"]}}, "its vae is of the kind 'VQModel'"),
         ({"model_index.json": INDEX | {"vae": [None, None]}}, "names no vae"),
-        ({"model_index.json": []}, "no JSON object"),
+        ({"model_index.json": []}, "is not a JSON object"),
         ({"unet/diffusion_pytorch_model.safetensors": None}, "its part unet has no weights in safetensors"),
         ({"unet/diffusion_pytorch_model.safetensors": WEIGHTS[:-1]}, "is cut"),
         ({"unet/diffusion_pytorch_model.safetensors": b"PK"}, "is no file in safetensors"),

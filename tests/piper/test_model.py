@@ -38,8 +38,8 @@ def test_a_voice_with_several_speakers_has_their_names(tmp_path):
 @pytest.mark.parametrize(
     ("description", "reason"),
     [
-        ("no json", "no JSON object"),
-        ([], "no JSON object"),
+        ("no json", "is not valid JSON"),
+        ([], "is not a JSON object"),
         ({}, "sample rate"),
         (DESCRIPTION | {"audio": {"sample_rate": 10**9}}, "sample rate"),
         (DESCRIPTION | {"phoneme_id_map": None}, "phoneme_id_map"),

@@ -7,24 +7,36 @@ import json
 from pathlib import Path
 from typing import Any
 
-from modelrunner.errors import BadRequest, InvalidModel
-from modelrunner.store.files import open_regular
+from modelrunner import durable
+from modelrunner.errors import InvalidModel
 
 # These signs are counted, also in strings. Each value of a text needs one of them, and under 100 bytes of memory.
 _SIGNS = (b"{", b"[", b":", b",")
+MOST = 1 << 18
+"""The values of a configuration, or of an index: several for each class or tensor."""
 _LONGEST_INTEGER = 20  # digits and sign of a number of 64 bits
 
 
-def read(path: Path, largest: int, most: int) -> Any:
-    """Returns the value in a file of at most `largest` bytes, as `decode` does."""
+def read(path: Path, largest: int, most: int = MOST, name: str = "") -> Any:
+    """Returns the value in a file of at most `largest` bytes, as `decode` does. `name` stands for the file in messages,
+    by default its own name."""
+    name = name or path.name
     try:
-        with open_regular(path) as file:
+        with durable.open_regular(path) as file:
             data = file.read(largest + 1)
-    except (OSError, BadRequest) as error:
-        raise InvalidModel(f"{path.name} cannot be read ({error})") from error
+    except OSError as error:
+        raise InvalidModel(f"{name} cannot be read ({error.strerror or error})") from error
     if len(data) > largest:
-        raise InvalidModel(f"{path.name} is over {largest >> 20} MiB")
-    return decode(data, path.name, most)
+        raise InvalidModel(f"{name} is over {largest >> 20} MiB")
+    return decode(data, name, most)
+
+
+def read_object(path: Path, largest: int, name: str = "") -> dict[str, Any]:
+    """Returns the JSON object in a file, as `read` does. Raises `InvalidModel` for any other value."""
+    value = read(path, largest, name=name)
+    if not isinstance(value, dict):
+        raise InvalidModel(f"{name or path.name} is not a JSON object")
+    return value
 
 
 def decode(data: bytes, what: str, most: int, *, unique: bool = False) -> Any:
