@@ -257,7 +257,7 @@ async def finish_head(request: web.BaseRequest, response: web.StreamResponse) ->
     if handed_over is not None and not handed_over.keep_alive:
         response.headers["Connection"] = "close"
     response.headers["Server"] = "modelrunner"
-    response.headers.setdefault("X-Request-ID", request_id_of(request))
+    response.headers.setdefault("X-Request-ID", request[_REQUEST_ID])
     varies = response.headers.get("Vary")
     response.headers.update(_text(handed_over.admitted.cors if handed_over is not None else cors(None)))
     if varies is not None:
@@ -308,7 +308,7 @@ class _OneRequest(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        handed_over = transport_of(request)
+        handed_over = request[_HANDED_OVER]
         resp, reset = await super().finish_response(request, resp, start_time)
         if handed_over is not None and not reset:
             handed_over.answered = True

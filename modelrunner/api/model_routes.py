@@ -74,13 +74,7 @@ class ModelRoutes:
         """Lists the models."""
         models = await self._reach.listed(request, await self._library.all_models())
         aliases = self._library.aliased((model for model, _ in models), "openai")
-        listed = [modelforms.model(model, abilities) for model, abilities in models]
-        return json_response(
-            [
-                msgspec.structs.replace(model, aliases=aliases[model.id]) if model.id in aliases else model
-                for model in listed
-            ]
-        )
+        return json_response([modelforms.model(model, able, aliases.get(model.id, ())) for model, able in models])
 
     @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:

@@ -1,5 +1,6 @@
 """Translates models, pulls and disk use to the structs of wire/models.py."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from modelrunner.store.details import ModelDetails
 from modelrunner.types import in_order
 
 
-def model(found: StoredModel, abilities: Abilities) -> wire.Model:
+def model(found: StoredModel, abilities: Abilities, aliases: Sequence[str] = ()) -> wire.Model:
     return wire.Model(
         found.id,
         found.tags,
@@ -26,6 +27,7 @@ def model(found: StoredModel, abilities: Abilities) -> wire.Model:
         list(abilities.capabilities),
         abilities.window,
         list(abilities.adapters),
+        aliases=list(aliases),
         check=abilities.check,
     )
 

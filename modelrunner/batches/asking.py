@@ -48,11 +48,11 @@ class Asker:
                 raise Unauthorized(f"the API key {batch.owner.partition('#')[0]}, which made the batch, was revoked")
             caller = key.key.name if key is not None else "batch"
             head = InferenceHead(route, None, None, caller, True, False, False, key, owner=batch.owner)
-            self._pipeline.in_flight.buffer(head.key_name, len(line.body), len(line.body))
+            self._pipeline.in_flight.buffer(head.labels.key, len(line.body), len(line.body))
             try:
                 work = self._pipeline.exchange(head, line.body, request_id, sink, interceptors=(interceptor,))
             except ModelRunnerError:
-                self._pipeline.in_flight.unbuffer(head.key_name, len(line.body))
+                self._pipeline.in_flight.unbuffer(head.labels.key, len(line.body))
                 raise
         except ModelRunnerError as error:
             if error.status in _AGAIN and self._may_try_again(line):

@@ -320,23 +320,19 @@ class InferenceHead(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         route = self.route
-        force_setattr(self, "labels", labels(route.dialect.name, route.pattern, self.caller, self.key_name))
+        key = self.key.key.name if self.key is not None else ""
+        force_setattr(self, "labels", labels(route.dialect.name, route.pattern, self.caller, key))
 
     def check_model(self, bundle: Bundle) -> None:
         """Raises `Forbidden` if the API key may not use the model."""
         if self.key is not None and self.key.key.models:
             self.key.check_model(bundle.name, *bundle.references)
 
-    @property
-    def key_name(self) -> str:
-        """The name of the API key, "" for the owner of the daemon."""
-        return self.key.key.name if self.key is not None else ""
-
 
 def client_of(head: InferenceHead, peer: str) -> str:
     """Returns what the bodies of a request count for: its API key, else its network; "" on the Unix socket without a
     key. `peer` is its address."""
-    return head.key_name or network_of(peer)
+    return head.labels.key or network_of(peer)
 
 
 class Inference(msgspec.Struct, frozen=True, gc=False):
@@ -368,11 +364,6 @@ class Inference(msgspec.Struct, frozen=True, gc=False):
     """How often it was shortened."""
     held: int = 0
     """Bytes of a stored conversation that are in memory for it, beside its body."""
-
-    @property
-    def client(self) -> str:
-        """See `client_of`."""
-        return client_of(self.head, self.peer)
 
     @property
     def size(self) -> int:

@@ -119,7 +119,7 @@ class RunnerSlot:
     def replicas(self) -> Replicas:
         """The most that a model asks for that the runner serves."""
         wanted = [target.replicas for target in self.targets.values()] or [self.target.replicas]
-        return Replicas(max(each.least for each in wanted), max(each.most for each in wanted))
+        return Replicas(*map(max, zip(*wanted, strict=True)))
 
     @property
     def expires(self) -> float:
@@ -172,9 +172,9 @@ class RunnerSlot:
         """Counts a lease that begins, and the `owner` of its request."""
         if owner is not None:
             self.runner.owners.add(owner)
-        target = lease.target
-        self.targets[target.model_id] = target
-        self.users[target.model_id] = self.users.get(target.model_id, 0) + 1
+        model_id = lease.target.model_id
+        self.targets[model_id] = lease.target
+        self.users[model_id] = self.users.get(model_id, 0) + 1
         self.leases += 1
         self.interactive += not lease.batch
         self.last_used = lease.taken
@@ -457,7 +457,8 @@ class Lease:
     @property
     def preset(self) -> str:
         """The name of the model that was asked, if the runner was started for another preset of it, else ""."""
-        return "" if self.target.model_id == self.slot.target.model_id else self.target.name
+        asked, started = self.target, self.slot.target
+        return "" if asked is started or asked.model_id == started.model_id else asked.name
 
     @property
     def served(self) -> Served:

@@ -98,7 +98,9 @@ class UnloadResult:
 def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView:
     """`now` is the scheduler's clock, `wall` the time of day at that moment."""
     phase, spec, target = slot.phase, slot.variant.spec, slot.target
-    process, idle = slot.runner.process, phase in (Phase.READY, Phase.SLEEPING) and not slot.leases
+    process, expires = slot.runner.process, math.inf
+    if phase in (Phase.READY, Phase.SLEEPING) and not slot.leases:
+        expires = slot.expires
     return RunnerView(
         id=slot.runner.id,
         backend_name=target.key.backend,
@@ -120,7 +122,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         queued=queued,
         started_at=wall - now + slot.started,
         last_used=wall - now + slot.last_used if slot.ready_at is not None else None,
-        expires_at=wall - now + slot.expires if idle and slot.expires != math.inf else None,
+        expires_at=wall - now + expires if expires != math.inf else None,
         keep_alive=slot.keep_alive,
         pinned=slot.pinned,
         variant=slot.variant.label,

@@ -13,7 +13,7 @@ from modelrunner.engine.receivers import Collector
 from modelrunner.engine.runner import Runner
 from modelrunner.engineapi import ApiShape
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
-from modelrunner.gateway.calls import Inference, Sink
+from modelrunner.gateway.calls import Inference, Sink, client_of
 from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest
@@ -122,7 +122,7 @@ class _EmbeddingBatch:
         together = msgspec.structs.replace(
             ask, head=head, counted=(), body=body, request_id=new_request_id(), arrived=perf_counter()
         )
-        self._exchanges.in_flight.count(together.client, len(body))
+        self._exchanges.in_flight.count(client_of(together.head, together.peer), len(body))
         # Each request is recorded in its place.
         self._exchange = Exchange(self._exchanges, together, self, is_told=False)
         self._exchange.start()

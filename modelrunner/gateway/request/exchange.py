@@ -14,7 +14,7 @@ from typing import Any
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.engineapi import ApiShape
 from modelrunner.errors import ContextTooLong, EngineProtocolError, InsufficientMemory, ModelRunnerError
-from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation
+from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation, client_of
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.gateway.engine_request import MEMBERS, EngineRequest
 from modelrunner.gateway.headers import chunk, engine_headers, id_line, one_line_each, own_headers, server_timing
@@ -194,7 +194,8 @@ class Exchange:
             self._answer_without_engine(prepared)
         elif isinstance(prepared, Inference):
             if prepared.held:
-                self._in_flight.buffer(prepared.client, prepared.held, prepared.held)
+                client = client_of(prepared.head, prepared.peer)
+                self._in_flight.buffer(client, prepared.held, prepared.held)
             self.ask = prepared
             self.start()
         else:

@@ -1,6 +1,7 @@
 """What the requests under way have in common: their bytes, their number, and who hears of their end."""
 
 from modelrunner.errors import LengthRequired, PayloadTooLarge, Unavailable
+from modelrunner.gateway.calls import client_of
 from modelrunner.gateway.request.observers import Observers
 from modelrunner.gateway.request.quarantine import Quarantine
 from modelrunner.gateway.request.work import UnderWay
@@ -40,12 +41,14 @@ class InFlight:
         self._count_within(client, size)
 
     def _count_within(self, client: str, size: int) -> None:
-        left = self.limits.total_body - self.buffered - size
+        limits, mine = self.limits, self._of_client.get(client, 0) + size
+        left = limits.total_body - self.buffered - size
         if left < 0:
             raise Unavailable("the requests under way have too many bytes together; try again later")
-        if self._of_client.get(client, 0) + size > max(self.limits.body, left):
+        if mine > left and mine > limits.body:
             raise Unavailable("your requests under way have too many bytes together; wait for answers, then try again")
-        self.count(client, size)
+        self.buffered += size
+        self._of_client[client] = mine
 
     def upload(self, client: str, size: int, whole: int, upload: RequestUpload) -> None:
         """Counts the next `size` bytes of an upload. Otherwise does as `buffer`."""
@@ -87,7 +90,7 @@ class InFlight:
         observers, unless none `is_told`."""
         ask = work.ask
         self.running.discard(work)
-        client = ask.client
+        client = client_of(ask.head, ask.peer)
         if ask.upload is not None:
             self.drop(client, ask.upload)
         self.unbuffer(client, len(ask.body) + ask.held)

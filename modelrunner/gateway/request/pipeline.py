@@ -16,7 +16,7 @@ from modelrunner.errors import (
     UnsupportedMediaType,
 )
 from modelrunner.gateway.access import Access
-from modelrunner.gateway.calls import Fields, Inference, InferenceHead, Labels, Route, Sink, labels
+from modelrunner.gateway.calls import Fields, Inference, InferenceHead, Route, Sink, client_of, labels
 from modelrunner.gateway.headers import harmless_id
 from modelrunner.gateway.request.exchange import Exchange, Exchanges
 from modelrunner.gateway.request.in_flight import InFlight
@@ -190,7 +190,7 @@ class Pipeline:
         """Makes the work on a request that goes on without its client. It counts with the same allowances. Raises
         `Unavailable` if all bodies together are too large."""
         size = len(ask.body) + ask.held
-        self.in_flight.buffer(ask.client, size, len(ask.body))
+        self.in_flight.buffer(client_of(ask.head, ask.peer), size, len(ask.body))
         arrived = perf_counter()
         for allowance in ask.counted:
             allowance.begin(len(ask.body), arrived)
@@ -231,17 +231,11 @@ class Pipeline:
         family. `head` are those of its head, if that was admitted; `peer` is the client's address."""
         dialect = dialect_of(path)
         family = dialect.name if head is not None or match(path) is not None else CONTROL
-        self._tell(labels(family, shortened(path), *_who(head)), request_id, error.status, error.code, peer)
-        return dialect.error(error, request_id)
-
-    def _tell(self, of: Labels, request_id: str, status: int, error: str, peer: str) -> None:
         if self.observers.active:
-            self.observers.tell(RequestRecord(request_id, of, status, error, peer=peer, time=time()))
-
-
-def _who(head: InferenceHead | None) -> tuple[str, str]:
-    """Returns the caller and the name of the API key, as far as they are known."""
-    return (head.caller, head.key_name) if head is not None else ("", "")
+            who = (head.caller, head.labels.key) if head is not None else ("", "")
+            of = labels(family, shortened(path), *who)
+            self.observers.tell(RequestRecord(request_id, of, error.status, error.code, peer=peer, time=time()))
+        return dialect.error(error, request_id)
 
 
 def _key_text(header: GetHeader) -> str:
