@@ -37,10 +37,9 @@ from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.batches.batchstore import open_store
 from modelrunner.batches.intake import BatchIntake
 from modelrunner.batches.worker import BatchWorker
-from modelrunner.concurrency.threads import Pool
 from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
-from modelrunner.daemon import instance, logs, shapes
+from modelrunner.daemon import instance, shapes
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.instance import handed_over
@@ -55,7 +54,6 @@ from modelrunner.keys.ring import KeyRing
 from modelrunner.models.making import Maker
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes import confinement, peers
-from modelrunner.processes.processtree import sweep_orphans
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
@@ -90,16 +88,7 @@ async def serve(
     """Locks the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
     is called once both listeners answer; `registry` replaces the installed backends; with `last` the process ends
     afterwards. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
-    with (
-        instance.hold(settings.data_dir, settings.socket) as announce,
-        logs.logging_to(settings.data_dir / "logs", settings.log_level),
-    ):
-        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
-        await asyncio.to_thread(sweep_orphans)
-        runtime = settings.runtime_folder()
-        instance.remove_dead_sockets(runtime)
-        instance.remove_abandoned(runtime)
-        logs.prune_engine_logs(settings.data_dir / "logs")
+    async with instance.opened(settings) as announce:
         keys = KeyRing(settings.data_dir / "state" / "keys.json")
         with ExitStack() as sockets:
             if tcp := open_port(settings.listen, wanted=settings.is_given("listen"), beyond_loopback=bool(keys)):

@@ -7,13 +7,11 @@ import sys
 
 from modelrunner.cluster.hostserver import HostServer
 from modelrunner.cluster.messages import NAME
-from modelrunner.concurrency.threads import Pool
 from modelrunner.config.settings import Settings
-from modelrunner.daemon import instance, logs
+from modelrunner.daemon import instance
 from modelrunner.daemon.certificates import self_signed
 from modelrunner.daemon.parts import build
 from modelrunner.errors import BadRequest
-from modelrunner.processes.processtree import sweep_orphans
 
 KEY = "MODELRUNNER_HOST_KEY"
 
@@ -32,15 +30,7 @@ async def serve_host(settings: Settings, address: str) -> None:
     `ConfigurationError`, `StorageFailed`."""
     if not (key := os.environ.pop(KEY, "")):
         raise BadRequest(f"a host is started by its head, which gives it a key in {KEY}")
-    with (
-        instance.hold(settings.data_dir, settings.socket),
-        logs.logging_to(settings.data_dir / "logs", settings.log_level),
-    ):
-        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
-        await asyncio.to_thread(sweep_orphans)
-        runtime = settings.runtime_folder()
-        instance.remove_dead_sockets(runtime)
-        instance.remove_abandoned(runtime)
+    async with instance.opened(settings):
         parts = await asyncio.to_thread(build, settings)
         folder = settings.data_dir / "cluster"
         certificate = await asyncio.to_thread(self_signed, folder, [address, NAME])

@@ -14,15 +14,18 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from modelrunner import durable
+from modelrunner.concurrency.threads import Pool
 from modelrunner.config import lockfile
 from modelrunner.config.locations import MAX_SOCKET_PATH, ConfigurationError
+from modelrunner.config.settings import Settings
+from modelrunner.daemon import logs
 from modelrunner.errors import ModelRunnerError
-from modelrunner.processes.processtree import become_subreaper
+from modelrunner.processes.processtree import become_subreaper, sweep_orphans
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +108,20 @@ def prepare_process() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     sys.setswitchinterval(_SWITCH_INTERVAL)
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Announce]:
+    """Holds the data directory as `hold` does, logs to it, and removes what killed daemons left. Raises as `hold`."""
+    folder = settings.data_dir / "logs"
+    with hold(settings.data_dir, settings.socket) as announce, logs.logging_to(folder, settings.log_level):
+        asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
+        await asyncio.to_thread(sweep_orphans)
+        runtime = settings.runtime_folder()
+        remove_dead_sockets(runtime)
+        remove_abandoned(runtime)
+        logs.prune_engine_logs(folder)
+        yield announce
 
 
 @contextmanager

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelrunner.daemon import logs
+from modelrunner.daemon import instance, logs
 from modelrunner.daemon.logs import daemon_log, logging_to, prune_engine_logs
 from modelrunner.processes import log
 from modelrunner.processes.log import read_log
-from tests.api.conftest import StartDaemon
+from tests.api.conftest import StartDaemon, make_settings
 
 
 def test_everything_is_logged_to_the_file_and_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,15 +100,17 @@ async def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert [chunk async for chunk in read_log(tmp_path / "none.log", None)] == []
 
 
-def test_old_engine_logs_go(tmp_path: Path) -> None:
+async def test_old_engine_logs_go_when_a_daemon_or_a_host_begins(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path)
+    folder = settings.data_dir / "logs"
+    folder.mkdir(parents=True)
     for number in range(2 * logs.ENGINE_LOGS_KEPT + 3):
-        path = tmp_path / f"engine-fake-{number}-completion-0.log"
+        path = folder / f"engine-fake-{number}-completion-0.log"
         path.touch()
         os.utime(path, (number, number))
-    (tmp_path / "daemon.log").touch()
-    prune_engine_logs(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert len(left) == 2 * logs.ENGINE_LOGS_KEPT + 1
+    async with instance.opened(settings):
+        left = {path.name for path in folder.iterdir()}
+    assert len(left) == 2 * logs.ENGINE_LOGS_KEPT + 1  # and the daemon's
     assert "engine-fake-2-completion-0.log" not in left
     assert "engine-fake-3-completion-0.log" in left
 
