@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from modelrunner import wire
 from modelrunner.backend import SavesState
@@ -39,6 +40,7 @@ from modelrunner.pull.source import LocalOrigin
 from modelrunner.pull.uploads import UploadedFiles
 from modelrunner.scheduler import Scheduler
 from modelrunner.store import Leftover, Reference, RemoveResult, Store, StoredModel
+from modelrunner.store.blobs import ReadProgress
 from modelrunner.store.details import ModelDetails, details_of
 from modelrunner.store.layout import ModelArchive, archive_of
 from modelrunner.store.union import AbsentFolder
@@ -47,6 +49,7 @@ from modelrunner.types import DECLARED, ModelFormat
 WAIT = 1.0
 """Seconds that a look at the folders may take before its callers continue with the result of the last one."""
 _THREADS = Pool("looking at folders", 1, prompt=False)
+R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 
@@ -375,23 +378,10 @@ class Library:
         """Reads every byte of the model, about a second per gigabyte, and returns its name; `report` is called from the
         event loop's thread. Damaged files count as missing from then on: no engine is started with them. A cancelled
         call stops reading. Raises `InvalidModel` for a damaged model, and as `get` and `Store.verify`."""
-        model, loop = self._store.get(reference), asyncio.get_running_loop()
-
-        def work(stop: threading.Event) -> int:
-            done = 0
-
-            def count(size: int) -> None:
-                nonlocal done
-                done += size
-                if stop.is_set():
-                    raise asyncio.CancelledError
-                step = WorkProgress(f"Verifying {model.name}", "verifying", max(model.size, done), done)
-                loop.call_soon_threadsafe(report, step)
-
-            return len(self._store.verify(model.id, count))
-
-        if damaged := await in_thread(work, HASHING):
-            raise InvalidModel(f"{model.name} has {damaged} missing or damaged files: pull or package it again")
+        model = self._store.get(reference)
+        step = WorkProgress(f"Verifying {model.name}", "verifying", model.size)
+        if damaged := await _reading(step, report, lambda count: self._store.verify(model.id, count)):
+            raise InvalidModel(f"{model.name} has {len(damaged)} missing or damaged files: pull or package it again")
         return model.name
 
     async def tag(self, reference: str, name: str) -> None:
@@ -403,25 +393,12 @@ class Library:
     async def move(self, reference: str, folder: Path, report: ProgressReport) -> str:
         """Moves the model to another folder of models, and returns its name. Its idle runners end before. Raises as
         `Store.move`, and `Conflict` while it is in use."""
-        model, loop = self._store.get(reference), asyncio.get_running_loop()
+        model = self._store.get(reference)
         if self._scheduler.uses(model.id):
             raise Conflict(f"{reference} is answering a request: wait, then move it", param="model")
         await self._scheduler.unload(model_ids=[model.id])
-
-        def work(stop: threading.Event) -> StoredModel:
-            done = 0
-
-            def count(size: int) -> None:
-                nonlocal done
-                done += size
-                if stop.is_set():
-                    raise asyncio.CancelledError
-                step = WorkProgress(f"Moving {model.name}", "copying", max(2 * model.size, done), done)
-                loop.call_soon_threadsafe(report, step)
-
-            return self._store.move(model.id, folder, count)
-
-        await in_thread(work, HASHING)
+        step = WorkProgress(f"Moving {model.name}", "copying", 2 * model.size)
+        await _reading(step, report, lambda count: self._store.move(model.id, folder, count))
         self._scheduler.events.emit("move", model=model.name, reason=f"to {folder}")
         return model.name
 
@@ -501,6 +478,26 @@ class Library:
         asks the engines that manage models themselves, so that the first list has those of a slow one."""
         await self.declared()
         await self._abilities.learn()
+
+
+async def _reading(step: WorkProgress, report: ProgressReport, read: Callable[[ReadProgress], R]) -> R:
+    """Returns the result of `read`, which gets a thread, and a function to call with the size of each piece in bytes:
+    `report` is then called from the event loop's thread with the `step` so far. A cancelled call stops the reading."""
+    loop = asyncio.get_running_loop()
+
+    def work(stop: threading.Event) -> R:
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if stop.is_set():
+                raise asyncio.CancelledError
+            loop.call_soon_threadsafe(report, replace(step, total=max(step.total, done), current=done))
+
+        return read(count)
+
+    return await in_thread(work, HASHING)
 
 
 def _span(received: list[int]) -> int:
