@@ -3,6 +3,5 @@ they decode, and the command line, which needs them in every command, loads them
 
 from modelrunner.wire.daemon import *  # noqa: F403  # noqa: F403
 from modelrunner.wire.models import *  # noqa: F403
-from modelrunner.wire.now import *  # noqa: F403
 from modelrunner.wire.openai import *  # noqa: F403  # noqa: F403
 from modelrunner.wire.runners import *  # noqa: F403  # noqa: F403
