@@ -422,6 +422,9 @@ class RunSpec:
     """The chat template of the configuration, in place of the model's own."""
     lora: tuple[str, ...] | None = None
     """The adapters of the configuration (`PATH[:SCALE]`), in place of the model's own."""
+    grows: bool = False
+    """True if nobody chose `parallel`: an engine with variants of one sequence and of more begins with one, and gets
+    more when requests wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from modelrunner.sdk import (
     RequiredMemory,
     RunSpec,
     Variant,
-    default_context_size,
     enginecache,
     run,
 )
@@ -214,10 +213,10 @@ class LlamaCppBackend(Backend):
         args.check(spec, self._kind())
 
     def default_context_size(self, bundle: Bundle) -> int:
-        return default_context_size(bundle)
+        return memory.default_context(bundle)
 
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
-        return memory.default_parallel(bundle, default_context_size(bundle))
+        return memory.default_parallel(bundle, memory.default_context(bundle))
 
     def explain(self, tail: str, quotes: bool) -> str | None:
         return errors.explain(tail, quotes)
@@ -264,7 +263,7 @@ class LlamaCppBackend(Backend):
             spec = replace(spec, parallel=1)  # it answers one request after the other
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
         own = LlamaCppOptions.of(spec.options).prompt_cache
-        cache = self.settings.prompt_cache if own is None else own
+        cache = own if own is not None else self.settings.prompt_cache or memory.cache_of_other_prompts(spec)
         managed = engine is not None and engine.devices is False and engine.folder is not None
         rearranged = managed and repack.most(spec.bundle.header.tensors, self._features)
         return args.effective(spec, cache_ram=cache >> 20, threads=threads, batch=batch, rearranged=rearranged)

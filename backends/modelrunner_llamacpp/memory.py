@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from modelrunner.sdk import BadRequest, Bundle, RequiredMemory, RunSpec
+from modelrunner.sdk import BadRequest, Bundle, Mode, RequiredMemory, RunSpec, default_context_size
 from modelrunner_llamacpp import kvcache, repack, split
 from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.hparams import Header
@@ -28,6 +28,7 @@ _DRIVER = 320 * MIB
 # The largest caches of a model without a configuration, regardless of its weights.
 _SMALL_CACHE = 1 << 30
 _MOST_SEQUENCES = 4
+_LONGEST = 131_072  # tokens of a context that nobody asked for
 _LAYER = re.compile(r"blk\.(\d{1,4})\..*")
 _EXPERTS = re.compile(r"\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
@@ -82,14 +83,38 @@ def tensor_sizes(bundle: Bundle, shape: Shape, experts_on_host: int = 0) -> Tens
     )
 
 
+def default_context(bundle: Bundle) -> int:
+    """Returns the tokens of one sequence of a model without a configuration: its own context where that is at most
+    8,192, else 8,192 tokens, doubled while the cache takes at most half of the weights, up to its own or 131,072. A
+    model that only pools computes each text in one batch, which grows with the context: it keeps 8,192."""
+    header, longest = Header(bundle.header), min(bundle.context_length or 0, _LONGEST)
+    context = default_context_size(bundle)
+    while context < longest and Mode.COMPLETION in bundle.capabilities:
+        longer = min(2 * context, longest)
+        if kvcache.kv_cache(header, Shape(longer, 1)) > weights(bundle) // 2:
+            break
+        context = longer
+    return context
+
+
 def default_parallel(bundle: Bundle, context: int) -> int:
-    """Returns the sequences of a model without a configuration: 4, 2 or 1, the most whose caches together take no more
-    memory than half of the weights, or than 1 GiB. `context` is the number of tokens of one sequence."""
+    """Returns the sequences that a model without a configuration may have: 4, 2 or 1, the most whose caches together
+    take no more memory than the weights, or than 1 GiB. `context` is the number of tokens of one sequence."""
     one = kvcache.kv_cache(Header(bundle.header), Shape(context, 1))
     parallel = _MOST_SEQUENCES
-    while parallel > 1 and parallel * one > max(weights(bundle) // 2, _SMALL_CACHE):
+    while parallel > 1 and parallel * one > max(weights(bundle), _SMALL_CACHE):
         parallel //= 2
     return parallel
+
+
+def cache_of_other_prompts(spec: RunSpec) -> int:
+    """Returns the bytes of main memory in which a run of one sequence, that may grow, keeps the prompts of finished
+    requests: as many as the sequences that it could have would keep. Clients that ask in turn, such as an agent and its
+    small questions, else compute each other's prompts anew. It is filled as prompts come."""
+    if not spec.grows or spec.parallel > 1:
+        return 0
+    others = default_parallel(spec.bundle, spec.context_size) - 1
+    return others * kvcache.kv_cache(Header(spec.bundle.header), Shape(spec.context_size, 1))
 
 
 def weights(bundle: Bundle) -> int:

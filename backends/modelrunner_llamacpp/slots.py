@@ -19,6 +19,7 @@ from modelrunner.sdk import Endpoint, Mode, RunSpec
 from modelrunner.sdk.calls import ask
 from modelrunner_llamacpp import slotfiles
 from modelrunner_llamacpp.engines import Engine, EngineKind
+from modelrunner_llamacpp.kvcache import Shape
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 from modelrunner_llamacpp.settings import LlamaCppSettings
 from modelrunner_llamacpp.slotfiles import SavedSlot, SlotFiles
@@ -51,8 +52,11 @@ def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bo
 
 def key_of(engine: Engine, options: Mapping[str, str]) -> str:
     """Returns a text for everything, apart from the model, that must not have changed: the engine's file and version,
-    and every option. The owner is not in it, because nobody knows the owner yet when the engine starts."""
-    made_by = [str(engine), str(engine.program), os.stat(engine.program).st_mtime_ns, sorted(options.items())]
+    and every option but the number of sequences, since a sequence is the same beside any number of others. The owner is
+    not in it, because nobody knows the owner yet when the engine starts."""
+    one = {**options, "--ctx-size": str(Shape.of(options).context)}
+    kept = sorted(item for item in one.items() if item[0] not in ("--parallel", "--cache-ram"))
+    made_by = [str(engine), str(engine.program), os.stat(engine.program).st_mtime_ns, kept]
     return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:32]
 
 

@@ -113,12 +113,14 @@ def variants(
     """Returns the run in every size that `sizes` yields. Without devices `place` returns no placements, and each size
     is one variant. With devices, variants with all layers on devices and the whole context come first, beginning with
     the most sequences; then the configured run in its other placements; then the smaller sizes in their first and last
-    placement. Placements of one list have one rank."""
+    placement. A run that may grow begins with one sequence, in all its placements too. Placements of one list have one
+    rank."""
     whole: list[list[Variant]] = []
     rest: list[list[Variant]] = []
     for size in sizes(spec):
         lists = place(size)
-        for ways in lists if size is spec else [*lists[:1], *lists[1:][-1:]]:
+        full = size is spec or (spec.grows and size.parallel == 1 and size.context_size == spec.context_size)
+        for ways in lists if full else [*lists[:1], *lists[1:][-1:]]:
             placed = [(way, replace(size, flags=(*spec.flags, *flags(way)))) for way in ways]
             ranked = [Variant(run, required(run), _label(spec, size, way, layers)) for way, run in placed]
             asked = size.context_size == spec.context_size
@@ -132,7 +134,7 @@ def _label(spec: RunSpec, size: RunSpec, placement: Placement | None, layers: in
     differences = []
     if placement is not None and spec.gpu_layers is None and sum(placement) <= layers:
         differences.append(f"{max(sum(placement) - 1, 0)} of {layers} layers on the GPU")
-    if size.parallel != spec.parallel:
+    if size.parallel != spec.parallel and not (spec.grows and size.parallel == 1):
         differences.append(f"{size.parallel} of {spec.parallel} sequences")
     if size.context_size != spec.context_size:
         differences.append(f"context {size.context_size} of {spec.context_size}")

@@ -17,6 +17,7 @@ from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.rendering import Renderings
 from modelrunner.models.resolve import Resolver, main_mode
+from modelrunner.models.runspecs import in_effect
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store, StoredModel
@@ -171,7 +172,8 @@ class KnownAbilities:
             found = replace(found, backend=backend.name)
             if runner is None:
                 spec = self._resolver.target(backend, bundle, mode, settings).spec
-                window = min(spec.context_size, spec.min_context_size or spec.context_size)
+                least = in_effect(backend, settings, model_id, mode).min_context_size
+                window = min(spec.context_size, least or spec.context_size)
                 shown = spec.bundle
                 found = Abilities(backend.name, window, in_order(shown.capabilities), _applied(shown.adapters))
         except (ModelRunnerError, OSError):

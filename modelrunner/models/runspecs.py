@@ -52,22 +52,24 @@ class RunSpecs:
                 param="lora",
             )
         draft = self._draft(bundle, speculative.draft_model) if speculative and speculative.draft_model else None
+        context, least = _window(settings, backend, bundle)
         spec = RunSpec(
             model_id=bundle.model_id,
             bundle=bundle,
             mode=mode,
-            context_size=_context_size(settings, backend, bundle),
+            context_size=context,
             parallel=settings.parallel or _parallel(backend, bundle, mode),
             flags=settings.runtime_flags or (),
             draft=draft,
             options=backend_options(backend, settings),
             gpu_layers=settings.gpu_layers,
-            min_context_size=settings.min_context_size,
+            min_context_size=least,
             ngram=speculative is not None and speculative.ngram,
             draft_tokens=speculative.num_tokens if speculative else None,
             draft_acceptance=speculative.min_acceptance_rate if speculative else None,
             template=template,
             lora=tuple(settings.lora) if settings.lora is not None else None,
+            grows=settings.parallel is None and mode is Mode.COMPLETION,
         )
         api = backend.api(spec)
         served = replace(bundle, capabilities=bundle.capabilities - api.lacks)
@@ -150,15 +152,19 @@ def in_effect(backend: Backend, settings: ModelSettings, model_id: str, mode: Mo
     return settings.effective(model_id, mode).configuration.over(file)
 
 
-def _context_size(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> int:
-    if settings.context_size == TRAINED and bundle.context_length is not None:
-        return bundle.context_length
-    if settings.context_size is None and bundle.defaults and bundle.defaults.context_size:
-        return bundle.defaults.context_size
-    if settings.context_size in (None, TRAINED):
-        defaults = interface_of(backend, HasDefaults)
-        return defaults.default_context_size(bundle) if defaults else default_context_size(bundle)
-    return settings.context_size
+def _window(settings: ModelConfiguration, backend: Backend, bundle: Bundle) -> tuple[int, int | None]:
+    """Returns the context, and the least one that may run where memory is short. One that nobody chose may shrink to
+    the one of an engine without figures of its own."""
+    least, chosen = settings.min_context_size, settings.context_size
+    if chosen is None and bundle.defaults:
+        chosen = bundle.defaults.context_size
+    if chosen == TRAINED and bundle.context_length is not None:
+        return bundle.context_length, least
+    if chosen is not None and chosen != TRAINED:
+        return chosen, least
+    defaults, usual = interface_of(backend, HasDefaults), default_context_size(bundle)
+    context = defaults.default_context_size(bundle) if defaults else usual
+    return context, least or min(context, usual)
 
 
 def _parallel(backend: Backend, bundle: Bundle, mode: Mode) -> int:

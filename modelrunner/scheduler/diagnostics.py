@@ -12,7 +12,7 @@ from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.host import Host
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.state import Group, Phase, RunnerId, RunOption, RunPlace, options_of
+from modelrunner.scheduler.state import Group, Phase, RunnerId, RunOption, RunPlace
 from modelrunner.scheduler.target import Target
 from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle, Standing
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -123,9 +123,9 @@ class Diagnostics:
     async def _group(self, target: Target) -> Group:
         queue = self._queues.get(target.key)
         if queue is not None:
-            return queue.view(self._reconciler.load_seconds.get(target.key, 0.0))
-        variants = await self._reconciler.variants(target)
-        return Group(target.key, (), options_of(variants), target.name)
+            reconciler, key = self._reconciler, target.key
+            return queue.view(reconciler.load_seconds.get(key, 0.0), key in reconciler.grown)
+        return Group(target.key, (), await self._reconciler.options(target), target.name)
 
     def _names(self) -> dict[RunnerId, str]:
         return {id: slot.target.name for id, slot in self._slots.items()}

@@ -14,7 +14,8 @@ of docs/scheduling.md in this order:
    as pinned already, so it is the first in line.
 5. A model that may have several runners (replicas) gets another one where an option is free then, one that sleeps
    before a new one: up to its `least` at once, up to its `most` once a request has waited `grow` seconds for a place.
-   Nothing is evicted for it.
+   One that began with one sequence then gets a runner with more, and the first one goes: once that one is ready if both
+   have room, else before. Nothing else is evicted for either.
 """
 
 import math
@@ -68,7 +69,7 @@ class Plan:
         self._ids: dict[RunnerKey, list[RunnerId]] = {}
         for id in self.live:
             self._ids.setdefault(id.key, []).append(id)
-        options = [option for group in state.groups for option in group.options]
+        options = [option for group in state.groups for option in group.wider or group.options]
         options += [self.live[id].option._replace(memory=m) for id, m in state.asleep.items() if id in self.live]
         self.memory = allocations(state.hosts, self.live.values(), options)
         self._failures = dict(state.failures)
@@ -83,6 +84,9 @@ class Plan:
         self._yield_memory(groups)
         waiting = [group for group in map(self._serve, groups.values()) if group.waiting]
         self._admit_in_line(waiting)
+        for group in waiting:
+            if group.wider:
+                self._widen(group)
         for group in self.state.groups:
             if group.most > 1:
                 rest = next((g.waiting for g in waiting if g.key == group.key), ())
@@ -97,7 +101,7 @@ class Plan:
             where = slot.key, slot.option.place
             # An engine that is not installed was not started: no pause, since installing it mends that at once.
             if error is not None and not isinstance(error, BackendUnavailable):
-                options = group.options if group else ()
+                options = group.wider or group.options if group else ()
                 failure = self._failures[where] = failures.after(self._failures, slot, options, self.now)
             fatal = error is not None and not slot.was_ready and not (failure and failure.waits)
             if group is not None and error is not None and fatal and not self._of(slot.key):
@@ -116,6 +120,8 @@ class Plan:
                 self._stop(slot, Reason.SHUTDOWN if self.state.closing else Reason.PAUSED)
             elif slot.phase is Phase.DRAINING and not slot.leases:
                 self._stop(slot, slot.drain or Reason.UNLOAD)
+            elif self._is_outgrown(slot):
+                self._stop(slot, Reason.GROWN)
             elif slot.phase in (Phase.READY, Phase.SLEEPING) and not needed:
                 used = slot.last_used
                 if len(self._ids[slot.key]) > 1 and self._is_basic(slot):
@@ -138,6 +144,11 @@ class Plan:
             needed = self._is_pinned(slot) or slot.key in waited_for
             if helps and slot.host in self.state.shrunk and not needed:
                 self._stop(slot, Reason.MEMORY)
+
+    def _is_outgrown(self, slot: Slot) -> bool:
+        """True if a ready runner has more sequences of the same key."""
+        ready = slot.grows and slot.phase in (Phase.READY, Phase.SLEEPING)
+        return ready and any(s.phase is Phase.READY and not s.grows for s in self._of(slot.key))
 
     def _is_basic(self, slot: Slot) -> bool:
         """True for the first `least` runners of a key; the others came because these were busy."""
@@ -233,6 +244,34 @@ class Plan:
             self._due.append(pause.until)
         elif option is not None and self.memory[option.place.host].start(group.runner, option.memory):
             self._actions.append(Start(group.runner, option))
+
+    def _widen(self, group: Group) -> None:
+        """Gives a model whose only runner has one sequence a runner with more, beside it or in its place."""
+        slots = self._of(group.key)
+        if len(slots) != 1 or slots[0].phase is not Phase.READY or not slots[0].grows or slots[0].free:
+            return
+        if self.state.closing or group.key.files in self.state.paused:
+            return
+        [slot], due = slots, group.waiting[0].since + self.policy.grow
+        group = replace(group, number=self._next_number(slots))
+        more = [option for option in group.wider if option.sequences > slot.parallel]
+        options, pause = placement.candidates(
+            group.runner, more, self._failures, self.memory, self._budgets(), self.now
+        )
+        if pause is not None or self.now < due:
+            self._due.append(max(due, pause.until if pause is not None else due))
+        elif (option := placement.free_now(group.runner, options, self.memory)) is not None:
+            self.memory[option.place.host].start(group.runner, option.memory)
+            self._actions.append(Start(group.runner, option))
+        elif any(self._fits_without(slot, option, group.runner) for option in options):
+            self._stop(slot, Reason.GROWN)
+
+    def _fits_without(self, slot: Slot, option: RunOption, runner: RunnerId) -> bool:
+        """True if the option has room once this runner is gone. Then nothing maps the model's files any more."""
+        memory = self.memory[option.place.host]
+        left = add(memory.left, memory.size(slot)) if slot.host == option.place.host else memory.left
+        need = memory.need(runner, replace(option.memory, shared=0) if slot.memory.shared else option.memory)
+        return covers(left, need)
 
     @staticmethod
     def _next_number(slots: Sequence[Slot]) -> int:

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from modelrunner.scheduler.state import Group, HostedVariant, Request, RunOption, options_of
+from modelrunner.scheduler.state import Group, HostedVariant, Request, RunOption, first_of, options_of
 from modelrunner.types import KeepAlive, RunnerKey
 
 if TYPE_CHECKING:
@@ -54,12 +54,14 @@ class Queue:
         """True if a request asks this model."""
         return any(ticket.asked.model_id == model_id for ticket in self.tickets.values())
 
-    def view(self, load_seconds: float = 0.0) -> Group:
-        """The queue as a plan sees it; `load_seconds` is how long the model's last load took."""
+    def view(self, load_seconds: float = 0.0, grown: bool = False) -> Group:
+        """The queue as a plan sees it; `load_seconds` is how long the model's last load took. The model has `grown` if
+        several requests wanted it at once since it was loaded."""
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         target, options = self.target, self._options
         pinned = any(ticket.asked.pinned for ticket in self.tickets.values()) or target.pinned
-        return Group(target.key, waiting, options, target.name, pinned, load_seconds, self.turn, *target.replicas)
+        group = Group(target.key, waiting, options, target.name, pinned, load_seconds, self.turn, *target.replicas)
+        return replace(group, options=first_of(options), wider=options) if target.grows and not grown else group
 
 
 class Queues(dict[RunnerKey, Queue]):

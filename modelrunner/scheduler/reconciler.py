@@ -42,6 +42,7 @@ from modelrunner.scheduler.state import (
     State,
     Stop,
     WakeAt,
+    first_of,
     options_of,
 )
 from modelrunner.scheduler.target import Target
@@ -76,6 +77,7 @@ class Reconciler:
         self.stuck = False
         self.load_seconds: dict[RunnerKey, float] = {}
         self.failed: dict[RunnerKey, frozenset[str]] = {}
+        self.grown: set[RunnerKey] = set()
         self.time = clock
         self.policy = policy
         self._account = account
@@ -204,7 +206,7 @@ class Reconciler:
 
     def state(self) -> State:
         """The input of a plan."""
-        groups = [queue.view(self.load_seconds.get(key, 0.0)) for key, queue in self.queues.items()]
+        groups = [queue.view(self.load_seconds.get(key, 0.0), key in self.grown) for key, queue in self.queues.items()]
         alone = {s.target.key: s for s in self.slots.values() if s.replicas.most > 1 and s.variants}
         groups += [
             Group(key, (), options_of(slot.variants), slot.target.name, False, 0.0, -math.inf, *slot.replicas)
@@ -237,15 +239,21 @@ class Reconciler:
             case Start(runner) if runner in self.slots:
                 self._sleeping.wake(self.slots[runner])
             case Start(runner, option):
+                if self.slots.of(runner.key):
+                    self.grown.add(runner.key)
                 self._start(runner, option)
             case Sleep(runner):
                 self._sleeping.sleep(self.slots[runner])
             case Stop(runner, reason, room_for):
                 self._note_turn(runner.key)
                 slot = self.slots[runner]
+                if reason is Reason.GROWN:
+                    self.grown.add(runner.key)
                 (self.drain if slot.awaited else self.end)(slot, reason, room_for)
             case Forget(runner, failure):
                 self._sleeping.remove(slot := self.slots.remove(runner))
+                if not self.slots.of(runner.key) and runner.key not in self.queues:
+                    self.grown.discard(runner.key)
                 if failure is not None:
                     self.failed[runner.key] = frozenset(slot.targets)
                     self._remember(runner.key, slot.option.place, failure)
@@ -369,3 +377,8 @@ class Reconciler:
     async def variants(self, target: Target) -> Sequence[HostedVariant]:
         """The ways to run the target, those of each host together, the preferred one first."""
         return await self._account.variants(target, self.budgets())
+
+    async def options(self, target: Target) -> tuple[RunOption, ...]:
+        """The options that a request for the target would have now."""
+        options = options_of(await self.variants(target))
+        return first_of(options) if target.grows and target.key not in self.grown else options

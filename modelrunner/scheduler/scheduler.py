@@ -20,7 +20,7 @@ from modelrunner.scheduler.placement import candidates, free_now
 from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Lease, RunnerSlot
-from modelrunner.scheduler.state import Phase, Policy, Reason, RunnerId, options_of
+from modelrunner.scheduler.state import Phase, Policy, Reason, RunnerId
 from modelrunner.scheduler.target import RetainedSettings, Target
 from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
 
@@ -116,7 +116,7 @@ class Scheduler:
     async def _fits_beside(self, target: Target) -> bool:
         """True if the target fits beside everything that is loaded now, in some place."""
         reconciler = self._reconciler
-        options, hosts = options_of(await reconciler.variants(target)), reconciler.budgets()
+        options, hosts = await reconciler.options(target), reconciler.budgets()
         memory = allocations(hosts, [slot.view() for slot in self._slots.values()], options)
         runner, most = RunnerId(target.key), {host: memory[host].budget for host in hosts}
         best, _ = candidates(runner, options, {}, memory, most, reconciler.time())
@@ -337,7 +337,7 @@ class Scheduler:
         slot, queue = self._slots.first(target.key), self._queues.get(target.key)
         if (len(queue.tickets) if queue else 0) >= self._max_queue:
             # A place is free as soon as one of the sequences is done.
-            pause = slot.held / target.spec.parallel if slot and slot.held is not None else _RETRY_AFTER
+            pause = slot.held / slot.capacity if slot and slot.held is not None else _RETRY_AFTER
             raise QueueFull(
                 f"{self._max_queue} requests wait for {target.name}, as many as `max_queue` allows; try again later",
                 retry_after=max(1.0, pause),

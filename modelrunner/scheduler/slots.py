@@ -260,6 +260,7 @@ class RunnerSlot:
             parallel=self.variant.spec.parallel,
             number=self.number,
             least=self.replicas.least,
+            grows=self.target.grows and self.capacity == 1,
             suspects_from=self.suspect.taken + SUSPECT_TURN if self.suspect is not None else float("-inf"),
         )
 

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     UNLOAD = "it was unloaded"
     PAUSED = "it is paused"
     REPLACED = "another configuration takes its place"
+    GROWN = "another engine that answers more requests at once takes its place"
     SHUTDOWN = "the daemon shuts down"
 
     @property
@@ -105,6 +106,8 @@ class RunOption(NamedTuple):
     """Of the variant that runs then."""
     fetches: bool = False
     """True if the host lacks the files of the model."""
+    sequences: int = 1
+    """How many requests it works on at once."""
 
     def __str__(self) -> str:
         return f"{self.memory}, rank {self.rank}, variant {self.number}"
@@ -131,10 +134,16 @@ def options_of(hosted: Sequence[HostedVariant]) -> tuple[RunOption, ...]:
             RunPlace(v.memory.devices, host),
             number,
             fetches,
+            v.spec.parallel,
         )
         for number, (v, host, fetches) in enumerate(hosted)
     ]
     return tuple(sorted(options, key=lambda option: option.rank))
+
+
+def first_of(options: tuple[RunOption, ...]) -> tuple[RunOption, ...]:
+    """The options with which a model begins that may grow: those with one sequence, all if there is none."""
+    return tuple([option for option in options if option.sequences == 1]) or options
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +152,8 @@ class Group:
     rank first; it is empty until the estimate is there. `name` is the model's name in messages. A runner
     of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
     when one of the requests last got a lease, or when their runner was evicted. The key may have `most` runners at once
-    and has `least` where there is room; `number` is that of the runner that would start next, or wake."""
+    and has `least` where there is room; `number` is that of the runner that would start next, or wake. A model that
+    begins with one sequence may grow to the options in `wider`."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
@@ -155,6 +165,7 @@ class Group:
     least: int = 1
     most: int = 1
     number: int = 0
+    wider: tuple[RunOption, ...] = ()
 
     @property
     def runner(self) -> RunnerId:
@@ -176,7 +187,7 @@ class Slot(NamedTuple):
     `last_used` is when the last lease began or ended, or when the load ended; the load took `load_seconds` and ended at
     `ready_at` (minus infinity before). `option` is the one that runs. `drain` says why the runner takes no new leases,
     `error` how it ended by itself. The first `least` runners of a key stay as long as one of them is used, and a pin
-    keeps them."""
+    keeps them. One that `grows` goes once another one of its key answers more requests at once."""
 
     key: RunnerKey
     phase: Phase
@@ -196,6 +207,7 @@ class Slot(NamedTuple):
     suspects_from: float = -math.inf
     number: int = 0
     least: int = 1
+    grows: bool = False
 
     @property
     def id(self) -> RunnerId:
@@ -244,7 +256,8 @@ class Policy:
     spare: float = 1.0
     ageing: float = 60.0
     grow: float = 2.0
-    """A model with replicas gets another runner once a request has waited so many seconds for a place."""
+    """A model with replicas gets another runner, and one that began with one sequence more of them, once a request has
+    waited so many seconds for a place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,11 @@ class Target:
     api: EngineApi = OPENAI  # of the runner's engine, as far as it is known before it runs
 
     @property
+    def grows(self) -> bool:
+        """True if the model begins with a runner of one sequence, which one with more may follow."""
+        return self.spec.grows and self.replicas.most == 1
+
+    @property
     def model_id(self) -> str:
         """The ID of the model that is asked."""
         return self.spec.model_id

@@ -23,7 +23,7 @@ from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store
-from modelrunner.types import KeepAlive, Mode, ModelFormat
+from modelrunner.types import Bundle, KeepAlive, Mode, ModelFormat
 from tests.api.posting import configure
 from tests.fakes import FakeBackend
 from tests.store.samples import add_model
@@ -42,12 +42,23 @@ class OnlyCompletion(FakeBackend):
         return -1.0
 
 
+class Roomy(FakeBackend):
+    name = "roomy"
+
+    def default_context_size(self, bundle: Bundle) -> int:
+        return 16_384
+
+    def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
+        return 4
+
+
 class World:
     def __init__(self, folder: Path, **tables: ModelConfiguration) -> None:
         self.store = Store(folder / "data")
         self.model = add_model(self.store, "smol")
         self.fake, self.other, self.plain = FakeBackend(folder), OtherFormat(folder), OnlyCompletion(folder)
-        registry = BackendRegistry({b.name: b for b in (self.fake, self.other, self.plain)}, {"broken": "it is"})
+        known = {b.name: b for b in (self.fake, self.other, self.plain, Roomy(folder))}
+        registry = BackendRegistry(known, {"broken": "it is"})
         self.configurations = Configurations(
             folder / "configurations.json", tables=tables, model_id={"smol": self.model.id}.get
         )
@@ -69,6 +80,14 @@ def test_defaults_are_the_backends(world: World) -> None:
     assert str(target.key).startswith(f"fake/{world.store.files_id('smol')[:19]}/completion#")
     assert (target.spec.context_size, target.spec.parallel, target.spec.flags) == (2048, 1, ())
     assert target.keep_alive == KeepAlive(300.0)
+
+
+async def test_a_window_that_nobody_chose_may_shrink_and_sequences_that_nobody_chose_may_grow(world: World) -> None:
+    spec = world.resolve("roomy", "smol", Mode.COMPLETION).spec
+    assert (spec.context_size, spec.min_context_size, spec.parallel, spec.grows) == (16_384, 2048, 4, True)
+    await world.configure({"context-size": 1024, "parallel": 3})
+    spec = world.resolve("roomy", "smol", Mode.COMPLETION).spec
+    assert (spec.context_size, spec.min_context_size, spec.parallel, spec.grows) == (1024, None, 3, False)
 
 
 def test_every_name_of_a_model_means_one_runner(world: World) -> None:

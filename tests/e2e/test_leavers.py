@@ -19,6 +19,12 @@ PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def several_sequences(daemon: Daemon) -> None:
+    """From the first load on."""
+    assert daemon.run("configure", SMOLLM2, "--parallel", "4").returncode == 0
+
+
 def shape(value: Any, name: str = "") -> Any:
     """An answer without what differs from one request to the next."""
     if name in ("id", "created", "timings"):

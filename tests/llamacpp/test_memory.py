@@ -216,13 +216,34 @@ def test_a_header_that_says_nothing_still_gives_a_figure() -> None:
 
 
 def test_a_model_that_nobody_configured_gets_the_sequences_that_its_memory_is_worth() -> None:
-    """Up to four, as long as their caches take no more than half of the weights, or than 1 GiB."""
+    """Up to four, as long as their caches take no more than the weights, or than 1 GiB."""
     assert memory.default_parallel(bundle(SMOLLM2), 8192) == 4  # 720 MiB
     wide = SMOLLM2 | {"llama.attention.head_count_kv": 9}  # 540 MiB for each
     assert memory.default_parallel(bundle(wide), 8192) == 1
     assert memory.default_parallel(bundle(wide), 4096) == 2
     assert memory.default_parallel(replace(bundle(wide), size=5 << 30), 8192) == 4
     assert memory.default_parallel(bundle(MINILM), 512) == 4
+
+
+def test_a_model_that_nobody_configured_gets_the_window_that_its_memory_is_worth() -> None:
+    """As long as its cache takes no more than half of the weights."""
+    small = bundle(SMOLLM2)
+    assert memory.default_context(replace(small, context_length=2048)) == 2048
+    assert memory.default_context(replace(small, context_length=131_072)) == 8192  # 180 MiB beside 92
+    completes = frozenset({Mode.COMPLETION})
+    large = replace(random_bundle(EIGHT_BILLION), context_length=131_072, capabilities=completes)
+    assert memory.default_context(large) == 16_384  # 2 GiB beside 4.2
+    assert memory.default_context(replace(large, capabilities=frozenset({Mode.EMBEDDING}))) == 8192
+    narrow = replace(large.header, metadata={**large.header.metadata, "llama.attention.head_count_kv": 1})
+    assert memory.default_context(replace(large, header=narrow, context_length=20_000)) == 20_000
+    assert memory.default_context(replace(large, header=narrow, context_length=1 << 20)) == 131_072
+
+
+def test_a_run_that_may_grow_keeps_as_many_prompts_as_it_could_have_sequences() -> None:
+    run = replace(spec(bundle(SMOLLM2), context=8192, parallel=1), grows=True)
+    assert memory.cache_of_other_prompts(run) == 3 * 180 * MIB
+    assert memory.cache_of_other_prompts(replace(run, parallel=4)) == 0
+    assert memory.cache_of_other_prompts(replace(run, grows=False)) == 0
 
 
 # By NVIDIA's driver and the kernel on an H200, in MiB (docs/memory.md): main memory, and the device's.

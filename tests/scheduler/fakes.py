@@ -237,10 +237,15 @@ class FakeBackend(Backend):
         return RequiredMemory(engine.size, engine.vram)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
-        """The number of each but the first stands in `gpu_layers`."""
+        """The number of each but the first stands in `gpu_layers`. Of a run that grows they have one sequence."""
         await self.required_memory(spec)
         return [
-            Variant(replace(spec, gpu_layers=i or None), memory, f"variant {i}" if i else "", rank)
+            Variant(
+                replace(spec, gpu_layers=i or None, parallel=1 if i and spec.grows else spec.parallel),
+                memory,
+                f"variant {i}" if i else "",
+                rank,
+            )
             for i, (rank, memory) in enumerate(self.engines[spec.model_id].ways)
         ]
 
@@ -343,11 +348,12 @@ def target(
     pinned: bool = False,
     parallel: int = 2,
     replicas: Replicas = ONE,
+    grows: bool = False,
 ) -> Target:
     header = ModelHeader({}, ())
     place = Path("/nowhere")
     bundle = Bundle(name, (name,), ModelFormat.GGUF, place, {}, header, 0, None, frozenset())
-    spec = RunSpec(name, bundle, Mode.COMPLETION, 512, parallel)
+    spec = RunSpec(name, bundle, Mode.COMPLETION, 512, parallel, grows=grows)
     key = RunnerKey("fake", name, Mode.COMPLETION)
     return Target(key, spec, KeepAlive(keep_alive), pinned, replicas=replicas)
 

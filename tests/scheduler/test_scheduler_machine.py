@@ -24,8 +24,9 @@ from tests.scheduler.fakes import Engine, VirtualLoop, World, settle, target
 
 MAX_WAIT = 40.0
 REPLICAS = {"crowd": Replicas(1, 3), "twins": Replicas(2, 2)}
+GROWS = "growing"  # it begins with one sequence
 names = st.sampled_from(
-    ["a", "b", "c", "big", "huge", "broken", "stubborn", "pinned", "split", "hungry", "crowd", "twins"]
+    ["a", "b", "c", "big", "huge", "broken", "stubborn", "pinned", "split", "hungry", "crowd", "twins", GROWS]
 )
 
 
@@ -48,9 +49,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "hungry": Engine(4, smaller=(2,), holds=8),
                 "crowd": Engine(2, load_seconds=1.0),
                 "twins": Engine(3, load_seconds=0.5),
+                GROWS: Engine(5, load_seconds=0.5, smaller=(2,)),
             },
             physical=11,
-            most={name: replicas.most for name, replicas in REPLICAS.items()},
+            most={GROWS: 2, **{name: replicas.most for name, replicas in REPLICAS.items()}},
         )
         self.scheduler = self.run(self.make())
         self.requests: dict[asyncio.Task[Lease], float] = {}
@@ -73,7 +75,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def requests_come(self, name: str, count: int, keep_alive: float, caller: str, batch: bool) -> None:
         async def ask() -> None:
-            wanted = target(name, pinned=name == "pinned", parallel=2, replicas=REPLICAS.get(name, ONE))
+            wanted = target(
+                name, pinned=name == "pinned", parallel=2, replicas=REPLICAS.get(name, ONE), grows=name == GROWS
+            )
             for prefix in range(count):
                 asking = self.scheduler.acquire(wanted, KeepAlive(keep_alive), caller, batch, prefix=prefix)
                 task = asyncio.create_task(asking)
