@@ -73,6 +73,7 @@ def parse() -> argparse.Namespace:
         "--hold", metavar="FILE", help="works on each request until this file exists, also for nobody"
     )
     answering.add_argument("--status", type=int, default=0, help="answer with this error")
+    answering.add_argument("--drafts", type=int, nargs=2, default=(), metavar="N", help="proposed and accepted tokens")
     answering.add_argument("--garbage", action="store_true", help="answer with what is not HTTP")
     return p.parse_args()
 
@@ -238,6 +239,8 @@ class Exchange:
             return self.send(200 if up else 503, {"status": "ok" if up else "loading model"})
         if self.path == "/metrics":
             text = b'# TYPE fake_batches counter\nfake_batches_total{kind="any"} 3\n'
+            for name, count in zip(("draft", "accepted"), self.options.drafts, strict=False):
+                text += b"llamacpp:spec_decode_num_%b_tokens_total %d\n" % (name.encode(), count)
             head = self.head(200, "text/plain", f"Content-Length: {len(text)}")
             return self.connection.sendall(head + text)
         self.engine.record(method=self.method, path=self.path, headers=self.headers, body=self.body.decode("latin-1"))

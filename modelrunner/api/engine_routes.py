@@ -12,12 +12,14 @@ from modelrunner.api.middleware import owner_of
 from modelrunner.api.reach import Reach
 from modelrunner.api.streaming import stream_progress
 from modelrunner.errors import BadRequest
+from modelrunner.models.configurations import Configurations
 from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer, Statuses
 from modelrunner.models.library import Library
 from modelrunner.models.residency import Preloader, Residency
 from modelrunner.progress import ProgressReport
-from modelrunner.scheduler import Scheduler
+from modelrunner.scheduler import RunnerView, Scheduler
+from modelrunner.telemetry.drafts import drafts_of
 
 
 class EngineRoutes:
@@ -29,6 +31,7 @@ class EngineRoutes:
         disk: DiskMeter,
         statuses: Statuses,
         installer: Installer,
+        configurations: Configurations,
     ) -> None:
         self._reach = Reach(library)
         self._scheduler = scheduler
@@ -36,6 +39,7 @@ class EngineRoutes:
         self._disk = disk
         self._statuses = statuses
         self._installer = installer
+        self._configurations = configurations
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -55,7 +59,14 @@ class EngineRoutes:
     @documented(list[wire.RunnerStatus])
     async def ps(self, request: web.Request) -> web.Response:
         """Lists the runners."""
-        return json_response([wireforms.runner(view) for view in self._scheduler.runners()])
+        runners = self._scheduler.runners()
+        drafting = [view for view in runners if self._drafts(view)]
+        drafts = await drafts_of(drafting) if drafting else {}
+        return json_response([wireforms.runner(view, drafts.get(view.id)) for view in runners])
+
+    def _drafts(self, view: RunnerView) -> bool:
+        settings = self._configurations.settings
+        return any(settings.of(model_id, view.mode).speculative for model_id in view.models)
 
     @documented(wire.DiskUsage)
     async def df(self, request: web.Request) -> web.Response:

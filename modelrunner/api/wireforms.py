@@ -16,6 +16,7 @@ from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
 from modelrunner.scheduler.devices import Device
+from modelrunner.telemetry.drafts import Drafts
 from modelrunner.telemetry.recordings import Recorded
 from modelrunner.types import RequiredMemory
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _LONGEST_CHANGE = 200  # characters of one value
 
 
-def runner(view: RunnerView) -> wire.RunnerStatus:
+def runner(view: RunnerView, drafts: Drafts | None = None) -> wire.RunnerStatus:
     measured = view.memory.measured
     return wire.RunnerStatus(
         id=view.id,
@@ -53,6 +54,7 @@ def runner(view: RunnerView) -> wire.RunnerStatus:
         host=view.host,
         sandbox=_sandbox(view.sandbox) if view.sandbox else None,
         models=dict(view.models),
+        drafts=wire.DraftStatus(*drafts) if drafts is not None else None,
     )
 
 

@@ -103,7 +103,7 @@ def unload(
 
 
 def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
-    about = "; ".join(filter(None, [runner.stage or runner.variant, place_text(runner)]))
+    about = "; ".join(filter(None, [runner.stage or runner.variant, place_text(runner), _drafts(runner.drafts)]))
     state = f"{runner.state} ({about})" if about else runner.state
     requests = f"{runner.leases}" + (f" + {runner.queued} waiting" if runner.queued else "")
     return (
@@ -119,6 +119,10 @@ def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
         runner.sandbox.state if runner.sandbox else "",
         runner.id,
     )
+
+
+def _drafts(drafts: wire.DraftStatus | None) -> str:
+    return "" if drafts is None else f"{drafts.accepted / drafts.proposed:.0%} of {drafts.proposed} drafts accepted"
 
 
 def _bytes(memory: wire.Memory | None) -> str:

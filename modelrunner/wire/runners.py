@@ -26,11 +26,19 @@ class SandboxStatus(msgspec.Struct, frozen=True):
     gaps: list[str]
 
 
+class DraftStatus(msgspec.Struct, frozen=True):
+    """The tokens that speculative decoding has proposed since the runner's start, and those that the model took."""
+
+    proposed: int
+    accepted: int
+
+
 class RunnerStatus(msgspec.Struct, frozen=True):
     """An entry of `GET /engines/ps`. It was started for `model_name`; `models` are the names of all that it serves, by
     ID: presets of one model share a runner. `state` is starting, ready, sleeping, draining or stopping. Times are RFC
     3339 in UTC; `variant` says how the runner differs from its configuration, "" if it does not; `host` is the machine
-    on which it runs, "" for the daemon's."""
+    on which it runs, "" for the daemon's. `drafts` is None for a runner that has drafted nothing, and in lists that are
+    sent by themselves (`/engines/now`)."""
 
     id: str
     backend_name: str
@@ -57,6 +65,7 @@ class RunnerStatus(msgspec.Struct, frozen=True):
     host: str = ""
     sandbox: SandboxStatus | None = None
     models: dict[str, str] = {}
+    drafts: DraftStatus | None = None
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -137,6 +137,18 @@ async def test_metrics_of_the_engines_tell_their_runner(start_daemon: StartDaemo
     assert told == runners
 
 
+async def test_ps_tells_how_many_drafts_were_accepted(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0, "other": 1})
+    daemon.backend.knobs = ("--drafts", "40", "10")
+    change = {"model": "smol", "speculative": {"draft_model": "smol"}}
+    async with daemon.unix.post("/engines/_configure", json=change) as answer:
+        assert answer.status in (200, 202)
+    for model in ("smol", "other"):
+        await ask(daemon, {**CHAT, "model": model})
+    found = {each["model_name"]: each["drafts"] for each in await get(daemon, "/engines/ps")}
+    assert found == {"smol": {"proposed": 40, "accepted": 10}, "other": None}
+
+
 async def test_openmetrics_where_it_is_asked_for(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
     await ask(daemon)

@@ -29,9 +29,12 @@ def test_what_the_conversation_repeats_is_proposed(daemon: Daemon) -> None:
     done = daemon.run("configure", SMOLLM2, "--draft-ngram", "on", "--parallel", "1", "--restart")
     assert done.returncode == 0, done.stderr
     drafted = daemon.post("/v1/completions", ask).json()
+    shown = daemon.run("ps").stdout
     assert daemon.run("configure", SMOLLM2, "--draft-ngram", "off", "--parallel", "default").returncode == 0
     assert drafted["choices"] == plain["choices"]
-    assert drafted["timings"]["draft_n_accepted"] > 0
+    timings = drafted["timings"]
+    assert timings["draft_n_accepted"] > 0
+    assert f"{timings['draft_n_accepted'] / timings['draft_n']:.0%} of {timings['draft_n']} drafts accepted" in shown
 
 
 def test_a_draft_model_of_another_family_is_refused(daemon: Daemon) -> None:

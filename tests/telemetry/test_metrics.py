@@ -17,6 +17,7 @@ from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry import exposition
+from modelrunner.telemetry.drafts import read_drafts
 from modelrunner.telemetry.exposition import EngineMetrics, fetch, merged
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.telemetry import Telemetry
@@ -28,6 +29,20 @@ def test_an_engine_with_broken_metrics_hides_no_other() -> None:
     broken = '# HELP a b\n# TYPE a counter\na{x="y", ="\\n"} \\ 2a'
     good = "# TYPE b gauge\nb 1\n"
     assert [family.name for family in merged([], [EngineMetrics({}, broken), EngineMetrics({}, good)])] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("template", "proposed", "accepted", "counts"),
+    [
+        ("# TYPE llamacpp:{0} counter\nllamacpp:{0} {1}\n", "96", "31", (96, 31)),
+        ('vllm:{0}{{engine="0",model_name="m"}} {1}\n', "1.2e+03", "400.0", (1200, 400)),
+        ("llamacpp:{0} {1}\n", "1.2.3", "nan", (0, 0)),
+        ("llamacpp:{0} {1}\n", "1e19", "0", (2**53, 0)),
+    ],
+)
+def test_drafts_of_an_engine_s_metrics(template: str, proposed: str, accepted: str, counts: tuple[int, int]) -> None:
+    text = template.format("spec_decode_num_draft_tokens_total", proposed)
+    assert read_drafts(text + template.format("spec_decode_num_accepted_tokens_total", accepted)) == counts
 
 
 def series(families: Iterable[Metric]) -> list[tuple[str, dict[str, str], float]]:
