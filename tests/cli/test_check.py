@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from modelrunner.cli import check
 from tests.cli.conftest import Cli
-from tests.cli.fake_daemon import FakeDaemon, Request, Status, events
+from tests.cli.fake_daemon import FakeDaemon, Handler, Request, Status, Stream, events
 
 ABLE = ["chat", "tools", "vision", "reasoning"]
 ALL = 13
@@ -133,6 +134,25 @@ def test_a_fault_fails_its_own_conversations(model: dict[str, Any], daemon: Fake
 
     daemon.answers["POST /v1/chat/completions"] = odd
     assert {name for name, verdict in verdicts(cli, 1).items() if verdict == "failed"} == expected
+
+
+def test_a_machine_that_is_too_slow_is_no_failure_of_the_model(
+    model: dict[str, Any], daemon: FakeDaemon, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_PATIENCE", 0.1)
+    answers = daemon.answers["POST /v1/chat/completions"]
+
+    def slow(request: Request) -> Any:
+        return (
+            Stream([], hold=Handler.wait_for_client_to_leave)
+            if request.body.get("response_format")
+            else answers(request)
+        )
+
+    daemon.answers["POST /v1/chat/completions"] = slow
+    found = verdicts(cli)
+    assert {name for name, verdict in found.items() if verdict != "passed"} == {"schema", "schema with thinking"}
+    assert set(found.values()) == {"passed", "skipped"}
 
 
 def test_a_window_that_is_smaller_than_it_says(model: dict[str, Any], daemon: FakeDaemon, cli: Cli) -> None:
