@@ -88,7 +88,9 @@ async def serve(
     """Locks the data directory, serves until a signal or `POST /shutdown`, drains, and leaves nothing behind. `ready`
     is called once both listeners answer; `registry` replaces the installed backends; with `last` the process ends
     afterwards. Raises `AlreadyRunning`, `ConfigurationError`, `StorageFailed`."""
-    async with instance.opened(settings) as announce:
+    async with instance.opened(
+        settings.data_dir, settings.socket, settings.log_level, settings.runtime_folder
+    ) as announce:
         keys = KeyRing(settings.data_dir / "state" / "keys.json")
         with ExitStack() as sockets:
             if tcp := open_port(settings.listen, wanted=settings.is_given("listen"), beyond_loopback=bool(keys)):

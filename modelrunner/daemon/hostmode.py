@@ -30,7 +30,7 @@ async def serve_host(settings: Settings, address: str) -> None:
     `ConfigurationError`, `StorageFailed`."""
     if not (key := os.environ.pop(KEY, "")):
         raise BadRequest(f"a host is started by its head, which gives it a key in {KEY}")
-    async with instance.opened(settings):
+    async with instance.opened(settings.data_dir, settings.socket, settings.log_level, settings.runtime_folder):
         parts = await asyncio.to_thread(build, settings)
         folder = settings.data_dir / "cluster"
         certificate = await asyncio.to_thread(self_signed, folder, [address, NAME])

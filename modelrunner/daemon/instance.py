@@ -22,7 +22,6 @@ from modelrunner import durable
 from modelrunner.concurrency.threads import Pool
 from modelrunner.config import lockfile
 from modelrunner.config.locations import MAX_SOCKET_PATH, ConfigurationError
-from modelrunner.config.settings import Settings
 from modelrunner.daemon import logs
 from modelrunner.errors import ModelRunnerError
 from modelrunner.processes.processtree import become_subreaper, sweep_orphans
@@ -111,13 +110,15 @@ def prepare_process() -> None:
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Announce]:
+async def opened(
+    data: Path, socket_path: Path, log_level: str, runtime_folder: Callable[[], Path]
+) -> AsyncIterator[Announce]:
     """Holds the data directory as `hold` does, logs to it, and removes what killed daemons left. Raises as `hold`."""
-    folder = settings.data_dir / "logs"
-    with hold(settings.data_dir, settings.socket) as announce, logs.logging_to(folder, settings.log_level):
+    folder = data / "logs"
+    with hold(data, socket_path) as announce, logs.logging_to(folder, log_level):
         asyncio.get_running_loop().set_default_executor(Pool("files", 16, prompt=True))
         await asyncio.to_thread(sweep_orphans)
-        runtime = settings.runtime_folder()
+        runtime = runtime_folder()
         remove_dead_sockets(runtime)
         remove_abandoned(runtime)
         logs.prune_engine_logs(folder)

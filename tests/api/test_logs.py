@@ -108,7 +108,7 @@ async def test_old_engine_logs_go_when_a_daemon_or_a_host_begins(tmp_path: Path)
         path = folder / f"engine-fake-{number}-completion-0.log"
         path.touch()
         os.utime(path, (number, number))
-    async with instance.opened(settings):
+    async with instance.opened(settings.data_dir, settings.socket, settings.log_level, settings.runtime_folder):
         left = {path.name for path in folder.iterdir()}
     assert len(left) == 2 * logs.ENGINE_LOGS_KEPT + 1  # and the daemon's
     assert "engine-fake-2-completion-0.log" not in left
