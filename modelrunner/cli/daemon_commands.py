@@ -119,27 +119,15 @@ def logs(client: HttpClient, name: str | None, follow: bool, lines: str | None) 
 def serve(listen: str | None, socket: str | None, tls: str | None) -> None:
     """Run the daemon in the foreground."""
     gc.disable()  # off until the daemon serves: the objects of a start are not garbage
-    _import_aiohttp()
     from modelrunner.config.locations import Locations
     from modelrunner.config.settings import Settings
+    from modelrunner.daemon.instance import import_aiohttp
+
+    import_aiohttp()
     from modelrunner.daemon.app import run
 
     socket = os.path.abspath(socket) if socket else None
     run(Settings.load(Locations.find(), listen=listen, socket=socket, tls=tls))
-
-
-def _import_aiohttp() -> None:
-    """aiohttp reads the certificates of this machine twice as it is imported (its connector.py), for a client that
-    nobody here uses (`web/session.py` is the daemon's): a twelfth of a start. So it finds none."""
-    names = "SSL_CERT_FILE", "SSL_CERT_DIR"
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    os.environ.update(dict.fromkeys(names, os.devnull))
-    try:
-        import aiohttp  # noqa: F401
-    finally:
-        for name in names:
-            del os.environ[name]
-        os.environ.update(given)
 
 
 @click.command()
