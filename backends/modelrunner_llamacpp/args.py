@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modelrunner.sdk import BadRequest, Bundle, Endpoint, Mode, RunSpec
+from modelrunner.sdk import BadRequest, Bundle, Endpoint, EngineDevice, Mode, RunSpec
 from modelrunner.sdk.flags import words_of
-from modelrunner_llamacpp import adapters, flags
+from modelrunner_llamacpp import adapters, flags, rpc
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.environment import INSIDE
 from modelrunner_llamacpp.flags import OPTIONS
@@ -130,10 +130,11 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
     return options
 
 
-def by_name(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+def by_name(options: Mapping[str, str], listed: Sequence[EngineDevice]) -> dict[str, str]:
     """Returns the options of llama-server with its names of devices (`--list-devices`, in that order) in place of
-    numbers. Without names it begins on each device that there is, which takes some hundred MiB of each, also for a run
-    with no layer there (llama_prepare_model_devices of llama.cpp); the projector is on the first one that is named."""
+    numbers, and with the RPC servers that have them. Without names it begins on each device that there is, which takes
+    some hundred MiB of each, also for a run with no layer there (llama_prepare_model_devices of llama.cpp); the
+    projector is on the first one that is named."""
     match options.get("--split-mode", "layer"):
         case "none":
             shares = {int(options.get("--main-gpu", "0")): ""}
@@ -141,11 +142,13 @@ def by_name(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
             shares = dict(enumerate(options["--tensor-split"].split(",")))
         case _:
             return dict(options)
-    used = {names[i]: share for i, share in shares.items() if 0 <= i < len(names) and (not share or float(share))}
-    kept = {
+    used = {listed[i]: share for i, share in shares.items() if 0 <= i < len(listed) and (not share or float(share))}
+    servers, names = rpc.names(used, listed)
+    kept = {"--rpc": ",".join(servers)} if servers else {}  # before the names of its devices
+    kept |= {
         flag: text for flag, text in options.items() if flag not in ("--split-mode", "--main-gpu", "--tensor-split")
     }
-    kept["--device"] = ",".join(used) or "none"
+    kept["--device"] = ",".join(names.get(device.name, device.name) for device in used) or "none"
     return kept if len(used) < 2 else kept | {"--tensor-split": ",".join(used.values())}
 
 

@@ -42,6 +42,7 @@ from modelrunner_llamacpp import (
     quantize,
     repack,
     requests,
+    rpc,
     split,
 )
 from modelrunner_llamacpp.engines import Engine, EngineKind, limited_threads
@@ -70,6 +71,7 @@ class LlamaCppBackend(Backend):
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
         self._installing = enginecache.InstallState()
+        self._servers = rpc.Servers(self.settings.rpc)
         self._saved = SlotFiles(context.state / "slots", self.settings.slot_cache) if context.state else None
         self._keepers: dict[Endpoint, SlotKeeper] = {}
         self._features = repack.features()
@@ -118,12 +120,13 @@ class LlamaCppBackend(Backend):
         folder = keeper.folder if keeper else None
         options = options | args.owned(spec, endpoint, engine, folder)
         if engine.kind is EngineKind.NATIVE and (listed := self._devices_of(engine)):
-            options = args.by_name(options, [device.name for device in listed])
+            options = args.by_name(options, listed)
         shaders = await asyncio.to_thread(environment.shader_folder, engine, self.context.cache)
         argv, env = args.command(engine, options), environment.variables(spec, shaders)
         permissions = environment.permissions(engine, [each for each in (folder, shaders) if each], options)
         try:
-            await run(argv, env=env, options=launch.process, permissions=permissions)
+            with self._servers.used(options["--rpc"].split(",") if "--rpc" in options else ()):
+                await run(argv, env=env, options=launch.process, permissions=permissions)
         finally:
             self._keepers.pop(endpoint, None)
 
@@ -183,7 +186,8 @@ class LlamaCppBackend(Backend):
         engine = self._found()
         if engine is None:
             return ()
-        found = engines.devices(engine)
+        theirs = self._servers.devices(lambda server: engines.devices_of_server(engine, server))
+        found = (*engines.devices(engine), *theirs)
         self._listed = engine, found
         return found
 
@@ -201,7 +205,9 @@ class LlamaCppBackend(Backend):
 
         layers = Header(spec.bundle.header).layers
         spec = memory.placed_by_hand(spec, self._options(spec), rooms)
-        return await asyncio.to_thread(split.variants, spec, place, self._required, layers)
+        found = await asyncio.to_thread(split.variants, spec, place, self._required, layers)
+        listed = self._devices_of(engine) if engine is not None else ()
+        return [rpc.alone(variant, listed, rooms) for variant in found]
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)

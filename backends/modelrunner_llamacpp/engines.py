@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,19 @@ async def provide(
 
 def find(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
     """Returns the first engine here, None if there is none. Raises `BackendUnavailable` if the configuration names an
-    engine that cannot be used: a typing error must not silently choose another one."""
+    engine that cannot be used, or devices that the engine cannot: a typing error must not silently choose others."""
+    engine = _first(context, settings)
+    if engine is None or not settings.rpc:
+        return engine
+    if engine.kind is not EngineKind.NATIVE:
+        raise BackendUnavailable(
+            f"`rpc` names devices that only llama.cpp's own server can use, and here is {engine}: build it with "
+            "`modelrunner install --build llama.cpp`, or leave `rpc` out"
+        )
+    return replace(engine, devices=engine.devices or None)
+
+
+def _first(context: BackendContext, settings: LlamaCppSettings) -> Engine | None:
     if settings.llama_server is not None:
         return _explicit(settings.llama_server)
     for kind in (EngineKind.NATIVE, EngineKind.WHEEL):
@@ -240,6 +252,13 @@ def _listed(program: str, _stamp: int, kind: EngineKind) -> tuple[EngineDevice, 
         except (ValueError, TypeError, IndexError) as error:
             raise OSError(f"{WHEEL} lists devices that nobody understands: {error}") from None
     return parse_devices(output_of([program, "--list-devices"], env=environment))
+
+
+def devices_of_server(engine: Engine, server: str) -> tuple[EngineDevice, ...]:
+    """Returns the devices that the engine lists with an RPC server ("HOST:PORT"). Raises `OSError` as `output_of` does,
+    also where another engine uses the server."""
+    command = [str(engine.program), "--rpc", server, "--list-devices"]  # in this order
+    return parse_devices(output_of(command, env=dict(os.environ) | DEVICE_ORDER, timeout=3.0))
 
 
 def parse_devices(text: str) -> tuple[EngineDevice, ...]:

@@ -21,6 +21,7 @@ def permissions(engine: Engine, writes: Collection[Path] = (), options: Collecti
     return Permissions(
         reads=(INSIDE, *([engine.folder] if engine.folder else [])),
         writes=tuple(writes),
+        network="it computes on RPC servers (`rpc`)" if "--rpc" in options else "",
         affinity="--numa binds threads to the processors of a node" if "--numa" in options else "",
     )
 

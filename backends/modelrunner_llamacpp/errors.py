@@ -30,6 +30,14 @@ _CAUSES = [
      "smaller quantization", memory=True),
     Cause(_NO_MEMORY,
      "there is not enough memory for the model: use a smaller context size, or stop other models first", memory=True),
+    Cause(r"RPC server version mismatch",
+     "an RPC server speaks another version of the protocol than this llama.cpp: start the `ggml-rpc-server` of the "
+     "same release there"),
+    Cause(r"Failed to connect to (\S+:\d+)",
+     "the RPC server {0} does not answer: start `ggml-rpc-server` there, or take it out of `rpc` in "
+     "[backends.\"llama.cpp\"]"),
+    Cause(r"Remote RPC server crashed",
+     "an RPC server ended, or its connection did: start `ggml-rpc-server` there again"),
     Cause(r"quantized V cache (?:requires|was requested)",
      "a quantized cache for V (--cache-type-v) needs flash attention (--flash-attn on)"),
     Cause(r"(?:failed to load|could not load|unable to load) (?:CLIP|clip|multimodal|mmproj)|clip_init: .*failed",

@@ -247,6 +247,7 @@ OWNED = (
         ),
     ),
     Option("--override-kv", "kv_overrides", Text()),  # only llama-server has it
+    Option("--rpc", "", Text()),  # the same
     Option("--device", "devices", Text(), ("-dev",)),  # the same
     Option("--embeddings", "embedding", Switch(), ("--embedding",), "embedding"),
     Option("--fit", "fit_params", Choice({"on": True, "off": False}), ("-fit",)),
@@ -264,7 +265,7 @@ OWNED = (
 ALSO_OWNED = (  # noqa: SIM905
     "--api-key --api-key-file --api-prefix --path --log-file --log-disable --log-jsonl --log-prompts-dir --hf-repo -hf "
     "--hf-file --hf-token --model-url --docker-repo --mmproj-url --rerank --reranking --media-path "
-    "--models-dir --models-preset --models-max --timeout --ssl-key-file --ssl-cert-file --tools --agent --rpc "
+    "--models-dir --models-preset --models-max --timeout --ssl-key-file --ssl-cert-file --tools --agent "
     "--reuse-port --sleep-idle-seconds --cors-origins"
 ).split()
 OPTIONS = {option.flag: option for option in (*ALLOWED, *OWNED)}
@@ -306,7 +307,7 @@ _REASONS = {
     **dict.fromkeys(("--model", "-m", "--hf-repo", "-hf", "--model-url"), "the request or the command names the model"),
     **dict.fromkeys(("--host", "--port"), "the daemon listens for the engine; see `listen` in docs/configuration.md"),
     **dict.fromkeys(("--api-key", "--api-key-file"), "the engine is reached through the daemon only"),
-    **dict.fromkeys(("--rpc",), "an engine runs on this machine alone"),
+    **dict.fromkeys(("--rpc",), 'name servers in `rpc` of [backends."llama.cpp"] (docs/configuration.md)'),
     **dict.fromkeys(("--verbose", "-v", "--log-file", "--log-verbosity", "-lv"), "`modelrunner logs` shows the log"),
 }
 

@@ -18,6 +18,7 @@ def _size(value: Any) -> int:
 
 Size = Annotated[int, BeforeValidator(_size)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Server = Annotated[str, Field(pattern=r"^[0-9A-Za-z.-]{1,253}:[0-9]{1,5}$")]
 
 
 class LlamaCppSettings(BaseModel):
@@ -32,6 +33,7 @@ class LlamaCppSettings(BaseModel):
     - `prompt_cache` is the bytes of main memory for prompts of finished requests (`--cache-ram`), 0 for none.
     - `slot_cache` is the bytes on disk for the prompt caches of unloaded models, 0 for none. A prompt of fewer than
       `slot_tokens` tokens is not kept there.
+    - `rpc` are the addresses (HOST:PORT) of `ggml-rpc-server`s whose devices are used, too (rpc.py).
     - `threads` is the number of an engine's CPU threads. By default llama.cpp chooses it, but no more than this process
       may use.
     """
@@ -46,6 +48,7 @@ class LlamaCppSettings(BaseModel):
     prompt_cache: Size = 0
     slot_cache: Size = 4 << 30
     slot_tokens: int = Field(default=32, ge=1)
+    rpc: Annotated[tuple[Server, ...], Field(max_length=16)] = ()  # GGML_RPC_MAX_SERVERS
     threads: int | None = Field(default=None, ge=1, le=1024)
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ _WORDS = {
     "Apple": ("apple", "metal", "mtl"),
 }
 _GRAPHICS_OF_INTEL = "0000:00:02.0"  # the place of a processor's own on the PCI bus, with every driver
+_SILENT = "it does not answer"
 _ALIKE = 0.1  # part of a card's memory by which two drivers' figures of it may differ
 
 
@@ -101,7 +102,8 @@ def joined(
                 continue
             if number is None:
                 number = len(found)
-                found.append(Device(0, 0, name=device.description, address=device.address))
+                fault = "" if device.total else _SILENT
+                found.append(Device(0, 0, name=device.description, address=device.address, fault=fault))
             taken.append(number)
             known = found[number]
             found[number] = replace(known, names={**(known.names or {}), backend: device.name})
@@ -131,7 +133,10 @@ def _card_of(device: EngineDevice, cards: Sequence[Device], taken: Sequence[int]
 
 
 def _vendor(device: EngineDevice) -> str:
-    """Returns the maker of the engine's device, "" for one that is no GPU, such as a processor that plays one."""
+    """Returns the maker of the engine's device, "" for one that is no GPU, such as a processor that plays one, or that
+    a server has, whatever its host is called."""
+    if device.name.startswith("RPC"):
+        return ""
     words = f"{device.name} {device.description}".lower().replace("(", " ").split()
     return next((v for v, begins in _WORDS.items() if any(word.startswith(begins) for word in words)), "")
 

@@ -1,11 +1,16 @@
-"""llama.cpp on devices of 2 GiB each, which the processor plays (Mesa's llvmpipe, Vulkan): placements, evictions and
-deaths of a real engine. The first run compiles shaders for a minute; they stay in the cache."""
+"""llama.cpp on devices of 2 GiB each, which the processor plays (Mesa's llvmpipe, Vulkan), the engine's own or each of
+a `ggml-rpc-server`: placements, evictions and deaths of a real engine. The first run compiles shaders for a minute;
+they stay in the cache."""
 
+import json
 import os
 import random
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,13 @@ from typing import Any
 import psutil
 import pytest
 
+from modelrunner.config.locations import Locations
 from modelrunner_llamacpp.engines import EngineKind
 from tests.e2e.conftest import StartDaemon, cached_engine
 from tests.e2e.daemons import Daemon, command_line, until
 from tests.models import random_llama
 from tests.models.random_llama import Sizes
+from tests.ports import reserved_port
 
 # Layers of the made models. With a context of 32,768 tokens each layer takes 64 MiB of cache and a little more: of the
 # 1.8 GiB that a device may give, these take 0.7, 1.2 and 1.6 GiB, and the last one more than one device has.
@@ -36,16 +43,38 @@ def write(file: Path, layers: int, number: int) -> Path:
     return random_llama.write(file, shape)
 
 
+@pytest.fixture(params=["own", pytest.param("rpc", marks=pytest.mark.nightly)])
+def means(request: pytest.FixtureRequest) -> str:
+    """Whose the devices are: the engine's, or those of servers."""
+    kind: str = request.param
+    return kind
+
+
 @pytest.fixture
-def start(make_daemon: StartDaemon, tmp_path: Path) -> Iterator[Any]:
+def start(means: str, make_daemon: StartDaemon, tmp_path: Path) -> Iterator[Any]:
     """Starts a daemon with so many devices, and models by name, each of a size in `LAYERS`."""
-    program = cached_engine(EngineKind.NATIVE, vulkan=True) / "bin/llama-server"
+    programs = cached_engine(EngineKind.NATIVE, vulkan=True) / "bin"
     started: list[Daemon] = []
+    servers: list[subprocess.Popen[bytes]] = []
+    ports = ExitStack()
+
+    def serve() -> str:
+        """Starts a server with one device."""
+        port = ports.enter_context(reserved_port())
+        environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": "0", "MESA_SHADER_CACHE_DIR": str(shaders)}
+        command = [str(programs / "ggml-rpc-server"), "-p", str(port)]
+        servers.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+        until(lambda: answers(port))
+        return f"127.0.0.1:{port}"
 
     def begin(devices: int, **models: str) -> Daemon:
         daemon = make_daemon(None, models=False)
-        daemon.data.parent.joinpath("config.toml").write_text(f'[backends."llama.cpp"]\nllama_server = "{program}"\n')
-        daemon.environment["GGML_VK_VISIBLE_DEVICES"] = ",".join(["0"] * devices)
+        config = f'[backends."llama.cpp"]\nllama_server = "{programs}/llama-server"\n'
+        if means == "own":
+            daemon.environment["GGML_VK_VISIBLE_DEVICES"] = ",".join(["0"] * devices)
+        else:
+            config += f"rpc = {json.dumps([serve() for _ in range(devices)])}\n"
+        daemon.data.parent.joinpath("config.toml").write_text(config)
         daemon.start()
         started.append(daemon)
         for number, (name, size) in enumerate(models.items()):
@@ -54,9 +83,19 @@ def start(make_daemon: StartDaemon, tmp_path: Path) -> Iterator[Any]:
             assert daemon.run("configure", name, "--context-size", "32768", "--parallel", "1").returncode == 0
         return daemon
 
+    shaders = Locations.find().cache / "llama.cpp-shaders"
     yield begin
     for daemon in started:
         daemon.stop()
+    for server in servers:
+        server.kill()
+        server.wait()
+    ports.close()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def ask(daemon: Daemon, model: str) -> str:
@@ -102,12 +141,13 @@ def test_two_models_stand_side_by_side_and_a_third_takes_the_place_of_the_one_no
     assert sorted(places(daemon).values()) == [[0], [1]]
 
 
-def test_a_model_computes_on_the_device_that_somebody_chose(start: Any) -> None:
+def test_a_model_computes_on_the_device_that_somebody_chose(start: Any, means: str) -> None:
     daemon = start(2, a="small", b="small")
     assert daemon.run("configure", "a", "--set", "llamacpp.devices=[1]").returncode == 0
     ask(daemon, "a")
     assert places(daemon) == {"a": [1]}
-    assert options(daemon, "a")[options(daemon, "a").index("--device") + 1] == "Vulkan1"
+    words = options(daemon, "a")
+    assert words[words.index("--device") + 1] == ("Vulkan1" if means == "own" else "RPC0")  # of the server that it uses
     assert "device 1" in daemon.run("ps").stdout
     for wrong in ("llamacpp.devices=[2]", "llamacpp.main-device=5"):
         assert daemon.run("configure", "b", "--set", wrong).returncode == 0
@@ -117,15 +157,17 @@ def test_a_model_computes_on_the_device_that_somebody_chose(start: Any) -> None:
     assert places(daemon) == {"a": [1]}
 
 
-def test_a_model_larger_than_a_device_is_split_and_one_larger_than_both_computes_on_the_processor_too(
-    start: Any,
-) -> None:
-    daemon = start(2, a="split", b="split")
+def test_a_model_larger_than_a_device_is_split(start: Any, means: str) -> None:
+    daemon = start(2, a="split")
     assert ask(daemon, "a") == ""
     assert places(daemon) == {"a": [0, 1]}
     words = options(daemon, "a")
-    assert words[words.index("--device") + 1] == "Vulkan0,Vulkan1"
+    assert words[words.index("--device") + 1] == ("Vulkan0,Vulkan1" if means == "own" else "RPC0,RPC1")
     assert sum(map(int, words[words.index("--tensor-split") + 1].split(","))) == LAYERS["split"] + 1
+
+
+def test_a_model_larger_than_all_devices_computes_on_the_processor_too(start: Any) -> None:
+    daemon = start(2, b="split")
     assert daemon.run("configure", "b", "--context-size", "98304").returncode == 0
     way = ask(daemon, "b")
     assert way.endswith(f"of {LAYERS['split']} layers on the GPU")
@@ -141,6 +183,19 @@ def test_an_engine_that_is_killed_frees_its_device(start: Any) -> None:
     until(lambda: not daemon.runners())
     assert ask(daemon, "b") == ""
     assert places(daemon) == {"b": [0]}
+
+
+@pytest.mark.parametrize("means", [pytest.param("rpc", marks=pytest.mark.nightly)], indirect=True)
+def test_the_plan_goes_on_without_a_server_that_ended(start: Any) -> None:
+    daemon = start(1, a="small")
+    assert ask(daemon, "a") == ""
+    for server in psutil.Process().children():
+        if server.name() == "ggml-rpc-server":
+            server.kill()
+    lost = daemon.post("/v1/completions", {"model": "a", "prompt": "th", "max_tokens": 1})
+    assert (lost.status_code, "`ggml-rpc-server`" in lost.text) == (502, True)
+    until(lambda: "(RPC0 of llama.cpp): not used, it does not answer" in daemon.run("status").stdout)
+    assert ask(daemon, "a") == f"0 of {LAYERS['small']} layers on the GPU"
 
 
 @pytest.mark.nightly

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelrunner.errors import BadRequest
-from modelrunner.types import Endpoint, Mode, RunSpec
+from modelrunner.types import Endpoint, EngineDevice, Mode, RunSpec
 from modelrunner_llamacpp import args, split
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from tests.llamacpp.models import MINILM, SMOLLM2, bundle, spec
@@ -104,13 +104,40 @@ def test_a_run_names_the_devices_that_it_uses_and_no_other(
 ) -> None:
     layers = {"--n-gpu-layers": str(sum(placement))}
     flags = split.flags(placement)
-    found = args.by_name(dict(zip(flags[::2], flags[1::2], strict=True)), ("CUDA0", "CUDA1", "CUDA2"))
+    found = args.by_name(dict(zip(flags[::2], flags[1::2], strict=True)), listed("CUDA0", "CUDA1", "CUDA2"))
     assert found == layers | expected
+
+
+def listed(*names: str) -> list[EngineDevice]:
+    """Devices; those of RPC servers have "NAME@SERVER"."""
+    parted = [name.partition("@") for name in names]
+    return [EngineDevice(name, server or name, 100, 100, server) for name, _, server in parted]
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ((31, 0, 0, 0), {"--device": "CUDA0"}),
+        ((0, 0, 0, 31), {"--rpc": "b:1", "--device": "RPC0"}),
+        ((0, 0, 31, 0), {"--rpc": "a:1", "--device": "RPC1"}),
+        ((1, 0, 10, 20), {"--rpc": "a:1,b:1", "--device": "CUDA0,RPC1,RPC2", "--tensor-split": "1,10,20"}),
+    ],
+)
+def test_a_run_names_the_servers_that_it_uses_and_no_other(
+    placement: tuple[int, ...], expected: dict[str, str]
+) -> None:
+    """A server that is away ends an engine that names it. The engine numbers the devices of those that it gets."""
+    flags = split.flags(placement)
+    options = dict(zip(flags[::2], flags[1::2], strict=True))
+    found = args.by_name(options, listed("CUDA0", "RPC0@a:1", "RPC1@a:1", "RPC2@b:1"))
+    assert found == {"--n-gpu-layers": "31"} | expected
+    words = args.command(Engine(EngineKind.NATIVE, Path("llama-server"), "1"), found)
+    assert "--rpc" not in words or words.index("--rpc") < words.index("--device")
 
 
 @pytest.mark.parametrize("options", [{"--split-mode": "row", "--tensor-split": "1,1"}, {"--n-gpu-layers": "all"}])
 def test_devices_that_llama_cpp_chooses_keep_their_numbers(options: dict[str, str]) -> None:
-    assert args.by_name(options, ("CUDA0", "CUDA1")) == options
+    assert args.by_name(options, listed("CUDA0", "CUDA1")) == options
 
 
 def test_an_engine_without_devices_does_not_try_to_fit() -> None:
