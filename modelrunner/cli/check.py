@@ -1,5 +1,5 @@
 """The command check, which tries what programs ask of a model: conversations, tools, structured output, thinking,
-pictures, and a full window."""
+images, and a full window."""
 
 import json
 import math
@@ -85,7 +85,7 @@ class _Checker:
         or `_NotHeld`."""
         tools = "" if "tools" in self._able else "its chat template has no tools"
         thinks = "" if "reasoning" in self._able else "it does not think"
-        sees = "" if "vision" in self._able else "it takes no pictures"
+        sees = "" if "vision" in self._able else "it takes no images"
         yield "system prompt", "every program", "", self._system
         yield "several turns", "every chat", "", self._turns
         yield "stream", "every chat", "", self._stream
@@ -97,7 +97,7 @@ class _Checker:
         yield "schema with thinking", "programs that read the answer", thinks, lambda: self._schema(thinks=True)
         yield "thinking", "chats that show it", thinks, self._thinking
         yield "no thinking", "quick answers", thinks, self._no_thinking
-        yield "picture", "programs that send pictures", sees, self._picture
+        yield "image", "programs that send images", sees, self._picture
         yield "full window", "agents, long documents", "" if self._window else "its window is not known", self._fill
 
     def _ask(self, messages: list[dict[str, Any]], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -198,7 +198,7 @@ class _Checker:
 def check(client: HttpClient, model: str, as_json: bool) -> int:
     """Try what programs ask of a model: tools, schemas, thinking, a full window.
 
-    It holds a dozen short conversations: turns, tools, structured output, thinking, pictures, and a prompt that fills
+    It holds a dozen short conversations: turns, tools, structured output, thinking, images, and a prompt that fills
     the window. A failure is the model's or its chat template's; the exit code is then 1. `modelrunner list`, the page
     and /v1/models show the result until the model, its settings or its engine change.
     """

@@ -38,7 +38,7 @@ HELP = (
     ("/clear", "forget the conversation"),
     ("/bye", "leave; so do /exit and Ctrl-D"),
     ('"""', "begins and ends a text of several lines"),
-    ("a path of a picture", "in a question shows the picture to the model"),
+    ("a path of an image", "in a question shows the image to the model"),
     ("Ctrl-C", "stops the answer; what is typed during it waits for its end"),
 )
 
@@ -122,7 +122,7 @@ class Conversation:
     def _read_question(self, text: str) -> None:
         question, images, missing = split_images(text)
         for name in missing:
-            note(f"there is no file {name}: the model gets its name, and no picture")
+            note(f"there is no file {name}: the model gets its name, and no image")
         try:
             message = user_message(question, images)
             if images:
@@ -131,7 +131,7 @@ class Conversation:
             report(str(error))
             return
         for image in images:
-            note(f"with the picture {image}")
+            note(f"with the image {image}")
         self._ask(message, self.messages)
 
     def _ask(self, question: Message, before: list[Message]) -> None:

@@ -28,7 +28,7 @@ class _Pictures(msgspec.Struct):
 def check_picture(file: Path) -> None:
     """Raises `UsageError` for a file that is none of a picture, or has no folder."""
     if file.suffix.lower() not in _FORMS:
-        raise click.UsageError(f"{file} has no ending of a picture: end it in {', '.join(_FORMS)}")
+        raise click.UsageError(f"{file} has no ending of an image: end it in {', '.join(_FORMS)}")
     check_folder(file)
 
 
@@ -41,7 +41,7 @@ def draw(client: HttpClient, model: str, prompt: str, file: Path, seed: int | No
         if not (data := base64.b64decode(picture.b64_json, validate=True)):
             raise ValueError
     except (ValueError, binascii.Error):
-        raise AnswerBroken(f"{model} answered without one picture in base64: see `modelrunner logs {model}`") from None
+        raise AnswerBroken(f"{model} answered without one image in base64: see `modelrunner logs {model}`") from None
     with written(file) as opened:
         opened.write(data)
 

@@ -54,10 +54,10 @@ def default_system(client: HttpClient, model: str) -> str | None:
 
 
 def check_sees(client: HttpClient, model: str) -> None:
-    """Raises `BadRequest` for a model that is known to take no pictures."""
+    """Raises `BadRequest` for a model that is known to take no images."""
     able = client.call("GET", path("models", model), dict[str, object]).get("capabilities")
     if able and isinstance(able, list) and "vision" not in able:
-        raise BadRequest(f"{model} takes no pictures: `modelrunner list` shows the models with vision")
+        raise BadRequest(f"{model} takes no images: `modelrunner list` shows the models with vision")
 
 
 def pull(client: HttpClient, wanted: wire.PullRequest, *, displays: Displays | None = None) -> str:

@@ -107,4 +107,4 @@ def _data_url(image: Path) -> str:
     for start, kind in _IMAGE_TYPES.items():
         if content.startswith(start):
             return f"data:{kind};base64,{b64encode(content).decode()}"
-    raise click.UsageError(f"{image} is not a PNG, JPEG, GIF or WebP picture")
+    raise click.UsageError(f"{image} is not a PNG, JPEG, GIF or WebP image")

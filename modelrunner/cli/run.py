@@ -52,7 +52,7 @@ _STARTER_SIZE = "93 MB"
     "images",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A picture to ask about; may be given several times.",
+    help="An image to ask about; may be given several times.",
 )
 @click.option(
     "-o",
@@ -60,7 +60,7 @@ _STARTER_SIZE = "93 MB"
     "picture",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the picture of a model that draws there: png, jpeg or webp.",
+    help="Write the image of a model that draws there: png, jpeg or webp.",
 )
 @click.option("--format", type=click.Choice(["json"]), help="Make the model answer in JSON.")
 @click.option(
@@ -94,8 +94,8 @@ def run(
 
     Without PROMPT a chat begins. Piped text is added to the prompt. Several models before a prompt in quotes all answer
     it, one after the other. A model that transcribes takes files of sound as PROMPT, one that draws writes its
-    picture to --output. A model or an engine that is
-    missing is installed first; without MODEL, the starter model is offered.
+    image to --output. A model or an engine that is missing is installed first; without MODEL, the starter model is
+    offered.
     """
     if schema_file is not None:
         parameters["format"] = schema(schema_file)
@@ -106,7 +106,7 @@ def run(
     if picture is not None:
         check_picture(picture)
     if len(models) > 1 and picture is not None:
-        raise click.UsageError("one model draws one picture: name one model")
+        raise click.UsageError("one model draws one image: name one model")
     if text is None and (picture or images or as_json or len(models) > 1 or not output.is_terminal(sys.stdout)):
         raise click.UsageError("a prompt is needed: give it as an argument or pipe it in")
     message = user_message(text, images) if text is not None else None

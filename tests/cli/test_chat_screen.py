@@ -122,9 +122,7 @@ def test_words_of_errors_and_of_the_help_are_whole(daemon: FakeDaemon, tmp_path:
         seen = ask(terminal, "q", "smaller")
         assert told in " ".join(seen.split())
         seen = ask(terminal, "/?", "Ctrl-C")
-        assert all(
-            word in seen.split() for word in ("system,", "temperature,", "max-tokens,", "conversation", "picture")
-        )
+        assert all(word in seen.split() for word in ("system,", "temperature,", "max-tokens,", "conversation", "image"))
         assert max(map(len, seen.splitlines())) < 44
 
 
@@ -210,7 +208,7 @@ def test_a_picture_is_named_by_its_path(daemon: FakeDaemon, tmp_path: Path) -> N
     with screen(tmp_path, "run", "m") as terminal:
         terminal.wait_for(PROMPT)
         ask(terminal, r"what is on my\ cat.png and missing.png", "^one")
-        assert "with the picture my cat.png" in terminal.shows()
+        assert "with the image my cat.png" in terminal.shows()
     [_, content] = asked(daemon)[0]
     assert content[0] == {"type": "text", "text": "what is on  and missing.png"}
     assert content[1]["image_url"]["url"].startswith("data:image/png;base64,")
@@ -221,11 +219,11 @@ def test_a_model_without_eyes_gets_no_picture(daemon: FakeDaemon, tmp_path: Path
     daemon.answers["GET /models/m"] |= {"capabilities": ["completion", "chat"]}
     with screen(tmp_path, "run", "m", columns=120) as terminal:
         terminal.wait_for(PROMPT)
-        ask(terminal, "what is on cat.png?", "^error: m takes no pictures: `modelrunner list` shows")
+        ask(terminal, "what is on cat.png?", "^error: m takes no images: `modelrunner list` shows")
         ask(terminal, "hello", "^one")
     assert asked(daemon) == [[SYSTEM, "hello"]]
     with screen(tmp_path, "run", "m", "what?", "--image", "cat.png", columns=120) as terminal:
-        terminal.wait_for("^error: m takes no pictures: `modelrunner list` shows")
+        terminal.wait_for("^error: m takes no images: `modelrunner list` shows")
         assert terminal.ended() == 1
 
 
