@@ -55,8 +55,8 @@ async def install(
     processor unless the settings name an index with builds for a card. Says which card stays idle. `variant` chooses
     instead of the machine: one of `cards.VARIANTS`.
 
-    Raises `BadRequest` for an unknown variant, `BackendUnavailable` with the machine's shortcoming or with pip's
-    reason, and `InsufficientDisk`."""
+    Raises `BadRequest` for a variant that this machine cannot have, `BackendUnavailable` with the machine's shortcoming
+    or with pip's reason, and `InsufficientDisk`."""
     if variant:
         await _install_variant(context, settings, progress, variant, build=build)
         return
@@ -91,7 +91,7 @@ async def _install_variant(
     if variant not in cards.VARIANTS:
         raise BadRequest(f"llama.cpp has no variant {variant!r}, but {', '.join(cards.VARIANTS)}", param="variant")
     if (variant == "metal") != (sys.platform == "darwin") and variant != "cpu":
-        raise BackendUnavailable(f"the variant {variant} does not run on {platform.system()}: leave out --variant")
+        raise _cannot(settings, f"the variant {variant} does not run on {platform.system()}")
     card = cards.OF_VARIANT.get(variant)
     if variant == "vulkan" and not build and not _can_compile(card) and cards.has_prebuilt():
         await _install_vulkan(context, progress)
@@ -100,12 +100,24 @@ async def _install_variant(
     elif card is None or variant == "metal":
         await (compile_engine(context, progress, card) if build else _install_wheel(context, settings, progress))
     elif not card.is_buildable:
-        raise BackendUnavailable(
+        raise _cannot(
+            settings,
             f"the variant {variant} is compiled here, and {card.tool} is missing: install {card.package}, then "
-            f"`modelrunner install llama.cpp --variant {variant}`"
+            f"`modelrunner install llama.cpp --variant {variant}`",
         )
     else:
         await compile_engine(context, progress, card)
+
+
+def _cannot(settings: LlamaCppSettings, why: str) -> BadRequest:
+    """Returns the error for a variant that this machine cannot have, with those that it can have now."""
+    if sys.platform == "darwin":
+        there = ["metal"]
+    else:
+        there = [variant for variant in ("cuda", "rocm", "vulkan") if _can_compile(cards.OF_VARIANT[variant])]
+        there += ["cuda"] if settings.wheel_index and "cuda" not in there else []
+        there += ["vulkan"] if cards.has_prebuilt() and "vulkan" not in there else []
+    return BadRequest(f"{why}; this machine can have {', '.join([*there, 'cpu'])}", param="variant")
 
 
 def _can_compile(card: cards.Card | None) -> bool:

@@ -5,10 +5,12 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from modelrunner.backend import Backend
 from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
 from modelrunner.daemon.app import serve
@@ -53,15 +55,16 @@ StartDaemon = Callable[..., Awaitable[Daemon]]
 @pytest.fixture
 async def start_daemon(tmp_path: Path) -> AsyncIterator[StartDaemon]:
     """`start_daemon(models={"smol": 0})` serves with that model in the store; the number makes models differ, and
-    `metadata` goes into their headers."""
+    `metadata` goes into their headers. `backends` are instead of the fake one."""
     started: list[Daemon] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     async def start(
         *,
         models: dict[str, int] | None = None,
-        metadata: dict[str, str] | None = None,
+        metadata: dict[str, Any] | None = None,
         folder: Path = tmp_path,
+        backends: dict[str, Backend] | None = None,
         **overrides: object,
     ) -> Daemon:
         folder.mkdir(exist_ok=True)
@@ -73,7 +76,7 @@ async def start_daemon(tmp_path: Path) -> AsyncIterator[StartDaemon]:
                 add_model(store, reference, seed, metadata=metadata)
         backend = FakeBackend(folder)
         ready = asyncio.Event()
-        registry = BackendRegistry({"fake": backend}, {"broken": "ImportError: no such module"})
+        registry = BackendRegistry(backends or {"fake": backend}, {"broken": "ImportError: no such module"})
         task = asyncio.create_task(serve(settings, ready=ready.set, registry=registry))
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
