@@ -64,6 +64,32 @@ class Mode(OpenNames):
         return cls(text)
 
 
+_HOURS = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)", re.ASCII)
+_DAY = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """A part of every day, from `begin` until before `end`, in minutes after midnight; over midnight where `end` is
+    not the later one. Text: `22:00-07:00`."""
+
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `BadRequest`."""
+        found = _HOURS.fullmatch(text)
+        begin, end = (int(found[i]) * 60 + int(found[i + 1]) for i in (1, 3)) if found else (0, 0)
+        if begin == end or max(begin, end) > _DAY:
+            raise BadRequest(f"{text!r} are no hours: write HH:MM-HH:MM, such as 07:00-22:30", param="hours")
+        return cls(begin, end)
+
+    def hold(self, minute: int) -> bool:
+        """Returns True if `minute`, of 0 to 1439, is in these hours."""
+        return (minute - self.begin) % _DAY < (self.end - self.begin) % _DAY or abs(self.end - self.begin) == _DAY
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """The address of a runner: a Unix socket `path`, or `host` and `port`; and how it is asked there. Raises
@@ -204,6 +230,11 @@ class RequiredMemory:
     def devices(self) -> tuple[int, ...]:
         """The numbers of the devices on which there is something, in order."""
         return tuple([number for number, size in enumerate(self.vram) if size])
+
+    @property
+    def total(self) -> int:
+        """The bytes of main memory and of all devices together."""
+        return self.ram + sum(self.vram)
 
     def __add__(self, other: "RequiredMemory") -> "RequiredMemory":
         pairs = zip_longest(self.vram, other.vram, fillvalue=0)

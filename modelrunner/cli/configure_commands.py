@@ -60,6 +60,7 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 @click.option("--draft-min-acceptance", metavar="P", help="Propose only tokens of this probability.")
 @click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
 @click.option("--preload", metavar="on|off", help=MEANINGS["preload"])
+@click.option("--hours", metavar="HH:MM-HH:MM", help=MEANINGS["hours"])
 @click.option("--replicas", metavar="N|MIN-MAX", help=MEANINGS["replicas"])
 @click.option("--fallback", metavar="MODEL", help=MEANINGS["fallback"])
 @click.option("--recording", metavar="on|off", help=MEANINGS["recording"])

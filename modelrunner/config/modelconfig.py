@@ -11,7 +11,7 @@ from modelrunner import chattemplates, lora
 from modelrunner.defaults import RequestParameters, TemplateArguments
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest, wrong_field
-from modelrunner.types import KeepAlive
+from modelrunner.types import Hours, KeepAlive
 
 MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -20,7 +20,7 @@ TRAINED = -1  # the context size that the model was trained for
 _NOT_THE_ENGINES = dict.fromkeys(
     (
         *("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording", "replicas", "parameters"),
-        *("fallback", "template_arguments"),
+        *("fallback", "template_arguments", "hours"),
     )
 )
 _OURS = frozenset(("model", "stream", "stream_options", "messages", "prompt", "input", "query", "documents", "texts"))
@@ -56,13 +56,13 @@ class ModelConfiguration(
     forbid_unknown_fields=True,
     rename=lambda name: name if name == "keep_alive" else name.replace("_", "-"),
 ):
-    """The settings of one model; None means not set. Context sizes are in tokens of one sequence; `TRAINED` is the size
-    that the model was trained for; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration or
-    "-1"; a number of `replicas` is both ends of the range; `max_tokens` and `max_seconds` are the limits of one
-    request. `chat_template` is the text of a Jinja template, `lora` are LoRA adapters of this machine as
-    `PATH[:SCALE]` (`modelrunner.lora`), in place of those that were packaged with the model. `fallback` is the model
-    that answers where there is no memory for this one. `options` are the
-    backends' own tables by `table_name`, checked by their `options_model`."""
+    """The settings of one model; None means not set. Context sizes are in tokens of one sequence; `TRAINED` is the
+    size that the model was trained for; `gpu_layers` is how many layers go to devices; `keep_alive` is a Go duration
+    or "-1"; outside of `hours`, a text of `Hours`, neither `pin` nor `preload` holds; a number of `replicas` is both
+    ends of the range; `max_tokens` and `max_seconds` are the limits of one request. `chat_template` is the text of a
+    Jinja template, `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those
+    that were packaged with the model. `fallback` is the model that answers where there is no memory for this one.
+    `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
     context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
@@ -73,6 +73,7 @@ class ModelConfiguration(
     runtime_flags: tuple[str, ...] | None = None
     pin: bool | None = None
     preload: bool | None = None
+    hours: str | None = None
     replicas: ReplicaCount | ReplicaRange | None = None
     max_tokens: Count | None = None
     max_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -130,6 +131,8 @@ class ModelConfiguration(
                 param="speculative.draft_model",
             )
         lora.parse(self.lora or ())
+        if self.hours is not None:
+            Hours.parse(self.hours)
         for kind, names in (("strip", self.parameters.strip), ("set", self.parameters.set)) if self.parameters else ():
             if ours := sorted(_OURS.intersection(names)):
                 raise BadRequest(
@@ -164,6 +167,10 @@ class ModelConfiguration(
         tables: dict[str, Any] = found.pop("options", {})
         return found | {name: table for name, table in tables.items() if table}
 
+    def holds(self, minute: int) -> bool:
+        """Returns True if `pin` and `preload` hold in this minute of the day, 0 to 1439."""
+        return self.hours is None or Hours.parse(self.hours).hold(minute)
+
     def for_the_engine(self) -> "ModelConfiguration":
         """Returns the settings that an engine is started with: configurations that differ in them need two
         processes."""
@@ -180,6 +187,7 @@ MEANINGS = {
     "runtime-flags": "Flags of the engine.",
     "pin": "Never evict it for another model.",
     "preload": "Load it when the daemon starts.",
+    "hours": "The hours of the day in which pin and preload hold: HH:MM-HH:MM.",
     "replicas": "Runners at once: a number, or MIN-MAX for more only while the others are busy.",
     "max-tokens": "The most tokens that one request may generate.",
     "max-seconds": "The most seconds that the engine may work on one request.",

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.aliases import Alias, AliasPolicy
@@ -20,11 +29,11 @@ from modelrunner.config.locations import (
     first_private,
     whole,
 )
-from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.config.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.config.registrytables import RegistryHost, RegistryTable
 from modelrunner.errors import BadRequest
 from modelrunner.schema import nearest
-from modelrunner.types import KeepAlive, McpServer
+from modelrunner.types import Hours, KeepAlive, McpServer
 from modelrunner.units import parse_age, parse_bytes, parse_duration
 
 
@@ -158,6 +167,32 @@ FilePath = Annotated[Path, AfterValidator(expanded)]
 FolderPaths = Annotated[tuple[Annotated[Path, AfterValidator(whole)], ...], BeforeValidator(_list)]
 
 
+def _hours(value: str) -> str:
+    Hours.parse(value)
+    return value
+
+
+class GroupTable(BaseModel):
+    """A table `[groups.NAME]`: `models` that are loaded together. The rest are settings of each model, which its own
+    table overrides."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    pin: StrictBool | None = None
+    preload: StrictBool | None = None
+    hours: Annotated[str, _by(_hours)] | None = None
+
+
+def _apart(value: Mapping[str, GroupTable]) -> Mapping[str, GroupTable]:
+    seen: dict[str, str] = {}
+    for name, group in value.items():
+        for model in group.models:
+            if seen.setdefault(model, name) != name:
+                raise ValueError(f"{model} is in the groups {seen[model]} and {name}: a model can be in one")
+    return value
+
+
 class ClusterTable(BaseModel):
     """The table `[cluster]`; docs/cluster.md describes each key. `ray_address` is `HOST:PORT` of a Ray cluster, or
     `auto`; nodes must have the `label`, `NAME=VALUE`, "" for all nodes."""
@@ -224,6 +259,7 @@ class Settings(BaseModel):
     tools_time: Seconds = 120.0
     registries: Mapping[RegistryHost, RegistryTable] = Field(default_factory=dict)
     models: Mapping[str, ModelTable] = Field(default_factory=dict)
+    groups: Annotated[Mapping[str, GroupTable], AfterValidator(_apart)] = Field(default_factory=dict)
     aliases: Mapping[str, AliasTable] = Field(default_factory=dict)
     backends: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     engines: Mapping[EngineName, AnyEngineTable] = Field(default_factory=dict)
@@ -269,6 +305,16 @@ class Settings(BaseModel):
         `ConfigurationError`."""
         follows = self.socket == self._origin[0].runtime / SOCKET_NAME
         return self.runtime_folder() / SOCKET_NAME if follows else self.socket
+
+    def model_tables(self) -> Mapping[str, ModelConfiguration]:
+        """Returns the models' tables, each over what the model's group says."""
+        found: dict[str, ModelConfiguration] = {}
+        for group in self.groups.values():
+            table = ModelConfiguration(pin=group.pin, preload=group.preload, hours=group.hours)
+            found |= dict.fromkeys(group.models, table)
+        for name, own in self.models.items():
+            found[name] = own.over(found.pop(name, NOTHING_SET))  # a later table wins over one of another name
+        return found
 
     def is_given(self, name: str) -> bool:
         """Returns False for a setting that is not set and has its default value."""

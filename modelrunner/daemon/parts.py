@@ -128,7 +128,7 @@ def build(
     engines = dict(settings.engines)
     configurations = Configurations(
         state / "configurations.json",
-        tables=settings.models,
+        tables=settings.model_tables(),
         model_id=lambda reference: _id(store, reference) or declared_id(engines, reference),
     )
     permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
@@ -185,7 +185,7 @@ def build(
     configurator = Configurator(setting_parts)
     installer = Installer(registry, scheduler, forget_backends)
     on_demand = InstallOnDemand(resolver, installer)
-    preloader = Preloader(store, resolver, on_demand, scheduler)
+    preloader = Preloader(setting_parts, on_demand, settings.groups)
     shapes.prime()
     library.use_aliases(aliases := Aliases(store, resolver, scheduler, settings.aliases))
     return Parts(
@@ -257,13 +257,15 @@ def _context(settings: Settings, backend: type[Backend]) -> BackendContext:
 def file_settings(settings: Settings) -> FileSettings:
     """Returns the settings that a reload compares. Raises `ConfigurationError` for a table whose name is no
     reference."""
-    for reference in settings.models:
+    named: list[tuple[str, tuple[str, ...]]] = [(one, ("models", one)) for one in settings.models]
+    named += [(one, ("groups", name, "models")) for name, group in settings.groups.items() for one in group.models]
+    for reference, key in named:
         try:
             Reference.parse(reference)
         except InvalidReference as error:
-            raise ConfigurationError(f"{settings.place('models', reference)}: {error.message}") from None
+            raise ConfigurationError(f"{settings.place(*key)}: {error.message}") from None
     values = {name: getattr(settings, name) for name in Settings.model_fields if name != "models"}
-    return FileSettings(values, settings.models, settings.place)
+    return FileSettings(values, settings.model_tables(), settings.place)
 
 
 def set_aliases(pipeline: Pipeline, aliases: Aliases, names: Mapping[str, Alias]) -> None:
@@ -328,6 +330,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
             lambda s: scheduler.set_limits(max_queue=s["max_queue"], max_wait=s["max_wait"]),
         ),
         "aliases": lambda s: set_aliases(pipeline, parts.aliases, s["aliases"]),
+        "groups": lambda s: parts.preloader.use_groups(s["groups"]),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
         "max_seconds": lambda s: parts.resolver.set_max_seconds(s["max_seconds"]),
         "access_log": lambda s: access_log.use(s["access_log"]),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -13,8 +13,10 @@ from modelrunner.errors import BackendNotFound, BadRequest, InvalidReference, Mo
 from modelrunner.models.configurations import ModelSettings, Tables
 from modelrunner.models.configurator import SettingParts, Validator
 from modelrunner.models.resolve import main_mode
+from modelrunner.scheduler import Target
 from modelrunner.store import Store
-from modelrunner.types import Bundle
+from modelrunner.types import Bundle, Hours
+from modelrunner.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +106,37 @@ class Reloader:
                 new = await asyncio.to_thread(self._read)
                 wanted = self._parts.configurations.settings.with_tables(new.models)
                 await asyncio.to_thread(check_tables, new, self._parts.store, wanted, self._parts.validator)
+                await self._check_memory(new, wanted)
             except ConfigurationError as error:
                 raise BadRequest(f"{error.message}; the running configuration stays as it is") from error
             settings, models = self._settings(new), await asyncio.to_thread(self._models, wanted)
             if not dry_run:
                 await self._apply(new, settings, models)
             return [*settings, *(model.change for model in models)]
+
+    async def _check_memory(self, new: FileSettings, wanted: ModelSettings) -> None:
+        """Raises `ConfigurationError` for models that are to be in memory together and cannot: those of a group, and
+        those that are pinned or preloaded at an hour. Sets that are not new are not checked: what other programs hold
+        today must not keep other settings from being applied."""
+        here = [model.id for model in await asyncio.to_thread(self._parts.store.list)]
+        before = _together(self._current, self._parts.configurations.settings, here)
+        for models, key in _together(new, wanted, here).items():
+            if models in before:
+                continue
+            try:
+                targets = await asyncio.to_thread(self._targets, models, wanted)
+                short = await self._parts.scheduler.diagnostics.shortage(targets)
+            except ModelRunnerError:
+                continue  # an engine that is not here (yet)
+            if short is not None:
+                need, room = map(format_bytes, short)
+                names = " and ".join(sorted(target.name for target in targets))
+                what = f"{names} need {need} together, and there are {room} for all models"
+                raise ConfigurationError(f"{new.place(*key)}: {what}: take one out, or give it a smaller context")
+
+    def _targets(self, models: Iterable[str], wanted: ModelSettings) -> list[Target]:
+        bundles = map(self._parts.store.bundle, models)
+        return [self._parts.validator.target(bundle, main_mode(bundle), wanted) for bundle in bundles]
 
     def _settings(self, new: FileSettings) -> list[SettingChange]:
         before = self._current.values
@@ -180,6 +207,19 @@ def check_tables(read: FileSettings, store: Store, wanted: ModelSettings, valida
             raise ConfigurationError(f"{read.place(*key)}: {error.message}") from None
         except ModelRunnerError:
             continue  # an engine or a draft model that is not here (yet)
+
+
+def _together(read: FileSettings, settings: ModelSettings, here: Collection[str]) -> dict[frozenset[str], list[str]]:
+    """Returns the IDs of models that are to be in memory at the same time, of the models that are `here`, each with
+    the key of the file that says so."""
+    found = {}
+    for name, group in read.values["groups"].items():
+        found[frozenset(here).intersection(map(settings.model_id, group.models))] = ["groups", name]
+    held = {id: one for id in here if (one := settings.of(id)).pin or one.preload}
+    # The most are there at the beginning of somebody's hours, if anybody has some.
+    for minute in {Hours.parse(one.hours).begin % 1440 for one in held.values() if one.hours} or {0}:
+        found.setdefault(frozenset(id for id, one in held.items() if one.holds(minute)), ["models"])
+    return found
 
 
 def _bundle(store: Store, reference: str) -> Bundle | None:

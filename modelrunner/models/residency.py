@@ -3,17 +3,17 @@ as the start-up list does."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
 from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, ModelRunnerError
-from modelrunner.models.configurator import Configurator
+from modelrunner.models.configurator import Configurator, SettingParts
 from modelrunner.models.installs import InstallOnDemand
-from modelrunner.models.resolve import Resolver
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import LoadProgress, ProgressReport, WorkProgress
-from modelrunner.scheduler import Fitting, Phase, Scheduler, UnloadResult
+from modelrunner.scheduler import FitForecast, Fitting, Phase, Scheduler, UnloadResult
 from modelrunner.scheduler.state import Reason
 from modelrunner.store import Store, StoredModel
 
@@ -23,7 +23,7 @@ _TELL_EVERY = 0.5  # seconds
 _MENDING = frozenset({"pull", "install", "configure"})
 # Why a runner went that comes back when there is room.
 _CROWDED = frozenset({Reason.ROOM.code, Reason.MEMORY.code})
-_QUIET = 4.0  # seconds without an event, after which free room is looked for
+_QUIET = 4.0  # seconds without an event, after which free room is looked for, and at the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +98,27 @@ class Residency:
         return ModelResidency(model, next(states, None))
 
 
+class ModelGroup(Protocol):
+    """`models` are the references of models that are loaded together."""
+
+    @property
+    def models(self) -> Sequence[str]: ...
+
+
 class Preloader:
     """Reports a model of the start-up list that could not be loaded as missing with the scheduler's `Diagnostics`.
     `starting` is True until every model of the list was loaded or has failed once."""
 
-    def __init__(self, store: Store, resolver: Resolver, on_demand: InstallOnDemand, scheduler: Scheduler) -> None:
-        self._store = store
-        self._resolver = resolver
+    def __init__(self, parts: SettingParts, on_demand: InstallOnDemand, groups: Mapping[str, ModelGroup]) -> None:
+        self._parts = parts
+        self._store, self._resolver, self._scheduler = parts.store, parts.resolver, parts.scheduler
         self._on_demand = on_demand
-        self._scheduler = scheduler
-        self.starting = bool(resolver.preloads())
+        self._groups = groups
+        self.starting = bool(self._resolver.preloads())
+
+    def use_groups(self, groups: Mapping[str, ModelGroup]) -> None:
+        """Takes other groups. Those of their models that are loaded bring the rest at their next load."""
+        self._groups = groups
 
     async def load(
         self,
@@ -144,15 +155,24 @@ class Preloader:
         """Loads the list, one model after another; after each pull, installation and change of a configuration, it
         loads the failed models again. It installs an engine only once, because a failed installation is such an event.
         A model of the list that had to go for another model or program is loaded again once there is room that nobody
-        else waits for. Ends with the scheduler."""
+        else waits for. A model that is loaded brings those of its group, where none of the group has to go for them.
+        When the hours of models begin or end, their pins and loads follow within seconds. Ends with the scheduler."""
         events = self._scheduler.events
-        seen = events.last
-        failed = await self._load(await asyncio.to_thread(self._wanted), may_install=True)
+        seen, hours = events.last, self._resolver.in_hours()
+        wanted = await asyncio.to_thread(self._wanted)
+        failed = await self._load(wanted, may_install=True)
         self.starting = False
         away: set[str] = set()
         while not events.closed:
             async with aclosing(events.subscribe(seen, _QUIET)) as feed:
                 async for event in feed:
+                    if hours != (hours := self._resolver.in_hours()):
+                        before, wanted = wanted, await self._turned()
+                        away.intersection_update(wanted)
+                        for model in set(failed).difference(wanted):
+                            self._scheduler.diagnostics.missing(model, None)
+                        failed = [model for model in failed if model in wanted]
+                        failed += await self._load([m for m in wanted if m not in before], may_install=False)
                     if event is None:
                         back = [model for model in away if await self._has_room(model)]
                         away.difference_update(back)
@@ -164,26 +184,56 @@ class Preloader:
                         if event.model in failed:
                             failed.remove(event.model)
                             self._scheduler.diagnostics.missing(event.model, None)
+                        await self._complete(event.model)
                     elif event.event in _MENDING:
                         failed = await self._load(failed, may_install=False)
                     elif event.details.get("code") in _CROWDED and event.model in await asyncio.to_thread(self._wanted):
                         away.add(event.model)
 
+    async def _turned(self) -> list[str]:
+        """Applies the pins of these hours, and returns the list of them."""
+        self._resolver.forget()
+        for model_id in {id for runner in self._scheduler.runners() for id in runner.models}:
+            self._parts.retain(model_id)
+        return await asyncio.to_thread(self._wanted)
+
+    async def _complete(self, model: str) -> None:
+        """Loads the other models of the groups of a model that is loaded."""
+        for group in tuple(self._groups.values()):
+            names = await asyncio.to_thread(self._named, group.models)
+            for other in names if model in names else ():
+                forecast = await self._forecast(other)
+                if forecast is None or forecast.fits is Fitting.NEVER or {*names}.intersection(forecast.would_evict):
+                    continue
+                try:
+                    await self.load(other, may_install=False)
+                except Exception as error:
+                    self._tell(other, f"with {model}", error)
+
     async def _has_room(self, model: str) -> bool:
         """Returns True if the model gets its memory at once, and no request waits for a runner."""
+        found = await self._forecast(model)
+        fits = found is not None and found.fits in (Fitting.NOW, Fitting.SPLIT) and not found.would_evict
+        return fits and not self._scheduler.waiting()
+
+    async def _forecast(self, model: str) -> FitForecast | None:
+        """Returns None for a model that cannot be loaded, whatever the memory."""
         try:
             mode = await asyncio.to_thread(self._resolver.main_mode, model)
             await self._resolver.prepare(None, model, mode)
-            found = await self._scheduler.diagnostics.fit(self._resolver(None, model, mode))
+            return await self._scheduler.diagnostics.fit(self._resolver(None, model, mode))
         except ModelRunnerError:
-            return False
-        fits = found.fits in (Fitting.NOW, Fitting.SPLIT) and not found.would_evict
-        return fits and not self._scheduler.waiting()
+            return None
 
     def _wanted(self) -> list[str]:
         """Returns the models of the list, by their names in events."""
+        return self._named(self._resolver.preloads())
+
+    def _named(self, models: Sequence[str]) -> list[str]:
+        """Returns the names in events of models: IDs or references."""
         here = {model.id: model.tags[0] for model in self._store.list() if model.tags}
-        return [here.get(model, model) for model in self._resolver.preloads()]
+        model_id = self._parts.configurations.settings.model_id
+        return [here.get(model) or here.get(model_id(model) or "", model) for model in models]
 
     async def _load(self, models: list[str], *, may_install: bool) -> list[str]:
         """Returns the models that failed."""
@@ -193,13 +243,16 @@ class Preloader:
         try:
             await self.load(model, may_install=may_install)
         except Exception as error:  # whatever a backend raises, the other models are loaded all the same
-            fault = None if isinstance(error, ModelRunnerError) else error
-            log.error("%s could not be loaded at the start: %s", model, error, exc_info=fault)
-            self._scheduler.events.emit("refuse", model=model, reason=f"it could not be loaded at the start: {error}")
+            self._tell(model, "at the start", error)
             self._scheduler.diagnostics.missing(model, str(error))
             return False
         self._scheduler.diagnostics.missing(model, None)
         return True
+
+    def _tell(self, model: str, when: str, error: Exception) -> None:
+        fault = None if isinstance(error, ModelRunnerError) else error
+        log.error("%s could not be loaded %s: %s", model, when, error, exc_info=fault)
+        self._scheduler.events.emit("refuse", model=model, reason=f"it could not be loaded {when}: {error}")
 
 
 def _told(name: str, load: LoadProgress) -> WorkProgress:

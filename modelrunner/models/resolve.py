@@ -5,6 +5,8 @@ order of docs/api.md: 404, 412, 421, 501.
 """
 
 import asyncio
+from collections.abc import Callable
+from datetime import datetime
 from threading import Lock
 
 from modelrunner.backend import Backend, BackendState, DeclaredModel
@@ -56,7 +58,7 @@ class BeingInstalled(Unavailable):
 
 class Resolver:
     """`known` holds the resolved targets that are still valid. `keep_alive` is that of models without their own.
-    `max_seconds` bounds a request to any model."""
+    `max_seconds` bounds a request to any model. `now` returns the local time, which the hours of models are in."""
 
     def __init__(
         self,
@@ -67,7 +69,9 @@ class Resolver:
         *,
         keep_alive: KeepAlive,
         max_seconds: float | None = None,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        self.now = now
         self._store = store
         self._registry = registry
         self._configurations = configurations
@@ -146,7 +150,8 @@ class Resolver:
         keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
         limits = RequestLimits.of(settings.max_seconds, settings.max_tokens).least(self._limits)
         replicas = Replicas(settings.replica_range.min, settings.replica_range.max)
-        return RetainedSettings(keep_alive, bool(settings.pin), limits, replicas, settings.parameters)
+        pinned = bool(settings.pin) and settings.holds(self._minute())
+        return RetainedSettings(keep_alive, pinned, limits, replicas, settings.parameters)
 
     def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
         """Returns the named backend, else the configured backend, else the best for the bundle's format. Raises
@@ -178,7 +183,7 @@ class Resolver:
             ) from None
 
     def is_needed(self, model_id: str) -> bool:
-        """Returns True for a model that is pinned or preloaded."""
+        """Returns True for a model that is pinned or preloaded, now or at other hours."""
         settings = self._configurations.settings.of(model_id)
         return bool(settings.preload or settings.pin)
 
@@ -189,14 +194,28 @@ class Resolver:
         return model_id is not None and bool(settings.of(model_id, mode).recording)
 
     def preloads(self) -> list[str]:
-        """Returns the models to preload: IDs, and references of models that are not here yet."""
-        settings = self._configurations.settings
+        """Returns the models to preload now: IDs, and references of models that are not here yet."""
+        settings, minute = self._configurations.settings, self._minute()
+
+        def wanted(model: ModelConfiguration) -> bool:
+            return bool(model.preload) and model.holds(minute)
+
         stored = [model.id for model in self._store.list()]
-        others = (name for name, table in settings.tables.items() if table.preload)
+        others = (name for name, table in settings.tables.items() if wanted(table))
         return [
-            *(id for id in stored if settings.of(id).preload),
+            *(id for id in stored if wanted(settings.of(id))),
             *(name for name in others if settings.model_id(name) not in stored),
         ]
+
+    def in_hours(self) -> frozenset[str]:
+        """Returns those of the models' hours that hold now. When they change, the settings of models do."""
+        settings, minute = self._configurations.settings, self._minute()
+        every = (*settings.tables.values(), *(posted.configuration for posted in settings.posted.values()))
+        return frozenset(each.hours for each in every if each.hours is not None and each.holds(minute))
+
+    def _minute(self) -> int:
+        now = self.now()
+        return now.hour * 60 + now.minute
 
     def target(self, backend: Backend, bundle: Bundle, mode: Mode, settings: ModelSettings) -> Target:
         """Makes the target for settings that are current, or about to be. Raises `BadRequest`, `ModelNotFound` (the

@@ -3,7 +3,7 @@ scheduler works. Reads the reconciler's state and changes nothing in it."""
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from modelrunner.progress import LoadProgress
@@ -70,6 +70,15 @@ class Diagnostics:
         which counts as main memory."""
         group = Group(RunnerKey("", name, Mode.COMPLETION), (), (RunOption(RequiredMemory(size)),), name)
         return why.fit(self._reconciler.state(), group, self._names(), self._clock())
+
+    async def shortage(self, targets: Iterable[Target]) -> tuple[int, int] | None:
+        """Returns the bytes that the targets' models need together, each run in its smallest way, and those of all that
+        runners may hold, of main memory and devices together, if the first are more; else None. Raises what the
+        backends' estimates raise."""
+        each = [await self._reconciler.variants(target) for target in {t.key: t for t in targets}.values()]
+        need = sum(min(one.variant.memory.total for one in variants) for variants in each if variants)
+        room = sum(budget.total for budget in self._reconciler.state().hosts.values())
+        return (need, room) if need > room else None
 
     def progress(self, target: Target) -> LoadProgress:
         """Tells how far the load is that a client waits for. Every client may ask every second."""

@@ -16,6 +16,7 @@ _TABLES = {
     "registries",
     "models",
     "aliases",
+    "groups",
     "backends",
     "engines",
 }  # with sections of their own
