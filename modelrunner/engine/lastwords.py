@@ -74,6 +74,7 @@ class LastWords:
 
     async def _message(self, what: str, tail: str, stage: str, served: bool) -> str:
         when = f" while it was {stage}" if stage else ""
+        what = what.replace("the engine", f"the engine {self._backend.name}", 1)
         diagnoses = interface_of(self._backend, Diagnoses)
         reason = await asked(diagnoses.explain, tail, not served) if diagnoses else None
         words = last_words(line for line in tail.splitlines() if not self.is_echo(line))

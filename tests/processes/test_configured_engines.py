@@ -198,7 +198,7 @@ def test_a_model_of_an_engine_has_settings_of_its_own_and_is_loaded_at_the_start
     ("table", "said"),
     [
         ('command = ["nothing-of-this-name", "{port}"]', "nothing-of-this-name is not a program here"),
-        ('command = ["/bin/false", "{port}"]', "the engine exited with 1"),
+        ('command = ["/bin/false", "{port}"]', "the engine odd exited with 1"),
         ('command = ["/bin/sh", "-c", "echo no such model >&2; exit 3 # {port}"]', "no such model"),
         ('command = ["/bin/sleep", "100", "{port}"]\nready = { within = "1s" }', "was not ready after 1 seconds"),
         ('command = ["/bin/sh", "-c", "cat /etc/shadow # {port}"]', "its sandbox may be the reason"),
@@ -208,26 +208,40 @@ def test_a_command_that_does_not_serve_is_explained(daemon: MakeDaemon, table: s
     running = daemon(f'[engines.odd]\nmodels = ["thing"]\nendpoints = {{ "/v1/odd" = "opaque" }}\n{table}\n')
     answer = running.post("/v1/odd?model=thing", b"")
     assert answer.status_code in (412, 502, 503, 504)
-    assert said in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert said in message
+    assert "engine odd" in message or "nothing-of-this-name" in message
     assert running.runners() == []
 
 
-def test_an_engine_that_is_no_http_is_never_ready(daemon: MakeDaemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [("int(sys.argv[1])", "<html>"), ("int(sys.argv[1]) + 1", "HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")],
+)
+def test_an_engine_that_is_no_http_or_listens_elsewhere_is_never_ready(
+    daemon: MakeDaemon, tmp_path: Path, port: str, said: str
+) -> None:
     program = tmp_path / "echo.py"
     program.write_text(
         "import socketserver, sys\n"
         "class H(socketserver.BaseRequestHandler):\n"
-        "    def handle(self): self.request.recv(99); self.request.send(b'<html>')\n"
-        "socketserver.ThreadingTCPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()\n"
+        f"    def handle(self): self.request.recv(99); self.request.send(b'{said}')\n"
+        f"with socketserver.ThreadingTCPServer(('127.0.0.1', {port}), H) as server:\n"
+        "    print('at port', server.server_address[1], flush=True)\n"
+        "    server.serve_forever()\n"
     )
     running = daemon(f"""
+        sandbox = "off"  # which would not let it listen elsewhere
         [engines.odd]
         command = {words(PYTHON, program, "{port}")}
         models = ["thing"]
         endpoints = {{ "/v1/odd" = "opaque" }}
         ready = {{ within = "1s" }}
     """)
-    assert "was not ready" in running.post("/v1/odd?model=thing", b"").json()["error"]["message"]
+    message = running.post("/v1/odd?model=thing", b"").json()["error"]["message"]
+    assert "was not ready" in message
+    assert "engine odd" in message
+    assert "at port" in message
 
 
 def _container(tmp_path: Path) -> tuple[str, Path]:

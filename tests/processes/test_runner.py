@@ -125,7 +125,9 @@ async def test_crash_at_start_is_told_in_the_engine_s_words(watch):
     watched = watch("--crash", "error: the\x1b[31m model is\x07 broken")
     with pytest.raises(BackendExited) as caught:
         await watched.task
-    assert caught.value.message == "the engine exited with 1 while it was starting: error: the [31m model is broken"
+    assert (
+        caught.value.message == "the engine fake exited with 1 while it was starting: error: the [31m model is broken"
+    )
     assert caught.value.returncode == 1
     assert watched.runner.failure is caught.value
     assert watched.runner.process_phase is ProcessPhase.STOPPING
@@ -136,7 +138,7 @@ async def test_crash_while_serving_is_explained_by_the_backend(watch):
     runner = await watched.ready()
     with pytest.raises(OSError, match=r".*"):
         await runner.upstream.fetch("POST", "/v1/completions", b"{}", timeout=HUNG)
-    with pytest.raises(BackendExited, match=r"^the engine was ended by signal 9: the fake engine threw up$"):
+    with pytest.raises(BackendExited, match=r"^the engine fake was ended by signal 9: the fake engine threw up$"):
         await watched.task
     assert not runner.endpoint.path.exists()
 
