@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 
 from modelrunner.config import lockfile
@@ -16,6 +17,7 @@ from modelrunner.errors import ModelRunnerError
 log = logging.getLogger(__name__)
 
 _INTERVAL = 0.5  # seconds
+_LOOKS = 4  # at the socket, for each one at the data directory, whose disk may hang: it takes a thread
 
 Serve = Callable[[UnixListener], Awaitable[asyncio.Server]]
 
@@ -45,13 +47,14 @@ class Doorway:
         """Publishes a new socket when this one is gone, and tells when the data directory is. Runs until it is
         cancelled."""
         gone = moved = ""
-        while True:
+        for look in count(1):
             await asyncio.sleep(_INTERVAL)
             if not self._unix.is_published():
                 gone = await self._publish_again(serve)
                 self._tell(gone or moved)
-            moved = await asyncio.to_thread(self._moved)
-            self._tell(gone or moved)
+            if look % _LOOKS == 0:
+                moved = await asyncio.to_thread(self._moved)
+                self._tell(gone or moved)
 
     def _tell(self, trouble: str) -> None:
         if trouble and not self.addresses.trouble:
