@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engine
 IMAGES = "/v1/images/generations"
 BEGINNINGS = {"png": rb"\x89PNG\r\n", "jpeg": rb"\xff\xd8\xff", "webp": rb"RIFF....WEBP"}
 STEPS = 4
+STOPPED = re.compile(r"a client left after step (\d+): stopped after (\d+)")
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +114,8 @@ def test_a_client_that_leaves_frees_the_engine(daemon: Daemon, stream: bool) -> 
                 client.post(IMAGES, json=body, timeout=0.5)
     until(lambda: len(daemon.get("/engines/requests?status=499").json()) == before + 1)
     until(lambda: not any(runner["in_use"] for runner in daemon.runners()))
+    left, ended = map(int, STOPPED.findall(daemon.run("logs", "tiny").stdout)[-1])
+    assert ended - left in (0, 1)  # the step that was under way
     assert ask(daemon).status_code == 200
 
 

@@ -17,6 +17,7 @@ import openai
 import psutil
 import pytest
 
+from tests.clients.test_programs import installed as program
 from tests.e2e.daemons import Daemon, until
 from tests.models.prepare import WHISPER
 from tests.waiting import HUNG
@@ -63,6 +64,43 @@ def test_openais_client_gets_them_as_a_stream(client: openai.OpenAI, speech: Spe
     assert "".join(deltas).lower() == TEXT
     assert events[-1].type == "transcript.text.done"
     assert events[-1].text.lower() == TEXT
+
+
+TRANSCRIBE = """
+import fs from "node:fs";
+import OpenAI from "openai";
+const [base, model, file] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${base}/v1`, apiKey: "none", maxRetries: 0 });
+const ask = { model, file: fs.createReadStream(file) };
+const { text } = await client.audio.transcriptions.create(ask);
+const deltas = [];
+let done = "";
+ask.file = fs.createReadStream(file);
+for await (const event of await client.audio.transcriptions.create({ ...ask, stream: true })) {
+  if (event.type === "transcript.text.delta") deltas.push(event.delta);
+  else done = event.text;
+}
+ask.file = fs.createReadStream(file);
+const srt = await client.audio.transcriptions.create({ ...ask, response_format: "srt" });
+console.log(JSON.stringify({ text, deltas, done, srt }));
+"""
+
+
+def test_npms_openai_gets_them_whole_as_a_stream_and_as_subtitles(
+    daemon: Daemon, speech: Speech, tmp_path: Path
+) -> None:
+    (tmp_path / "node_modules").symlink_to(program("npm", "openai") / "node_modules")
+    (tmp_path / "transcribe.mjs").write_text(TRANSCRIBE)
+    base = daemon.get("/version").json()["listen"]
+    command = ["node", tmp_path / "transcribe.mjs", base, WHISPER, speech.file]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=5 * HUNG, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert {shown["text"].lower(), "".join(shown["deltas"]).lower(), shown["done"].lower()} == {TEXT}
+    assert len(shown["deltas"]) > 1
+    assert [float(second) for second in re.findall(r"--> 00:00:(\d+),", shown["srt"])] == pytest.approx(
+        [int(end) for _, end in speech.times], abs=1
+    )
 
 
 def test_subtitles_have_the_times_of_the_sentences(client: openai.OpenAI, speech: Speech) -> None:

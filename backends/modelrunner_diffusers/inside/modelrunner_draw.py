@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import socket
-import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -79,16 +78,22 @@ class Task:
 
 
 class Job:
-    """The work on one request. It stops between two steps."""
+    """The work on one request. It stops between two steps. `step` counts those of all its pictures."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.stopped = threading.Event()
+        self.step = 0
+        self.left_at: int | None = None
         self.over = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ends the work: the client has left."""
+        if self.left_at is None:
+            self.left_at = self.step
 
     def check(self) -> None:
         """Raises `Stopped`."""
-        if self.stopped.is_set():
+        if self.left_at is not None:
             raise Stopped
 
 
@@ -118,6 +123,7 @@ class Painter:
             def stepped(
                 made: Any, step: int, moment: Any, kept: dict[str, Any], *, index: int = index
             ) -> dict[str, Any]:
+                job.step += 1
                 job.check()
                 total = int(made.num_timesteps)
                 tell({"type": "progress", "index": index, "step": step + 1, "steps": total})
@@ -272,7 +278,7 @@ class Server:
 
     async def _settled(self, request: Request) -> Response:
         """Answers once nothing works for the clients that have left until now."""
-        for job in [job for job in self._jobs if job.stopped.is_set()]:
+        for job in [job for job in self._jobs if job.left_at is not None]:
             await job.over.wait()
         return Response(status_code=204)
 
@@ -304,7 +310,7 @@ class Server:
             try:
                 self._painter.draw(job, tell)
             except Stopped:
-                pass
+                print(f"a client left after step {job.left_at}: stopped after {job.step}", file=sys.stderr, flush=True)
             except Refused as refused:
                 tell({"type": "error", **_fault(refused)})
             except Exception as error:
@@ -332,7 +338,7 @@ async def _answer(job: Job, queue: "asyncio.Queue[dict[str, Any] | None]") -> Re
             return Response(json.dumps({"error": event["error"]}), status, media_type="application/json")
         if event["type"] == "completed":
             pictures.append({"b64_json": event["b64_json"], "seed": event["seed"]})
-    if job.stopped.is_set():
+    if job.left_at is not None:
         return Response(status_code=499)
     size = f"{task.width}x{task.height}"
     answer = {"created": int(time.time()), "data": pictures, "size": size, "output_format": task.form}
@@ -349,14 +355,14 @@ async def _events(job: Job, queue: "asyncio.Queue[dict[str, Any] | None]") -> As
                 event = event | {"type": f"image_generation.{event['type']}", "created_at": int(time.time())} | size
             yield b"data: %b\n\n" % json.dumps(event).encode()
     finally:
-        job.stopped.set()
+        job.stop()
 
 
 async def _left(request: Request, job: Job) -> None:
     """Stops the job when its client leaves."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    job.stopped.set()
+    job.stop()
 
 
 async def _body(request: Request) -> bytes:
