@@ -13,6 +13,7 @@ import msgspec
 
 from modelrunner.cluster.messages import HostAddress
 from modelrunner.cluster.remotehost import RemoteHost
+from modelrunner.cluster.reservations import Order, RayLimits, Reservations
 from modelrunner.errors import BadRequest, NotFound
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
@@ -25,14 +26,18 @@ _LONGEST_LINE = 1 << 20
 
 
 class ClusterMember(msgspec.Struct, frozen=True):
-    """A line of `raymembers.py`: a node that has come (`address` and so on), has gone, or cannot be used (`problem`); a
-    line without a `node` is about the cluster."""
+    """A line of `raymembers.py`: a node that has come (`address` and so on, with so many `cards` in Ray), has gone, has
+    other `limits`, or cannot be used (`problem`); the answer to the order of the name `taken`; or a line about the
+    cluster."""
 
     node: str = ""
     name: str = ""
     address: str = ""
     port: int = 0
     certificate: str = ""
+    cards: int = 0
+    limits: RayLimits | None = None
+    taken: str = ""
     gone: bool = False
     problem: str = ""
 
@@ -60,7 +65,9 @@ class Members:
         self._address, self._label = address, label
         self._key = secrets.token_hex(16)
         self._hosts: dict[str, RemoteHost] = {}
+        self._reservations: dict[str, Reservations] = {}  # by the node's ID
         self._problems: dict[str, str] = {}
+        self._orders: asyncio.StreamWriter | None = None
         self.problem = f"the Ray cluster at {address} was not reached yet"
 
     async def run(self) -> None:
@@ -69,6 +76,9 @@ class Members:
             await self._follow()
             for host in self._hosts.values():
                 host.leave()
+            for held in self._reservations.values():
+                held.end()
+            self._reservations.clear()
             log.warning("the cluster: %s", self.problem)
             await asyncio.sleep(_AGAIN)
 
@@ -81,6 +91,7 @@ class Members:
         )
         assert process.stdin is not None
         assert process.stdout is not None
+        self._orders = process.stdin
         try:
             while line := await process.stdout.readline():
                 with suppress(msgspec.MsgspecError):  # another program's words
@@ -88,13 +99,26 @@ class Members:
         except ValueError:
             self.problem = "its process says too much"
         finally:
+            self._orders = None
             process.stdin.close()
             with suppress(ProcessLookupError):
                 process.terminate()
             await process.wait()
 
+    def _order(self, order: Order) -> None:
+        if self._orders is not None:  # without the process Ray has given all of it back
+            self._orders.write(msgspec.json.encode(order) + b"\n")
+
     def _learn(self, told: ClusterMember) -> None:
-        if not told.node:
+        reservations = self._reservations.get(told.node or told.taken.partition(" ")[0])
+        if told.taken:
+            if reservations is not None:
+                reservations.answered(told.taken, told.problem)
+        elif told.limits is not None:
+            if reservations is not None:
+                reservations.limits = told.limits
+                self._scheduler.hosts_changed()
+        elif not told.node:
             if told.problem and told.problem != self.problem:
                 log.warning("the cluster: %s", told.problem)
             self.problem = told.problem
@@ -108,10 +132,13 @@ class Members:
         else:
             self._problems.pop(told.name, None)
             where = HostAddress(told.address, told.port, self._key, told.certificate)
+            reservations = self._reservations[told.node] = Reservations(told.node, told.cards, self._order)
             changed: Callable[[], None] = self._scheduler.hosts_changed
             if (former := self._hosts.get(told.name)) is not None:
                 former.leave()
-            host = self._hosts[told.name] = RemoteHost(told.name, where, self._registry, self._store, changed)
+            host = self._hosts[told.name] = RemoteHost(
+                told.name, where, self._registry, self._store, changed, reservations
+            )
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", told.name, told.address)
 
@@ -121,7 +148,7 @@ class Members:
         for name, host in self._hosts.items():
             report = host.report
             devices = tuple([device.name for device in report.devices]) if report else ()
-            budget, models = (report.budget, len(report.models)) if report else (None, 0)
+            budget, models = (host.within(report.budget), len(report.models)) if report else (None, 0)
             where = host.where.address
             found.append(HostView(name, host.state, where, budget, devices, models, len(host.runners)))
         found += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self._hosts]

@@ -1,5 +1,6 @@
 """A program: asks Ray for the nodes of a cluster, and keeps an actor on each that runs `modelrunner host`. It prints a
-line of JSON (`members.ClusterMember`) for each change, and ends, with all its actors, when its input ends.
+line of JSON (`members.ClusterMember`) for each change, takes and gives back in Ray what its input orders
+(`reservations.Order`), and ends, with all its actors and groups, when its input ends.
 
     python -m modelrunner.cluster.raymembers ADDRESS [LABEL=VALUE]
 
@@ -12,8 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
+
+from modelrunner.cluster.raygroups import Groups, NodeLimits
 
 _LOOK = 1.0  # seconds between two looks at the nodes
 _AGAIN = 60.0  # seconds until a node on which no host came up is tried again
@@ -43,11 +47,13 @@ class HostActor:
 
 
 def say(**told: object) -> None:
-    print(json.dumps(told), flush=True)
+    sys.stdout.write(json.dumps(told) + "\n")  # whole, since two threads say something
+    sys.stdout.flush()
 
 
 def main(address: str, label: str = "") -> None:
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    groups: Future[Groups] = Future()
+    threading.Thread(target=_follow_orders, args=(groups,), daemon=True).start()
     try:
         ray: Any = import_module("ray")
         at_node = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
@@ -60,12 +66,14 @@ def main(address: str, label: str = "") -> None:
         say(problem=f"Ray at {address} does not answer, or is another version: {' '.join(str(error).split())[:300]}")
         return
     say(problem="")
+    groups.set_result(Groups(ray))
     mine = ray.get_runtime_context().get_node_id()
     make = ray.remote(num_cpus=0, max_restarts=0)(HostActor)
     actors: dict[str, Any] = {}
     starts: dict[str, Any] = {}  # those whose host has not said its port yet
     nodes: dict[str, dict[str, Any]] = {}
     failed: dict[str, float] = {}  # when a node on which no host came up is tried again
+    limits: dict[str, NodeLimits] = {}  # those that were said
     name, _, value = label.partition("=")
     while True:
         for node in ray.nodes():
@@ -86,7 +94,9 @@ def main(address: str, label: str = "") -> None:
             if "problem" in told:
                 ray.kill(actors.pop(id))
                 failed[id] = time.monotonic() + _AGAIN
-            say(node=id, name=_name(nodes[id], id), **told)
+            limits.pop(id, None)
+            cards = int(nodes[id]["Resources"].get("GPU", 0))
+            say(node=id, name=_name(nodes[id], id), cards=cards, **told)
         for id in [id for id in actors if id not in starts]:
             try:
                 there = ray.get(actors[id].is_there.remote(), timeout=_PATIENCE)
@@ -94,6 +104,11 @@ def main(address: str, label: str = "") -> None:
                 there = False
             if not there:
                 _leave(ray, id, actors, starts, nodes)
+        there = {id: nodes[id] for id in actors if id not in starts}
+        for id, limit in groups.result().limits(there).items():
+            if limits.get(id) != limit:
+                limits[id] = limit
+                say(node=id, name=_name(nodes[id], id), limits=limit._asdict())
         time.sleep(_LOOK)
 
 
@@ -111,8 +126,17 @@ def _name(node: dict[str, Any], id: str) -> str:
     return str(given) if is_own else f"{node['NodeManagerHostname']}-{id[:6]}"
 
 
-def _end_with_input() -> None:
-    sys.stdin.buffer.read()
+def _follow_orders(ready: Future[Groups]) -> None:
+    """One after the other, so that nothing is taken before what came earlier was given back."""
+    for line in sys.stdin.buffer:
+        order, groups = json.loads(line), ready.result()
+        try:
+            if order["node"]:
+                say(taken=order["name"], problem=groups.take(**order))
+            else:
+                groups.give_back(order["name"])
+        except Exception as error:  # Ray's, which has one for each part of it
+            say(taken=order["name"], problem=f"Ray fails: {' '.join(str(error).split())[:300]}")
     os._exit(0)
 
 

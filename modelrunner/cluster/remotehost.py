@@ -25,6 +25,7 @@ from modelrunner.cluster.messages import (
     RunnerReport,
     RunnerStarted,
 )
+from modelrunner.cluster.reservations import Reservations
 from modelrunner.concurrency.joint import JointWork
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
@@ -53,13 +54,20 @@ T = TypeVar("T")
 
 class RemoteHost:
     """A `Host` that listens at `where`. `changed` is called when it comes, goes, or tells of a runner's change.
-    `state` is a word for it: joining, ready, draining, silent, gone, or another version."""
+    `state` is a word for it: joining, ready, draining, silent, gone, or another version. What its runners take they
+    have in `reservations`, None where nobody else gives the machine away."""
 
     def __init__(
-        self, name: str, where: HostAddress, registry: BackendRegistry, store: Store, changed: Callable[[], None]
+        self,
+        name: str,
+        where: HostAddress,
+        registry: BackendRegistry,
+        store: Store,
+        changed: Callable[[], None],
+        reservations: Reservations | None = None,
     ) -> None:
         self.name, self.where = name, where
-        self.registry = registry
+        self.registry, self.reservations = registry, reservations
         self.gone = asyncio.Event()
         """Set once the runners that it had are lost."""
         self.is_draining = False
@@ -99,7 +107,11 @@ class RemoteHost:
         if self.is_draining:
             held = [each.memory for each in runners]
             return sum(held, start=RequiredMemory(0, (0,) * len(self.report.budget.vram)))
-        return self.report.budget
+        return self.within(self.report.budget)
+
+    def within(self, budget: RequiredMemory) -> RequiredMemory:
+        """Returns the part of it that the cluster gives us."""
+        return self.reservations.within(budget) if self.reservations else budget
 
     def kind(self, devices: tuple[int, ...]) -> str:
         """See `Host`."""
@@ -295,6 +307,8 @@ class HostRunner:
         host = self._host
         try:
             await host.install(self.key.backend, stage)
+            if host.reservations is not None:
+                await host.reservations.take(self.id, self.key.files, self._memory)
             self.api = await asked(self._backend.api, self.spec)
             backend, files, mode, revision = self.key
             values = msgspec.Raw(values_of(self.spec))
@@ -317,9 +331,13 @@ class HostRunner:
             self.abandoned.end()
             self.upstream.close()
             host.runners.pop(self.id, None)
-            if not self._gone.is_set():
-                with suppress(ModelRunnerError):  # a host that does not answer ends it by itself
-                    await host.call("DELETE", f"/runners/{self.id}", type(None), timeout=_LONG)
+            try:
+                if not self._gone.is_set():
+                    with suppress(ModelRunnerError):  # a host that does not answer ends it by itself
+                        await host.call("DELETE", f"/runners/{self.id}", type(None), timeout=_LONG)
+            finally:
+                if host.reservations is not None:
+                    host.reservations.give_back(self.id)
 
     async def _next(self) -> None:
         """Waits for the next report. Raises `EngineFailed` when the host is gone, and the failure of the engine."""

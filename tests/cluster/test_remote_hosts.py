@@ -16,6 +16,7 @@ from modelrunner.cluster import hostserver, remotehost
 from modelrunner.cluster.hostserver import HostServer
 from modelrunner.cluster.messages import NAME, HostAddress, HostReport
 from modelrunner.cluster.remotehost import RemoteHost
+from modelrunner.cluster.reservations import Order, RayLimits, Reservations
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.daemon.certificates import self_signed
 from modelrunner.daemon.parts import Parts, build
@@ -219,6 +220,22 @@ async def test_a_host_of_another_version_is_not_used(cluster: Cluster, monkeypat
     assert cluster.host.budget(()) is None
     with pytest.raises(InsufficientMemory):
         await cluster.lease()
+
+
+async def test_what_the_cluster_does_not_give_is_not_used(cluster: Cluster) -> None:
+    held: list[Order] = []
+    reservations = cluster.host.reservations = Reservations("node", 0, held.append)
+    reservations.limits = RayLimits(MODEL - 1, ())
+    with pytest.raises(InsufficientMemory):
+        await cluster.lease()
+    reservations.limits = None
+    leasing = asyncio.create_task(cluster.lease())
+    await until(lambda: bool(held))
+    assert held[0].memory == MODEL
+    reservations.answered(held[0].name, "another job has it")
+    with pytest.raises(InsufficientMemory, match="another job has it"):
+        await leasing
+    assert held[1:] == [Order(held[0].name)]
 
 
 async def test_one_that_is_drained_gets_nothing_new(cluster: Cluster) -> None:

@@ -1,0 +1,126 @@
+"""What our runners hold in Ray: placement groups, each pinned to its node. Part of the program `raymembers`.
+
+Ray does not refuse a group, it lets it wait, so a short wait decides. Ray chooses the card of a group and tells it to a
+task in the group alone, so every card is a group of its own, and cards that were not wanted are given back.
+
+Ray: https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html."""
+
+import math
+import threading
+from importlib import import_module
+from typing import Any, NamedTuple
+
+_GRANT = 2.0  # seconds in which Ray grants what fits: it needs milliseconds, and 0.2 s after something was given back
+_TOLD = 30.0  # seconds in which Ray tells the card of a group; it may have to start a process for that
+
+
+class NodeLimits(NamedTuple):
+    """What all our runners on a node may hold in Ray: bytes of main memory, and the numbers of the cards of which no
+    other job has a part."""
+
+    memory: int
+    cards: tuple[int, ...]
+
+
+class _Reserved(NamedTuple):
+    group: Any
+    node: str
+    memory: int
+    """Bytes; 0 for a card."""
+    card: int = -1
+
+
+class Groups:
+    """The groups of this process, each by the name that it was given. Ray removes them when the process ends. Several
+    threads may call it."""
+
+    def __init__(self, ray: Any) -> None:
+        groups = import_module("ray.util.placement_group")
+        self._make, self._remove, self._ray = groups.placement_group, groups.remove_placement_group, ray
+        self._inside = import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
+        self._free = import_module("ray._private.state").available_resources_per_node
+        self._card_of_task = ray.remote(num_cpus=0, num_gpus=1)(_card_of_task)
+        self._held: dict[str, _Reserved] = {}
+        self._others: dict[str, tuple[int, int]] = {}  # by node: bytes and cards that other jobs had at the last look
+        self._cards: dict[str, tuple[int, tuple[int, ...]]] = {}  # by node: how many others had, and which they had not
+        self._lock = threading.Lock()
+
+    def take(self, name: str, node: str, memory: int, card: int) -> str:
+        """Takes the memory, in bytes, or the card if that is 0. Returns "", or a sentence why Ray does not give it."""
+        with self._lock:
+            group = self._granted(node, memory) if memory else self._card(node, card)
+            if group is not None:
+                self._held[name] = group
+                return ""
+            self._cards.pop(node, None)
+        what = "the memory that it needs" if memory else f"device {card}"
+        return f"another job of the Ray cluster has {what} there: try again, this is known for the next start"
+
+    def give_back(self, name: str) -> None:
+        with self._lock:
+            if (group := self._held.pop(name, None)) is not None:
+                self._remove(group.group)
+
+    def limits(self, nodes: dict[str, dict[str, Any]]) -> dict[str, NodeLimits]:
+        """Returns the limits of each of these nodes of `ray.nodes`. Ray learns up to a second late of what was given
+        back, so others have no more than at each of the last two looks."""
+        with self._lock:
+            free, found = self._free(), dict[str, NodeLimits]()
+            for id, node in nodes.items():
+                there = [group for group in self._held.values() if group.node == id]
+                memory, cards = [node["Resources"].get(what, 0) for what in ("memory", "GPU")]
+                left = free.get(id, {})
+                bytes = memory - left.get("memory", 0) - sum([group.memory for group in there])
+                parts = cards - left.get("GPU", 0) - sum([not group.memory for group in there])
+                now = max(0, int(bytes)), max(0, math.ceil(parts))
+                before, self._others[id] = self._others.get(id, now), now
+                others = min(now[1], before[1])
+                if not others:
+                    self._cards.pop(id, None)
+                elif id not in self._cards or (now[1] == before[1] != self._cards[id][0]):
+                    self._cards[id] = others, self._look_for_cards(id, there)
+                usable = self._cards[id][1] if others else tuple(range(int(cards)))
+                found[id] = NodeLimits(int(memory) - min(now[0], before[0]), usable)
+            return found
+
+    def _look_for_cards(self, node: str, held: list[_Reserved]) -> tuple[int, ...]:
+        """Returns ours, and those that Ray gives when it is asked for one after the other."""
+        given: list[_Reserved] = []
+        while (group := self._any_card(node)) is not None:
+            given.append(group)
+        for group in given:
+            self._remove(group.group)
+        return tuple(sorted([group.card for group in (*held, *given) if not group.memory]))
+
+    def _card(self, node: str, card: int) -> _Reserved | None:
+        others: list[_Reserved] = []
+        while (group := self._any_card(node)) is not None and group.card != card:
+            others.append(group)
+        for other in others:
+            self._remove(other.group)
+        return group
+
+    def _any_card(self, node: str) -> _Reserved | None:
+        if (made := self._granted(node, 0)) is None:
+            return None
+        inside = self._inside(made.group)
+        try:
+            told = self._ray.get(self._card_of_task.options(scheduling_strategy=inside).remote(), timeout=_TOLD)
+            return made._replace(card=told)
+        except Exception:  # Ray's: the node is gone, or has no room for a process
+            self._remove(made.group)
+            return None
+
+    def _granted(self, node: str, memory: int) -> _Reserved | None:
+        group = self._make(
+            [{"memory": memory} if memory else {"GPU": 1}], bundle_label_selector=[{"ray.io/node-id": node}]
+        )
+        if group.wait(_GRANT):
+            return _Reserved(group, node, memory)
+        self._remove(group)
+        return None
+
+
+def _card_of_task() -> int:
+    """Returns the number of the card that Ray gave to the task."""
+    return int(import_module("ray").get_gpu_ids()[0])

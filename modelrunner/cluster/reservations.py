@@ -1,0 +1,98 @@
+"""What the runners of one host hold in Ray, so that no other job of the cluster counts the same memory or card: each
+its own memory, the runners of one model its files, and those of one card the whole card."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from modelrunner.errors import InsufficientMemory
+from modelrunner.types import RequiredMemory
+
+_LOST = "the Ray cluster is lost, so nothing can be reserved on its nodes: `modelrunner hosts` shows them"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A line for `raymembers.py`: takes on a `node` so many bytes of `memory`, or the `card` if that is 0; without a
+    node gives back what has that `name`."""
+
+    name: str
+    node: str = ""
+    memory: int = 0
+    card: int = 0
+
+
+class RayLimits(msgspec.Struct, frozen=True):
+    """See `raygroups.NodeLimits`."""
+
+    memory: int
+    cards: tuple[int, ...]
+
+
+class Reservations:
+    """Those on the Ray node with the ID `node`, which has `cards` cards in Ray. `send` takes an order. `limits` are
+    what Ray told last, None before it did."""
+
+    def __init__(self, node: str, cards: int, send: Callable[[Order], None]) -> None:
+        self.limits: RayLimits | None = None
+        self._node, self._cards, self._send = node, cards, send
+        self._users: dict[str, set[str]] = {}
+        self._asked: dict[str, asyncio.Future[str]] = {}
+        self._turn = asyncio.Lock()
+        self._is_lost = False
+
+    def within(self, budget: RequiredMemory) -> RequiredMemory:
+        """Returns the part of a `budget` that Ray gives us."""
+        if (limits := self.limits) is None:
+            return budget
+        usable = [*limits.cards, *range(self._cards, len(budget.vram))]  # Ray does not know the rest
+        vram = [size if number in usable else 0 for number, size in enumerate(budget.vram)]
+        return RequiredMemory(min(budget.ram, limits.memory), tuple(vram), budget.shared)
+
+    async def take(self, runner: str, files: str, memory: RequiredMemory) -> None:
+        """Takes what the runner with that ID needs of the `memory` and is not held yet; `files` is the ID of its model.
+        Raises `InsufficientMemory`, and holds nothing then."""
+        needs = [Order(f"{self._node} {runner}", self._node, memory.ram - memory.shared)]
+        needs += [Order(f"{self._node} {files}", self._node, memory.shared)]
+        cards = [Order(f"{self._node} {card}", self._node, 0, card) for card in memory.devices if card < self._cards]
+        async with self._turn:
+            try:
+                for order in [*[need for need in needs if need.memory], *cards]:
+                    await self._hold(runner, order)
+            except BaseException:
+                self.give_back(runner)
+                raise
+
+    async def _hold(self, runner: str, order: Order) -> None:
+        if self._users.setdefault(order.name, set()):
+            self._users[order.name].add(runner)
+            return
+        if self._is_lost:
+            raise InsufficientMemory(_LOST)
+        self._users[order.name].add(runner)
+        answer = self._asked[order.name] = asyncio.get_running_loop().create_future()
+        self._send(order)
+        try:
+            if problem := await answer:
+                raise InsufficientMemory(problem)
+        finally:
+            self._asked.pop(order.name, None)
+
+    def answered(self, name: str, problem: str) -> None:
+        """Takes Ray's answer to an order."""
+        if (answer := self._asked.get(name)) is not None and not answer.done():
+            answer.set_result(problem)
+
+    def give_back(self, runner: str) -> None:
+        """Gives back what no other runner of the host needs."""
+        for name in [name for name, users in self._users.items() if runner in users]:
+            self._users[name].discard(runner)
+            if not self._users[name]:
+                del self._users[name]
+                self._send(Order(name))
+
+    def end(self) -> None:
+        """Ends the wait of those that take something, and of all that come: the cluster is lost."""
+        self._is_lost = True
+        for name in list(self._asked):
+            self.answered(name, _LOST)

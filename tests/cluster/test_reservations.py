@@ -1,0 +1,77 @@
+"""What runners of a host hold in Ray, with a Ray that answers as the test says."""
+
+import asyncio
+
+import pytest
+
+from modelrunner.cluster.reservations import Order, RayLimits, Reservations
+from modelrunner.errors import InsufficientMemory
+from modelrunner.types import RequiredMemory
+from tests.gateway.fakes import until
+
+GIB = 1 << 30
+MEMORY = RequiredMemory(5 * GIB, (0, 8 * GIB), shared=4 * GIB)
+
+
+class FakeRay:
+    """Grants whatever is not in `refused`. `held` is what was taken and not given back."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Order] = {}
+        self.refused: set[str] = set()
+        self.answers = True
+        self.reservations = Reservations("node", 2, self._take)
+
+    def _take(self, order: Order) -> None:
+        if not order.node:
+            self.held.pop(order.name, None)
+        elif self.answers:
+            if order.name not in self.refused:
+                assert order.name not in self.held
+                self.held[order.name] = order
+            problem = "another job has it" if order.name in self.refused else ""
+            asyncio.get_running_loop().call_soon(self.reservations.answered, order.name, problem)
+
+
+async def test_files_and_cards_are_held_once_for_all_their_runners() -> None:
+    ray = FakeRay()
+    await asyncio.gather(*[ray.reservations.take(runner, "model", MEMORY) for runner in ("a", "b")])
+    assert ray.held == {
+        "node a": Order("node a", "node", GIB),
+        "node b": Order("node b", "node", GIB),
+        "node model": Order("node model", "node", 4 * GIB),
+        "node 1": Order("node 1", "node", 0, 1),
+    }
+    ray.reservations.give_back("a")
+    assert sorted(ray.held) == ["node 1", "node b", "node model"]
+    ray.reservations.give_back("b")
+    assert ray.held == {}
+
+
+async def test_what_is_refused_leaves_nothing_behind() -> None:
+    ray = FakeRay()
+    ray.refused = {"node 1"}
+    with pytest.raises(InsufficientMemory, match="another job has it"):
+        await ray.reservations.take("a", "model", MEMORY)
+    assert ray.held == {}
+    ray.refused = set()
+    await ray.reservations.take("a", "model", MEMORY)
+    assert len(ray.held) == 3
+
+
+async def test_nobody_waits_for_a_cluster_that_is_lost() -> None:
+    ray = FakeRay()
+    ray.answers = False
+    taking = [asyncio.create_task(ray.reservations.take(runner, "model", MEMORY)) for runner in ("a", "b")]
+    await until(lambda: bool(ray.reservations._asked))
+    ray.reservations.end()
+    for each in await asyncio.gather(*taking, return_exceptions=True):
+        assert isinstance(each, InsufficientMemory)
+
+
+def test_what_others_hold_is_not_in_the_budget() -> None:
+    reservations = Reservations("node", 2, lambda order: None)
+    budget = RequiredMemory(64 * GIB, (24 * GIB, 24 * GIB, 8 * GIB))  # Ray knows the first two cards
+    assert reservations.within(budget) == budget
+    reservations.limits = RayLimits(16 * GIB, (1,))
+    assert reservations.within(budget) == RequiredMemory(16 * GIB, (0, 24 * GIB, 8 * GIB))
