@@ -121,9 +121,6 @@ def serve(listen: str | None, socket: str | None, tls: str | None) -> None:
     gc.disable()  # off until the daemon serves: the objects of a start are not garbage
     from modelrunner.config.locations import Locations
     from modelrunner.config.settings import Settings
-    from modelrunner.daemon.instance import import_aiohttp
-
-    import_aiohttp()
     from modelrunner.daemon.app import run
 
     socket = os.path.abspath(socket) if socket else None

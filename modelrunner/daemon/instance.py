@@ -94,20 +94,6 @@ class Lifecycle:
                 signal.signal(number, signal.SIG_IGN if last else handler)
 
 
-def import_aiohttp() -> None:
-    """aiohttp reads the certificates of this machine twice as it is imported (its connector.py), for a client that
-    nobody here uses (`web/session.py` is the daemon's): a twelfth of a start. So it finds none."""
-    names = "SSL_CERT_FILE", "SSL_CERT_DIR"
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    os.environ.update(dict.fromkeys(names, os.devnull))
-    try:
-        import aiohttp  # noqa: F401
-    finally:
-        for name in names:
-            del os.environ[name]
-        os.environ.update(given)
-
-
 def prepare_process() -> None:
     """Prepares the process of the daemon. Occupies descriptors 0 to 2, so that none of our sockets or files becomes
     some library's stdout; raises the limit of descriptors; lets threads run while the event loop is busy; and adopts
