@@ -29,10 +29,9 @@ class Screen:
 
     def tmux(self, *arguments: str, text: str = "") -> str:
         command = ["tmux", "-f", os.devnull, "-S", str(self._socket), *arguments]
-        # Readline, which pytest loads, sets COLUMNS for children that inherit the environment of C.
-        done = subprocess.run(
-            command, input=text, env=os.environ, capture_output=True, text=True, check=True, timeout=HUNG
-        )
+        # Readline, which pytest loads, sets these two for children, such as the workers of a parallel run.
+        own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        done = subprocess.run(command, input=text, env=own, capture_output=True, text=True, check=True, timeout=HUNG)
         return done.stdout
 
     def type(self, line: str) -> None:
@@ -68,7 +67,8 @@ class Screen:
         with open(self._pane("pane_tty")) as side:
             end = time.monotonic() + HUNG
             while os.get_terminal_size(side.fileno()).columns != columns:
-                assert time.monotonic() < end
+                if time.monotonic() > end:
+                    raise AssertionError(f"it has not {columns} columns")
                 time.sleep(_POLL)
 
     def ended(self) -> int:

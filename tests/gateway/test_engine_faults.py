@@ -10,6 +10,7 @@ import pytest
 
 from tests.gateway.fakes import OK, SSE, Call, FakeRunner, answer_ok, chunk, event, scripted_engine
 from tests.gateway.harness import CHAT, proxy, request
+from tests.waiting import HUNG
 
 
 async def test_a_dead_engine_is_asked_once_more_anew(folder: Path, kind: str) -> None:
@@ -333,7 +334,7 @@ async def test_clients_that_read_a_whole_answer_get_the_reason(folder: Path, pat
             assert b"the engine was killed" in heard.rpartition(b"so far")[2]
             async with session.post(url + CHAT, json=body | {"user": "fine"}) as answer:
                 assert await answer.json() == {"ok": True}
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=HUNG) as client:
             found = await client.post(url + path, json=body | {"stream": True})
             assert (found.status_code, b"the engine was killed" in found.content) == (200, True)
 
