@@ -55,6 +55,7 @@ def test_an_agent_runs_a_tool_and_shows_the_answer(daemon: Daemon, tmp_path: Pat
     file = scripted.write(tmp_path / "model.gguf", Store(daemon.data).bundle(SMOLLM2).model_file, TOOLS.get(agent))
     made = daemon.run("package", "--gguf", str(file), model)
     assert made.returncode == 0, made.stderr
+    assert daemon.run("configure", model, "--context-size", "8192").returncode == 0  # too little for the others
     home.mkdir()
     programs = [str(folder / place) for place in ("node_modules/.bin", "bin")]
     variables = ALONE | {"HOME": str(home), "PATH": os.pathsep.join([*programs, os.environ["PATH"]])}
