@@ -118,18 +118,23 @@ class _Guard:
     def _tracer(self, url: "httpx.URL") -> Callable[[str, dict[str, Any]], Awaitable[None]]:
         """Returns a function for httpcore's `trace` extension: it is called at each step of a connection, which it may
         stop by raising."""
-        host = ""
+        host, stream = "", None
 
         async def trace(event: str, info: dict[str, Any]) -> None:
-            nonlocal host
+            nonlocal host, stream
             if event == "connection.connect_tcp.started":
                 host = str(info["host"])
-            elif event == "connection.connect_tcp.complete" and host == url.raw_host.decode("ascii"):
+            elif event == "connection.connect_tcp.complete":
+                stream = info["return_value"]
+                if host != url.raw_host.decode("ascii"):
+                    return  # a proxy
                 try:
-                    self._check_peer(url, info["return_value"].get_extra_info("server_addr"))
+                    self._check_peer(url, stream.get_extra_info("server_addr"))
                 except (SourceFailed, Forbidden):
-                    await info["return_value"].aclose()
+                    await stream.aclose()
                     raise
+            elif event == "connection.start_tls.failed" and stream is not None:
+                await stream.aclose()  # httpcore leaves it open if the handshake is cancelled
 
         return trace
 
