@@ -163,7 +163,7 @@ def test_the_map_shows_every_part() -> None:
 def test_the_map_names_what_exists() -> None:
     """Its paths are files and folders of the repository, and its scripts are all that a person can run."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    files = {path.name for folder in ("modelrunner", "tests") for path in (ROOT / folder).rglob("*.py")}
+    files = {path.name for folder in ("modelrunner", "backends", "tests") for path in (ROOT / folder).rglob("*.py")}
     named = set(re.findall(r"`([\w./-]+(?:\.py|\.md|/))`", text))
     assert {"plan.py", "store/store.py", "pull/"} <= named
     assert not {
