@@ -43,10 +43,13 @@ class Installer:
     async def need(self, name: str, watcher: ProgressReport) -> None:
         """Installs the engine of the backend `name` if it is missing, or waits for the action under way. Raises as
         `run`."""
-        status = await asyncio.to_thread(self._registry.get(name).status)
+        if name not in self._running:  # else what the backend says may be of before the end of that action
+            status = await asyncio.to_thread(self._registry.get(name).status)
+            if status.state is BackendState.RUNNING:
+                return
         if running := self._running.get(name):
             await running[1].follow(watcher)
-        elif status.state is not BackendState.RUNNING:
+        else:
             await self.run("install", name, {}, watcher)
 
     async def close(self) -> None:

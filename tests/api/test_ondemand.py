@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,33 @@ async def test_the_first_requests_share_one_installation(world: World) -> None:
         pass
     world.go.set()
     assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+    assert world.installs == 1
+
+
+async def test_a_state_of_before_the_end_of_an_installation_starts_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, ended = threading.Semaphore(0), threading.Event()
+
+    def status() -> BackendStatus:
+        state = world.daemon.backend.state
+        if state.state is BackendState.INSTALLING:
+            seen.release()
+            if not looks_before.acquire(blocking=False):
+                ended.wait(20)
+        return state
+
+    first = asyncio.create_task(world.ask())
+    await world.began.wait()
+    looks_before = threading.Semaphore(2)  # those of the model's resolution
+    monkeypatch.setattr(world.daemon.backend, "status", status)
+    second = asyncio.create_task(world.ask())
+    await asyncio.to_thread(seen.acquire)
+    await world.active()  # what it saw reaches the loop meanwhile
+    world.go.set()
+    assert (await first)[0] == 200
+    ended.set()
+    assert (await second)[0] == 200
     assert world.installs == 1
 
 
