@@ -19,7 +19,7 @@ from modelrunner.models.library import Library
 from modelrunner.models.residency import Preloader, Residency
 from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import RunnerView, Scheduler
-from modelrunner.telemetry.drafts import drafts_of
+from modelrunner.telemetry.exposition import drafts_of
 
 
 class EngineRoutes:

@@ -16,7 +16,7 @@ from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
 from modelrunner.scheduler.devices import Device
-from modelrunner.telemetry.drafts import Drafts
+from modelrunner.telemetry.exposition import Drafts
 from modelrunner.telemetry.recordings import Recorded
 from modelrunner.types import RequiredMemory
 

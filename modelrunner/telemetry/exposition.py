@@ -1,36 +1,42 @@
-"""The answer of `GET /metrics`: the daemon's own figures, and those of every running engine."""
+"""The answer of `GET /metrics`: the daemon's own figures, and those of every running engine; and what engines say there
+of their draft tokens."""
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from modelrunner import __version__
+from modelrunner.engine.connections import UpstreamPool
+from modelrunner.errors import ModelRunnerError
 from modelrunner.scheduler import RunnerView, Scheduler
 from modelrunner.scheduler.devices import Device
+from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.types import RequiredMemory
 
 if TYPE_CHECKING:
     from modelrunner.telemetry.traces import Traces
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from prometheus_client.parser import text_string_to_metric_families
-
-from modelrunner.engine.connections import UpstreamPool
-from modelrunner.errors import ModelRunnerError
-from modelrunner.scheduler.state import Phase
-
 _PULSE = 0.005  # seconds of a sleep that measures the delay of the event loop
 _LIMIT = 2.0  # seconds for all engines, which are asked at the same time
 _LARGEST = 4 << 20  # bytes of one engine's answer
+_DRAFTS_LIMIT = 1.0  # seconds: llama.cpp answers between two batches
+# llama.cpp (tools/server/server-context.cpp) and vLLM (v1/spec_decode/metrics.py) use the same names after a prefix.
+_DRAFT_COUNT = re.compile(
+    r"^\w+:spec_decode_num_(draft|accepted)_tokens_total(?:\{[^}\n]*\})?"
+    r" ([0-9]{1,15}(?:\.[0-9]{1,15})?(?:e\+?[01][0-9])?)$",
+    re.M,
+)
+_MOST_TOKENS = 2**53  # JSON numbers are exact up to there
 _OURS = ("modelrunner_", "gen_ai_server_", "process_")  # the prefixes of the daemon's own names
 
 
@@ -222,3 +228,26 @@ def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metr
 def _told(family: Metric) -> str:
     """Returns the name without the suffix of a counter: families that differ only in the suffix collide."""
     return family.name.removesuffix("_total")
+
+
+class Drafts(NamedTuple):
+    """Tokens since the start of a runner: those that were proposed, and those of them that the model took."""
+
+    proposed: int
+    accepted: int
+
+
+async def drafts_of(runners: Sequence[RunnerView]) -> Mapping[str, Drafts]:
+    """Asks the engines of the ready `runners`, at most a second for all of them. Returns the counts by the IDs of
+    runners, without those of engines that do not tell or have proposed nothing."""
+    answers = await fetch(runners, _DRAFTS_LIMIT)
+    found = {answer.labels["runner"]: read_drafts(answer.text or "") for answer in answers}
+    return {runner: drafts for runner, drafts in found.items() if drafts.proposed}
+
+
+def read_drafts(text: str) -> Drafts:
+    """Reads metrics in Prometheus' text format; a count that is missing is 0."""
+    sums = {"draft": 0.0, "accepted": 0.0}
+    for name, count in _DRAFT_COUNT.findall(text):
+        sums[name] += float(count)
+    return Drafts(*(int(min(count, _MOST_TOKENS)) for count in sums.values()))

@@ -17,8 +17,7 @@ from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry import exposition
-from modelrunner.telemetry.drafts import read_drafts
-from modelrunner.telemetry.exposition import EngineMetrics, fetch, merged
+from modelrunner.telemetry.exposition import EngineMetrics, fetch, merged, read_drafts
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.types import Endpoint, Served

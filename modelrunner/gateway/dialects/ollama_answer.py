@@ -67,6 +67,7 @@ class OllamaLines(ChunkTranslation):
     answer."""
 
     chunk_per_line: ClassVar[bool] = True
+    kind: ClassVar[tuple[Header, ...]] = NDJSON
 
     def __init__(
         self,
@@ -78,12 +79,14 @@ class OllamaLines(ChunkTranslation):
         turns: Sequence[Turn] = (),
     ) -> None:
         super().__init__()
-        self.headers = (*NDJSON, *headers)
+        self.headers = (*self.kind, *headers)
         self._start = b'{"model":%b,"created_at":"' % _encode(model)
         self._clock = clock
         self._chat = chat
         self._turns = turns
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._logprobs: list[msgspec.Raw] = []
 
     def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
         self._clock.first()
@@ -134,20 +137,7 @@ class OllamaText(OllamaLines):
     """The answer to a chat or a generation in one object."""
 
     whole: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        model: str,
-        clock: AnswerClock,
-        headers: tuple[Header, ...],
-        *,
-        chat: bool,
-        turns: Sequence[Turn] = (),
-    ) -> None:
-        super().__init__(model, clock, headers, chat=chat, turns=turns)
-        self.headers = (JSON, *headers)
-        self._thoughts: list[str] = []
-        self._logprobs: list[msgspec.Raw] = []
+    kind: ClassVar[tuple[Header, ...]] = (JSON,)
 
     def text(self, text: str, logprobs: list[msgspec.Raw] | None) -> bytes:
         self._clock.first()
