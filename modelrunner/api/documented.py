@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from modelrunner import __version__, wire
 from modelrunner.api.messages import check_query
-from modelrunner.api.middleware import is_local
+from modelrunner.api.middleware import TRANSPORT
 from modelrunner.api.scopes import scope_of
 from modelrunner.errors import Forbidden
 from modelrunner.gateway.request.pipeline import IS_OPEN
@@ -56,7 +56,7 @@ def documented(
 
 def check_local(request: web.Request, field: str = "") -> None:
     """Called for a request that uses `field`, which its handler declares as `local`. Raises `Forbidden` over TCP."""
-    if not is_local(request):
+    if not request[TRANSPORT].local:
         reason = request.match_info.handler.operation.local[field]  # type: ignore[attr-defined]
         raise Forbidden(f"{reason} only over the Unix socket", param=field or None)
 

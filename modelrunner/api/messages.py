@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api.middleware import transport_of
+from modelrunner.api.middleware import TRANSPORT
 from modelrunner.errors import BadRequest, InvalidReference, UnsupportedMediaType
 from modelrunner.schema import nearest, wrong_field
 
@@ -36,10 +36,9 @@ async def read_json(request: web.Request, shape: type[T]) -> T:
 async def read_whole(request: web.Request) -> bytes:
     """Returns the body, which counts in `total_body_limit` until the request ends. Raises `PayloadTooLarge` and
     `Unavailable`."""
-    pieces, transport = [], transport_of(request)
+    pieces, transport = [], request[TRANSPORT]
     async for piece in request.content.iter_any():
-        if transport is not None:
-            transport.keep(len(piece))
+        transport.keep(len(piece))
         pieces.append(piece)
     return b"".join(pieces)
 

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter, time
+from typing import cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -26,11 +27,10 @@ from modelrunner.errors import (
 )
 from modelrunner.gateway.calls import labels
 from modelrunner.gateway.connection.handover import HandoverTransport
-from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.request.observers import CONTROL, LEFT, Observers, RequestRecord
 from modelrunner.gateway.request.pipeline import IS_OPEN
 from modelrunner.gateway.routes import dialect_of, match, variants
-from modelrunner.http.answers import Header, cors
+from modelrunner.http.answers import Header
 from modelrunner.http.limits import Limits
 from modelrunner.keys.allowances import AddressAllowances, count_all
 from modelrunner.keys.ring import KeyHolder, Scope
@@ -38,8 +38,8 @@ from modelrunner.web.session import public_only
 
 log = logging.getLogger(__name__)
 
-_REQUEST_ID = web.RequestKey("request_id", str)
-_HANDED_OVER: web.RequestKey[HandoverTransport | None] = web.RequestKey("handed_over")
+TRANSPORT = web.RequestKey("transport", HandoverTransport)
+"""The transport to the client, in every request that has reached the middleware."""
 _STARTED = web.RequestKey("started", bool)
 _ERROR = web.RequestKey("error", ModelRunnerError)
 
@@ -57,32 +57,16 @@ _OF_STATUS: dict[int, type[ModelRunnerError]] = {
 }
 
 
-def transport_of(request: web.BaseRequest) -> HandoverTransport | None:
-    """Returns the transport to the client; None for a server without the gateway, as in tests."""
-    if _HANDED_OVER not in request:
-        transport = request.transport
-        request[_HANDED_OVER] = transport if isinstance(transport, HandoverTransport) else None
-    return request[_HANDED_OVER]
-
-
-def request_id_of(request: web.BaseRequest) -> str:
-    """Returns the client's own ID if it is safe, else a new one; the same for the whole request."""
-    if _REQUEST_ID not in request:
-        handed_over = transport_of(request)
-        request[_REQUEST_ID] = (handed_over and handed_over.admitted.request_id) or new_request_id()
-    return request[_REQUEST_ID]
-
-
-def is_local(request: web.BaseRequest) -> bool:
-    """Returns True for a request on the Unix socket."""
-    transport = request[_HANDED_OVER]
-    return transport is not None and transport.local
+def _transport_of(request: web.BaseRequest) -> HandoverTransport:
+    """Returns the transport to the client, and keeps it for the time after the client has left."""
+    if TRANSPORT not in request:
+        request[TRANSPORT] = cast("HandoverTransport", request.transport)
+    return request[TRANSPORT]
 
 
 def key_of(request: web.BaseRequest) -> KeyHolder | None:
     """Returns the API key of the request, None for the owner of the daemon."""
-    transport = request[_HANDED_OVER]
-    return transport.admitted.key if transport is not None else None
+    return request[TRANSPORT].admitted.key
 
 
 def check_scope(request: web.BaseRequest, scope: Scope) -> None:
@@ -105,7 +89,7 @@ def is_admin(request: web.BaseRequest) -> bool:
 
 def error_response(error: ModelRunnerError, request: web.BaseRequest) -> web.Response:
     """Renders an error in the shape of the path's family."""
-    request_id = request_id_of(request)
+    request_id = _transport_of(request).request_id
     request[_ERROR] = error
     headers, body = dialect_of(request.path).error(error, request_id)
     return web.Response(status=error.status, headers={**_text(headers), "X-Request-ID": request_id}, body=body)
@@ -151,69 +135,50 @@ class RequestEnvelope:
     def __init__(
         self,
         is_ending: Callable[[], bool],
-        addresses: AddressAllowances | None = None,
-        observers: Observers | None = None,
-        revocation: Revocation | None = None,
+        addresses: AddressAllowances,
+        observers: Observers,
+        revocation: Revocation,
     ) -> None:
         self._is_ending = is_ending
-        self._addresses = AddressAllowances() if addresses is None else addresses
-        self._observers = observers or Observers()
+        self._addresses = addresses
+        self._observers = observers
         self._revocation = revocation
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answers a request. One without an answer was left."""
-        began, status = perf_counter(), LEFT
-        request_id_of(request)  # while the transport is known
-        transport = request[_HANDED_OVER]
-        public_only.set(transport is not None and not transport.local)
-        try:
-            response = await self._answer(request, handler, transport)
-            status = response.status
-            return response
-        finally:
-            if transport is not None and self._revocation is not None:
-                self._revocation.end(transport)
-            if self._observers.active and not (transport is not None and transport.refused):  # the gateway told of it
-                self._tell(request, transport, status, perf_counter() - began)
-
-    async def _answer(
-        self, request: web.Request, handler: Handler, transport: HandoverTransport | None
-    ) -> web.StreamResponse:
+        began, status, transport = perf_counter(), LEFT, _transport_of(request)
+        public_only.set(not transport.local)
+        response: web.StreamResponse
         try:
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
-                return _preflight(request)
-            if match(request.raw_path.partition("?")[0]) is not None:  # the gateway handles POST
-                raise web.HTTPMethodNotAllowed(request.method, ["POST"])
-            if self._is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
-                raise ShuttingDown("the daemon is shutting down")
-            if transport is not None:
-                if transport.admitted.key is not None:
-                    # The path that aiohttp routes: an encoded slash is a part of a name.
-                    transport.admitted.key.check(scope_of(request.method, request.rel_url.path_safe))
-                if self._revocation is not None:
-                    self._revocation.begin(transport)
-                if self._addresses.active or transport.admitted.key is not None:
-                    self._count(request, transport)
-            return await handler(request)
-        except web.HTTPException as error:
-            response = error_response(translated(error, request), request)
-            if "Allow" in error.headers:
-                response.headers["Allow"] = error.headers["Allow"]
-        except ModelRunnerError as error:
-            if error.status == 500:
-                log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
-            response = error_response(error, request)
+                response = _preflight(request)
+            else:
+                self._admit(request, transport)
+                response = await handler(request)
+            status = response.status
         except ConnectionError:
             raise  # the client left; aiohttp closes the connection
-        except Exception as fault:  # our bug: logged with its request ID; the client gets no details
-            log.exception("request %s: %s %s", request_id_of(request), request.method, request.path)
-            response = error_response(_internal(request), request)
-            if request.get(_STARTED):
-                raise ConnectionAbortedError from fault
-        if request.get(_STARTED):  # a second head would be read as part of the body: cut instead
-            raise ConnectionAbortedError
+        except Exception as error:
+            response = _failure(error, request)
+        finally:
+            self._revocation.end(transport)
+            if self._observers.active and not transport.refused:  # the gateway told of it
+                self._tell(request, transport, status, perf_counter() - began)
         return response
+
+    def _admit(self, request: web.Request, transport: HandoverTransport) -> None:
+        """Raises what keeps a request from its handler."""
+        key = transport.admitted.key
+        if request.match_info.http_exception is not None and match(request.raw_path.partition("?")[0]) is not None:
+            raise web.HTTPMethodNotAllowed(request.method, ["POST"])  # the gateway handles POST
+        if self._is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
+            raise ShuttingDown("the daemon is shutting down")
+        if key is not None:
+            key.check(scope_of(request.method, request.rel_url.path_safe))  # an encoded slash is a part of a name
+        self._revocation.begin(transport)
+        if self._addresses.active or key is not None:
+            self._count(request, transport)
 
     def _count(self, request: web.Request, transport: HandoverTransport) -> None:
         """Counts a request against the requests a minute, and not against those under way: who follows a feed may still
@@ -225,21 +190,41 @@ class RequestEnvelope:
         of_key = key.allowance if key is not None else None
         count_all([allowance for allowance in (address, of_key) if allowance is not None])
 
-    def _tell(self, request: web.Request, transport: HandoverTransport | None, status: int, duration: float) -> None:
-        error = request.get(_ERROR)
-        key = transport.admitted.key if transport is not None else None
+    def _tell(self, request: web.Request, transport: HandoverTransport, status: int, duration: float) -> None:
+        error, key = request.get(_ERROR), transport.admitted.key
         name = key.key.name if key is not None else ""
         self._observers.tell(
             RequestRecord(
-                request[_REQUEST_ID],
+                transport.request_id,
                 labels(CONTROL, f"{request.method} {_pattern(request)}", name, name),
                 error.status if error is not None else status,
                 error.code if error is not None else "",
                 duration=duration,
                 time=time(),
-                peer=transport.peer if transport is not None else "",
+                peer=transport.peer,
             )
         )
+
+
+def _failure(error: Exception, request: web.Request) -> web.Response:
+    """Answers a request whose handler failed. Raises `ConnectionAbortedError` if the answer has begun: a second head
+    would be read as a part of its body."""
+    match error:
+        case web.HTTPException():
+            refusal = translated(error, request)
+        case ModelRunnerError():
+            refusal = error
+        case _:  # our bug: the client gets no details
+            refusal = _internal(request)
+    if refusal.status == 500:
+        id = request[TRANSPORT].request_id
+        log.error("request %s: %s %s", id, request.method, request.path, exc_info=error)
+    response = error_response(refusal, request)
+    if isinstance(error, web.HTTPException) and "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    if request.get(_STARTED):
+        raise ConnectionAbortedError from error
+    return response
 
 
 def _pattern(request: web.Request) -> str:
@@ -251,25 +236,25 @@ async def finish_head(request: web.BaseRequest, response: web.StreamResponse) ->
     """Completes every head, as aiohttp's `on_response_prepare`; that of a stream while its handler runs. aiohttp closes
     its side after each answer, but the client's header describes the client's own connection."""
     request[_STARTED] = True
-    handed_over = request[_HANDED_OVER]
+    handed_over = request[TRANSPORT]
     response.force_close()
     response.headers.pop("Connection", None)
-    if handed_over is not None and not handed_over.keep_alive:
+    if not handed_over.keep_alive:
         response.headers["Connection"] = "close"
     response.headers["Server"] = "modelrunner"
-    response.headers.setdefault("X-Request-ID", request[_REQUEST_ID])
+    response.headers.setdefault("X-Request-ID", handed_over.request_id)
     varies = response.headers.get("Vary")
-    response.headers.update(_text(handed_over.admitted.cors if handed_over is not None else cors(None)))
+    response.headers.update(_text(handed_over.admitted.cors))
     if varies is not None:
         response.headers["Vary"] += f", {varies}"
 
 
 def connections(server: web.Server, limits: Limits) -> Callable[[], web.RequestHandler]:
     """Returns a factory of `server`'s protocols, each for one request that was handed over."""
-    loop = asyncio.get_running_loop()
-    return lambda: _OneRequest(
+    return partial(
+        _OneRequest,
         server,
-        loop=loop,
+        loop=asyncio.get_running_loop(),
         access_log=None,  # type: ignore[arg-type]  # None is how aiohttp is told to keep none
         keepalive_timeout=0.0,
         tcp_keepalive=False,
@@ -294,29 +279,27 @@ class _OneRequest(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionAbortedError("the answer had begun")
         if status >= 500:
-            log.error("request %s failed", request_id_of(request), exc_info=exc)
+            log.error("request %s failed", _transport_of(request).request_id, exc_info=exc)
             error = _internal(request)
         else:
             first_line = (message or "").strip().partition("\n")[0].rstrip(":")
             error = BadRequest(f"not a valid HTTP request: {first_line or 'it cannot be parsed'}")
         response = error_response(error, request)
         response.headers["Connection"] = "close"
-        if (handed_over := transport_of(request)) is not None:
-            handed_over.close_after()
+        _transport_of(request).close_after()
         return response
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        handed_over = request[_HANDED_OVER]
         resp, reset = await super().finish_response(request, resp, start_time)
-        if handed_over is not None and not reset:
-            handed_over.answered = True
+        request[TRANSPORT].answered = not reset
         return resp, reset
 
 
 def _internal(request: web.BaseRequest) -> ModelRunnerError:
-    return ModelRunnerError(f"this is a fault of modelrunner; its log has more under {request_id_of(request)}")
+    id = _transport_of(request).request_id
+    return ModelRunnerError(f"this is a fault of modelrunner; its log has more under {id}")
 
 
 def _preflight(request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner.api import modelforms
-from modelrunner.api.middleware import request_id_of
+from modelrunner.api.middleware import TRANSPORT
 from modelrunner.errors import BadRequest, ModelRunnerError
 from modelrunner.gateway.calls import Dialect
 from modelrunner.gateway.routes import dialect_of
@@ -122,7 +122,8 @@ class ProgressLines:
         except ModelRunnerError as error:
             if not self.response.prepared:
                 raise
-            await self.response.write(self.failed(error, dialect_of(self._request.path), request_id_of(self._request)))
+            request_id = self._request[TRANSPORT].request_id
+            await self.response.write(self.failed(error, dialect_of(self._request.path), request_id))
         await self.response.write_eof()
 
 

@@ -18,8 +18,8 @@ _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 _REFUSED = frozenset(("CONNECT", "TRACE"))
 _FRAMING = ("host", "content-length", "transfer-encoding")
-_OF_THE_CONNECTION = frozenset(
-    (b"connection", b"expect", b"http2-settings", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade")
+_OF_THE_CONNECTION = re.compile(
+    rb"\r\n(?:connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|upgrade):[^\r]*", re.IGNORECASE
 )
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
@@ -146,10 +146,8 @@ class RequestHead:
 def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
     """Returns the head for another server, which answers only this request: without the fields about the connection,
     and with a path as its target. `data` is a head that `RequestHead` accepted."""
-    lines = data[:-4].split(b"\r\n")[1:]
-    kept = [field for field in lines if field.partition(b":")[0].lower() not in _OF_THE_CONNECTION]
     first = f"{line.method} {line.target} HTTP/1.{0 if line.http_1_0 else 1}".encode("ascii")
-    return b"\r\n".join((first, *kept, b"", b""))
+    return first + _OF_THE_CONNECTION.sub(b"", data[data.find(b"\r\n") :])
 
 
 def http2_refusal(reason: str) -> bytes:

@@ -9,40 +9,37 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from modelrunner.api.middleware import RequestEnvelope, finish_head
 from modelrunner.api.streaming import Work, stream_progress
 from modelrunner.errors import ModelNotFound, NotFound, SourceFailed
 from modelrunner.progress import FileProgress, ProgressReport, WorkProgress
 from modelrunner.wire import Progress
 from tests.api.conftest import StartDaemon
+from tests.gateway.harness import proxy
 from tests.waiting import HUNG
 
 Get = Callable[[Work], Awaitable[aiohttp.ClientResponse]]
 
 
 @pytest.fixture
-async def get() -> AsyncIterator[Get]:
+async def get(tmp_path: Path) -> AsyncIterator[Get]:
     """Asks for the work that it is given, as a program does."""
     works: list[Work] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream_progress(request, works.pop(), mode="pull")
 
-    app = web.Application(middlewares=[RequestEnvelope(lambda: False).handle])
-    app.on_response_prepare.append(finish_head)
-    app.add_routes([web.get("/", handler)])
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    async with aiohttp.ClientSession(headers={"Accept": "application/json", "Host": "127.0.0.1"}) as client:
+    async with (
+        proxy(tmp_path, "unix", routes=[web.get("/work", handler)]) as served,
+        aiohttp.ClientSession(
+            headers={"Accept": "application/json"}, connector=aiohttp.UnixConnector(str(served.path))
+        ) as client,
+    ):
 
         async def ask(work: Work) -> aiohttp.ClientResponse:
             works.append(work)
-            return await client.get(f"http://127.0.0.1:{runner.addresses[0][1]}/")
+            return await client.get("http://localhost/work")
 
         yield ask
-    await runner.cleanup()
 
 
 async def test_what_a_slow_reader_missed_is_not_kept(get: Get) -> None:
@@ -145,24 +142,16 @@ async def test_a_refusal_never_stands_inside_an_answer_that_has_begun(tmp_path: 
         await response.write(b"the beginning")
         raise {"ours": NotFound("gone"), "aiohttp's": web.HTTPNotFound()}[request.match_info["whose"]]
 
-    app = web.Application(middlewares=[RequestEnvelope(lambda: False).handle])
-    app.on_response_prepare.append(finish_head)
-    app.router.add_get("/{whose}", handle)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.UnixSite(runner, str(tmp_path / "s")).start()
-    try:
+    async with proxy(tmp_path, "unix", routes=[web.get("/begun/{whose}", handle)]) as served:
         for whose in ("ours", "aiohttp's"):
-            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
-            writer.write(f"GET /{whose} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            reader, writer = await asyncio.open_unix_connection(str(served.path))
+            writer.write(f"GET /begun/{whose} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             async with asyncio.timeout(HUNG):
                 answer = await reader.read()
             writer.close()
             await writer.wait_closed()
             assert answer.count(b"HTTP/1.1 ") == 1
             assert answer.endswith(b"the beginning\r\n")
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize("path", ["/engines/events?since=0", "/engines/requests", "/engines/now", "/logs?follow=true"])

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,15 @@ import msgspec
 from aiohttp import web
 
 from modelrunner.api.middleware import RequestEnvelope, connections, finish_head
+from modelrunner.api.revocation import Revocation
 from modelrunner.api.ui_routes import UiRoutes
 from modelrunner.daemon.certificates import self_signed
 from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.connection.server import InferenceServer
+from modelrunner.gateway.request.observers import Observers
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.limits import Limits
+from modelrunner.keys.ring import KeyRing
 from modelrunner.web.session import public_only
 from tests.gateway.fakes import (
     FakeResolver,
@@ -245,8 +248,9 @@ async def proxy(
     limits: Limits | None = None,
     origins: tuple[str, ...] = (),
     remote: bool = False,
+    routes: Sequence[web.RouteDef] = (),
 ) -> AsyncIterator[Proxy]:
-    """`remote`: the engine is one of another host."""
+    """`remote`: the engine is one of another host. `routes` are further ones of the control plane."""
     loop = asyncio.get_running_loop()
     async with scripted_engine(folder / "engine.sock", script, remote=remote) as engine:
         runner = FakeRunner(engine.endpoint)
@@ -255,11 +259,13 @@ async def proxy(
         port = listener.getsockname()[1]
         access = Access(host_names(port, ("test:*", "x:*") if kind == "tls" else ()), origins)
         pipeline = Pipeline(FakeResolver(), scheduler, access, limits or only())  # type: ignore[arg-type]
-        app = web.Application(middlewares=[RequestEnvelope(lambda: False).handle])
+        revocation = Revocation(pipeline, KeyRing(folder / "keys.json"))
+        envelope = RequestEnvelope(lambda: False, pipeline.addresses, Observers(), revocation)
+        app = web.Application(middlewares=[envelope.handle])
         app.on_response_prepare.append(finish_head)
         app.add_routes([web.get("/health", _health), web.post("/other", _health)])
         app.add_routes([web.post("/headers", _headers), web.post("/unread", _unread), web.get("/lines", _lines)])
-        app.add_routes([web.get("/large", _large), web.get("/public", _public_only), *UiRoutes().routes()])
+        app.add_routes([web.get("/large", _large), web.get("/public", _public_only), *UiRoutes().routes(), *routes])
         app[WRITTEN] = written = [0]
         served = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await served.setup()

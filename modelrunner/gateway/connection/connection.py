@@ -232,9 +232,9 @@ class ClientConnection(asyncio.Protocol):
         self.keep_alive = False
         try:
             admitted, length = self._admit(data[:end])
-            body, inference = b"", admitted.inference
-            if 0 < length <= len(data) - end and inference is not None and not inference.route.uploads:
-                body = data[end : end + length]  # whole, as usual
+            inference = admitted.inference
+            whole = not admitted.chunked and length <= len(data) - end  # as usual
+            body = data[end : end + length] if whole and length > 0 else b""
             if inference is not None:
                 if admitted.key is not None and not admitted.key.may_always_ask:
                     admitted.key.check(Scope.INFERENCE)
@@ -253,10 +253,13 @@ class ClientConnection(asyncio.Protocol):
         self._cors = admitted.cors
         self.keep_alive = admitted.keep_alive and not self._listener.draining
         self.takes_chunks = not admitted.line.http_1_0
-        if inference is not None and body:
+        if whole and (inference is None or not inference.route.uploads):
             self._listener.busy(self)
-            self._data = data[end + length :]
-            self._ask(inference, body)
+            self._data = data[end + len(body) :]
+            if inference is None:
+                self._hand_over(admitted, data[:end], body)
+            else:
+                self._ask(inference, body)
         else:
             self._begin_body(admitted, None if admitted.chunked else max(length, 0), data[:end], data[end:])
 
@@ -272,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
         if admitted.expects and self.takes_chunks and not body.done and not data:  # RFC 9110, 10.1.1: not for HTTP/1.0
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if admitted.inference is None:
-            self._hand_over(admitted, head)
+            self._hand_over(admitted, head, None)
         self._read_body(body, data)
 
     def _read_body(self, body: RequestBody, data: bytes) -> None:
@@ -299,12 +302,14 @@ class ClientConnection(asyncio.Protocol):
             self._data, self._body, self._held = rest, None, False
             self._deadline = _NEVER
             self._listener.busy(self)
+            if not self._reading:
+                self._regulate()
         else:
             longest = self._limits.body_time if admitted.inference is not None else _NEVER
             self._deadline = body.deadline(self._loop.time(), self._limits.body_idle, longest)
             self._listener.idle(self)
         if isinstance(work, HandoverTransport):
-            work.feed_body(piece, last=body.done)
+            work.feed(piece, last=body.done)
         elif body.done and admitted.inference is not None:
             pieces, upload, self._pieces, self._upload = self._pieces, self._upload, [], None
             self._ask(admitted.inference, upload if upload is not None else b"".join(pieces))
@@ -361,14 +366,15 @@ class ClientConnection(asyncio.Protocol):
         self.respond(error.status, headers, id_line(ask_id), len(answer), answer)
         self.finish()
 
-    def _hand_over(self, admitted: AdmittedHead, head: bytes) -> None:
+    def _hand_over(self, admitted: AdmittedHead, head: bytes, body: bytes | None) -> None:
+        """`body` is None if it still comes."""
         self.keep_alive = self.keep_alive and not admitted.line.http_1_0  # its answers may have no length
         key, in_flight = admitted.key, self._pipeline.in_flight
         client = key.key.name if key is not None else network_of(self.peer)
         self._work = work = HandoverTransport(
             self, admitted, self._fallback(), in_flight, client, local=self._listener.local
         )
-        work.start(head_to_hand_over(head, admitted.line))
+        work.start(head_to_hand_over(head, admitted.line) + (body or b""), whole=body is not None)
 
     # the answer
 
@@ -391,9 +397,6 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(data)
             if self._full and self._work is not None:  # the client may have begun to read after `pause_writing`
                 self._work.pause()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
 
     # the end of an answer
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol
 
 from modelrunner.gateway.connection.admission import AdmittedHead
+from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.request.in_flight import InFlight
 
 
@@ -27,14 +28,12 @@ class ClientSide(Protocol):
     def hold(self, held: bool) -> None:
         """Pauses the reading of the request's body while `held`."""
 
-    def is_closing(self) -> bool: ...
-
 
 class HandoverTransport(asyncio.Transport):
-    """`admitted` is the request's head, `local` True for a request on the Unix socket. `answered` is set once the whole
-    answer was written; without it, `close` cuts the client's connection. `peer` is the client's address; `refused` is
-    set where the gateway refuses the rest of the request. What a handler keeps of the body counts in `in_flight` for
-    `counted_for` (`client_of`) until the request ends."""
+    """`admitted` is the request's head, `request_id` the client's own ID or a new one, `local` True for a request on
+    the Unix socket. `answered` is set once the whole answer was written; without it, `close` cuts the client's
+    connection. `peer` is the client's address; `refused` is set where the gateway refuses the rest of the request.
+    What a handler keeps of the body counts in `in_flight` for `counted_for` (`client_of`) until the request ends."""
 
     def __init__(
         self,
@@ -48,6 +47,7 @@ class HandoverTransport(asyncio.Transport):
     ) -> None:
         super().__init__()
         self.admitted = admitted
+        self.request_id = admitted.request_id or new_request_id()
         self.local = local
         self.answered = False
         self.began = False
@@ -79,21 +79,19 @@ class HandoverTransport(asyncio.Transport):
 
     # the client's side
 
-    def start(self, head: bytes) -> None:
+    def start(self, request: bytes, *, whole: bool) -> None:
+        """Passes on the head, and the body if the request is `whole`."""
+        self._whole = whole
         self._protocol.connection_made(self)
-        self.feed(head)
+        self._protocol.data_received(request)
 
-    def feed(self, data: bytes) -> None:
-        """Passes on a part of the request, framed as its head says."""
-        if data and not self._closed:
-            self._protocol.data_received(data)
-
-    def feed_body(self, piece: bytes, *, last: bool) -> None:
+    def feed(self, piece: bytes, *, last: bool) -> None:
         """Passes on a piece of the body, with new chunk framing where the head announces chunks."""
         if self.admitted.chunked:
             piece = (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b"") + (b"0\r\n\r\n" if last else b"")
         self._whole = last
-        self.feed(piece)
+        if piece and not self._closed:
+            self._protocol.data_received(piece)
 
     def pause(self) -> None:
         if not self._paused:
@@ -113,7 +111,8 @@ class HandoverTransport(asyncio.Transport):
 
     def _end(self) -> None:
         self._closed = True
-        self._in_flight.unbuffer(self._counted_for, self._kept)
+        if self._kept:
+            self._in_flight.unbuffer(self._counted_for, self._kept)
 
     # asyncio.Transport: aiohttp's side
 
@@ -128,14 +127,14 @@ class HandoverTransport(asyncio.Transport):
         self.began = True
 
     def is_closing(self) -> bool:
-        return self._closed or self._client.is_closing()
+        return self._closed
 
     def pause_reading(self) -> None:
-        if not self._closed:
+        if not self._whole and not self._closed:
             self._client.hold(True)
 
     def resume_reading(self) -> None:
-        if not self._closed:
+        if not self._whole and not self._closed:
             self._client.hold(False)
 
     def close(self) -> None:
