@@ -159,13 +159,16 @@ class ModelConfiguration(
 
     def over(self, under: "ModelConfiguration") -> "ModelConfiguration":
         """Returns the settings of this configuration, and those of `under` for fields that are not set here."""
-        return self if under == NOTHING_SET else under.merged(self.as_dict())
+        if NOTHING_SET in (self, under):
+            return under if self == NOTHING_SET else self
+        return under.merged(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the set fields in the names of the wire, with the backends' tables beside them."""
         found: dict[str, Any] = msgspec.to_builtins(self)
-        tables: dict[str, Any] = found.pop("options", {})
-        return found | {name: table for name, table in tables.items() if table}
+        if tables := found.pop("options", None):
+            found |= {name: table for name, table in tables.items() if table}
+        return found
 
     def holds(self, minute: int) -> bool:
         """Returns True if `pin` and `preload` hold in this minute of the day, 0 to 1439."""

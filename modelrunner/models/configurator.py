@@ -134,7 +134,6 @@ class ShownConfiguration:
 class _CheckedChange:
     """A checked change of a model's settings."""
 
-    bundle: Bundle
     before: PostedConfiguration
     after: PostedConfiguration
     targets: Sequence[Target]
@@ -243,7 +242,7 @@ class Configurator:
         if change.after != change.before:
             self._parts.retain(model.id)
             reason, revision = ", ".join(sorted(patch)), change.after.revision
-            scheduler.events.emit("configure", model=change.bundle.name, reason=reason, revision=revision)
+            scheduler.events.emit("configure", model=model.name, reason=reason, revision=revision)
         return change.shown
 
     def _checked(
@@ -260,7 +259,7 @@ class Configurator:
         if restart or reloads:
             concerned = {mode} if mode else {self._parts.resolver.mode_of(bundle), *running, *settings.modes(model.id)}
         targets = [self._parts.validator.target(bundle, each, wanted) for each in concerned]
-        return _CheckedChange(bundle, before, posted, targets, self._shown(model, mode, wanted, targets))
+        return _CheckedChange(before, posted, targets, self._shown(model, mode, wanted, targets))
 
     def _patched(
         self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, patch: Mapping[str, Any]

@@ -22,7 +22,7 @@ from modelrunner.scheduler.reconciler import Reconciler
 from modelrunner.scheduler.slots import Lease, RunnerSlot
 from modelrunner.scheduler.state import Phase, Policy, Reason, RunnerId
 from modelrunner.scheduler.target import RetainedSettings, Target
-from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
+from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey, RunSpec
 
 log = logging.getLogger(__name__)
 # Seconds in Retry-After while nothing was measured yet.
@@ -197,6 +197,14 @@ class Scheduler:
             found.append(views.runner(slot, len(queue.tickets) if queue is not None else 0, now, wall))
         return found
 
+    def runs(self) -> dict[tuple[str, Mode], RunSpec]:
+        """How each loaded model runs, by its ID and mode."""
+        found = {}
+        for slot in self._slots.values():
+            for model_id in slot.targets:
+                found[model_id, slot.target.key.mode] = slot.variant.spec
+        return found
+
     def waiting(self) -> dict[str, int]:
         """The number of requests that wait for a runner, by the name of their model."""
         waiting: dict[str, int] = {}
@@ -253,16 +261,18 @@ class Scheduler:
     def retain(self, model_id: str, mode: Mode, settings: RetainedSettings) -> None:
         """Changes the settings of the model's present runners in that mode, and of those that requests wait for. A
         keep-alive that the last request asked for stays. Later loads take them from their target."""
+        changed = bool(self._queues)
         for slot in self._slots.values():
             if slot.target.key.mode is mode:
-                slot.retain(model_id, settings)
+                changed |= slot.retain(model_id, settings)
         for queue in self._queues.values():
             for ticket in queue.tickets.values():
                 if ticket.asked.model_id == model_id and ticket.asked.key.mode is mode:
                     ticket.asked = settings.applied(ticket.asked)
             if queue.target.model_id == model_id and queue.target.key.mode is mode:
                 queue.target = settings.applied(queue.target)
-        self._reconciler.changed()
+        if changed:
+            self._reconciler.changed()
 
     async def pause(self, model_id: str, files: str) -> None:
         """Ends the runners of the model's files (`RunnerKey.files`) after their last request, and waits for that at

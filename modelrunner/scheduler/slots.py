@@ -53,7 +53,8 @@ class RunnerSlot:
     the moving mean of the seconds for which a request holds a lease. `drain` says why the runner takes no new leases,
     `room_for` which model gets its memory, `error` how it ended by itself, `ended_with` how many leases it had then.
     It was started for `target`; `targets` are those that it serves, by model ID: presets share a runner. `users` counts
-    their leases. `suspect` is the lease of the suspect whose turn it is. `gone` is set once the process is gone."""
+    their leases. It is never evicted if it is `pinned` for one of them; `replicas` is the most that one of them asks
+    for. `suspect` is the lease of the suspect whose turn it is. `gone` is set once the process is gone."""
 
     def __init__(
         self,
@@ -66,10 +67,12 @@ class RunnerSlot:
         variants: Sequence[HostedVariant] = (),
     ) -> None:
         self.runner = runner
+        self.id = RunnerId(target.key, number)
         self.number = number
         self.variants = variants
         self.target = target
         self.targets = {target.model_id: target}
+        self.pinned, self.replicas = target.pinned, target.replicas
         self.users: dict[str, int] = {}
         self._served: dict[str, Served] = {}
         self.variant, self.option = variant, option
@@ -97,10 +100,6 @@ class RunnerSlot:
         return f"<RunnerSlot {self.target.name} {' -> '.join(self._history)}>"
 
     @property
-    def id(self) -> RunnerId:
-        return RunnerId(self.target.key, self.number)
-
-    @property
     def awaited(self) -> int:
         """The leases whose clients have not left."""
         return self.leases - self.abandoned
@@ -109,17 +108,6 @@ class RunnerSlot:
     def takes_requests(self) -> bool:
         """True unless the runner is leaving or gone."""
         return self.phase in (Phase.STARTING, Phase.READY, Phase.SLEEPING)
-
-    @property
-    def pinned(self) -> bool:
-        """True if the runner is never evicted."""
-        return any(target.pinned for target in self.targets.values())
-
-    @property
-    def replicas(self) -> Replicas:
-        """The most that a model asks for that the runner serves."""
-        wanted = [target.replicas for target in self.targets.values()] or [self.target.replicas]
-        return Replicas(*map(max, zip(*wanted, strict=True)))
 
     @property
     def expires(self) -> float:
@@ -172,8 +160,9 @@ class RunnerSlot:
         """Counts a lease that begins, and the `owner` of its request."""
         if owner is not None:
             self.runner.owners.add(owner)
-        model_id = lease.target.model_id
-        self.targets[model_id] = lease.target
+        model_id = lease.target.spec.model_id
+        if self.targets.get(model_id) is not lease.target:
+            self._serve(model_id, lease.target)
         self.users[model_id] = self.users.get(model_id, 0) + 1
         self.leases += 1
         self.interactive += not lease.batch
@@ -189,7 +178,7 @@ class RunnerSlot:
     def take_back(self, lease: "Lease", now: float) -> None:
         """Counts a lease that has ended."""
         self.leases -= 1
-        self.users[lease.target.model_id] -= 1
+        self.users[lease.target.spec.model_id] -= 1
         if lease.abandoned:
             self.abandoned -= 1
         else:
@@ -218,17 +207,31 @@ class RunnerSlot:
         """Adds to what is said about how the runner differs from the configured way."""
         self.variant = replace(self.variant, label=", ".join(filter(None, (self.variant.label, label))))
 
-    def retain(self, model_id: str, settings: RetainedSettings) -> None:
-        """Gives a model that the runner serves new settings. A keep-alive that the last request asked for stays."""
-        if (target := self.targets.get(model_id)) is None:
-            return
+    def retain(self, model_id: str, settings: RetainedSettings) -> bool:
+        """Gives a model that the runner serves new settings. A keep-alive that the last request asked for stays. False
+        if nothing changes."""
+        target = self.targets.get(model_id)
+        if target is None or (changed := settings.applied(target)) == target:
+            return False
         if self.keep_alive == target.keep_alive:
             self.keep_alive = settings.keep_alive
-        self.targets[model_id] = settings.applied(target)
+        self._serve(model_id, changed)
+        return True
 
     def forget(self, model_id: str) -> None:
         """Serves the model no more, until it is asked for again."""
-        self.targets.pop(model_id, None)
+        self._serve(model_id, None)
+
+    def _serve(self, model_id: str, target: Target | None) -> None:
+        """Serves the model with the settings of this target, with None not any more."""
+        if target is not None:
+            self.targets[model_id] = target
+        else:
+            self.targets.pop(model_id, None)
+        targets = [*self.targets.values()]
+        self.pinned = any(target.pinned for target in targets)
+        wanted = [target.replicas for target in targets or [self.target]]
+        self.replicas = Replicas(*map(max, zip(*wanted, strict=True)))
 
     def served(self, target: Target) -> Served:
         """How the records of the target's requests name the runner: one object for each name."""
