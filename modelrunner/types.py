@@ -313,7 +313,7 @@ a chat template "chat" too; "tools" and "reasoning" come from its template; "vis
 def in_order(capabilities: Iterable[str]) -> tuple[str, ...]:
     """Returns the capabilities in the order in which they are shown."""
     found = set(capabilities)
-    return (*(name for name in CAPABILITIES if name in found), *sorted(found.difference(CAPABILITIES)))
+    return (*filter(found.__contains__, CAPABILITIES), *sorted(found.difference(CAPABILITIES)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,7 @@ class AnthropicRoutes:
     @documented(wire.AnthropicModels)
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models in Anthropic's form: an entry for each name, all on one page."""
-        models = await self._reach.listed(request, self._library)
-        aliases = self._library.aliased((model for model, _ in models), "anthropic")
-        data = [
-            self._shown(name, model, abilities)
-            for model, abilities in models
-            for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
-        ]
+        data = [self._shown(*model) for model in await self._reach.named(request, self._library, "anthropic")]
         ends = (data[0].id, data[-1].id) if data else (None, None)
         return json_response(wire.AnthropicModels(data, *ends))
 
@@ -43,7 +37,7 @@ class AnthropicRoutes:
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model in Anthropic's form."""
         alias = reference_in_path(request, f"{_PATH}/")
-        reference = self._library.meant(alias, "anthropic")
+        reference = self._library.aliases.meant(alias, "anthropic")
         self._reach.check(request, reference)
         model, name, abilities = await self._library.described(reference)
         name = name if alias == reference else alias

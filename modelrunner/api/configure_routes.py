@@ -54,7 +54,7 @@ class ConfigurationRoutes:
             check_local(request, "lora")
         mode = None if wanted.mode is None else Mode.parse(wanted.mode)
         restart = wanted.apply == "restart"
-        model = self._library.meant(wanted.model)
+        model = self._library.aliases.meant(wanted.model)
         shown = await self._configurator.change(model, patch, mode, restart=restart)
         return json_response(_told(shown, wanted.model, model), status=202)
 
@@ -65,7 +65,7 @@ class ConfigurationRoutes:
         if backend is not None:
             self._registry.get(backend)
         name = request.query.get("model")
-        model = None if name is None else self._library.meant(name)
+        model = None if name is None else self._library.aliases.meant(name)
         found = await self._configurator.show(model, backend)
         return json_response([_told(shown, name, model) for shown in found])
 

@@ -57,14 +57,14 @@ class DiagnosticRoutes:
         reference = request.query.get("model", "")
         if not reference:
             raise BadRequest("name the model: ?model=REF", param="model")
-        found = await self._explainer.why(self._library.meant(reference), request.query.get("mode"))
+        found = await self._explainer.why(self._library.aliases.meant(reference), request.query.get("mode"))
         return json_response(wireforms.why(found))
 
     @documented(wire.Fit, errors=(412, 421, 422, 501, 502, 504))
     async def fit(self, request: web.Request) -> web.Response:
         """Tells whether a model would get its memory. A model that is not here is estimated from its header, or from
         the size of its files; a key needs the scope `models` for it."""
-        reference = self._library.meant(reference_in_path(request, "/models/").removesuffix("/fit"))
+        reference = self._library.aliases.meant(reference_in_path(request, "/models/").removesuffix("/fit"))
         self._reach.check(request, reference)
         try:
             self._library.get(reference)

@@ -73,13 +73,13 @@ class ModelRoutes:
     async def list_models(self, request: web.Request) -> web.Response:
         """Lists the models."""
         models = await self._reach.listed(request, await self._library.all_models())
-        aliases = self._library.aliased((model for model, _ in models), "openai")
+        aliases = self._library.aliases.listed(models)
         return json_response([modelforms.model(model, able, aliases.get(model.id, ())) for model, able in models])
 
     @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model; with `remote` the model at its source, without a pull."""
-        reference = self._library.meant(_reference(request))
+        reference = self._library.aliases.meant(_reference(request))
         self._reach.check(request, reference)
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
@@ -296,7 +296,7 @@ class ModelRoutes:
         """Returns the model in the path before `action`; its name may have plain slashes, and be an `alias`. Raises
         `InvalidReference`, and `Forbidden` for a model that the key may not use."""
         reference = decode_reference(request.rel_url.raw_path.partition("/models/")[2].removesuffix(action))
-        reference = self._library.meant(reference) if alias else reference
+        reference = self._library.aliases.meant(reference) if alias else reference
         self._reach.check(request, reference)
         return reference
 

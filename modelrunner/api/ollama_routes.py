@@ -60,14 +60,8 @@ class OllamaRoutes:
     @documented(OllamaList)
     async def tags(self, request: web.Request) -> web.Response:
         """Lists the models."""
-        models = await self._reach.listed(request, self._library)
-        aliases = self._library.aliased((model for model, _ in models), "ollama")
-        entries = [
-            ollama_forms.listed(name, model, abilities)
-            for model, abilities in models
-            for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
-        ]
-        return json_response(OllamaList(entries))
+        models = await self._reach.named(request, self._library, "ollama")
+        return json_response(OllamaList([ollama_forms.listed(*model) for model in models]))
 
     @documented(OllamaRunners)
     async def ps(self, request: web.Request) -> web.Response:
@@ -86,7 +80,7 @@ class OllamaRoutes:
     @documented(OllamaShown, body=OllamaModelRequest, errors=(422,))
     async def show(self, request: web.Request) -> web.Response:
         """Shows a model."""
-        reference = self._library.meant((await read_json(request, OllamaModelRequest)).reference, "ollama")
+        reference = self._library.aliases.meant((await read_json(request, OllamaModelRequest)).reference, "ollama")
         self._reach.check(request, reference)
         model, name, abilities = await self._library.described(reference)
         details = await self._library.details(model)

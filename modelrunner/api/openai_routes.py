@@ -53,22 +53,16 @@ class OpenAIRoutes:
 
     @documented(wire.OpenAIModels)
     async def list_models(self, request: web.Request) -> web.Response:
-        """Lists the models, with an entry for each name and alias, since clients choose by name."""
+        """Lists the models, with an entry for each name and alias."""
         served = (model for model in self._library if self._is_served(request, model))
-        models = await self._reach.listed(request, served)
-        aliases = self._library.aliased((model for model, _ in models), "openai")
-        data = [
-            _openai_model(name, model, abilities)
-            for model, abilities in models
-            for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
-        ]
-        return json_response(wire.OpenAIModels(data))
+        models = await self._reach.named(request, served, "openai")
+        return json_response(wire.OpenAIModels([_openai_model(*model) for model in models]))
 
     @documented(wire.OpenAIModel, errors=(422,))
     async def get(self, request: web.Request) -> web.Response:
         """Shows a model in OpenAI's form."""
         alias = reference_in_path(request, "/v1/models/")
-        reference = self._library.meant(alias)
+        reference = self._library.aliases.meant(alias)
         self._reach.check(request, reference)
         model, name, abilities = await self._library.described(reference, request.match_info.get("backend"))
         name = name if alias == reference else alias

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from modelrunner import wire
 from modelrunner.api.documented import check_local
-from modelrunner.api.middleware import key_of
+from modelrunner.api.middleware import TRANSPORT
 from modelrunner.errors import Forbidden, ModelNotFound
 from modelrunner.keys.ring import KeyHolder
 from modelrunner.models.abilities import Abilities
@@ -92,10 +92,24 @@ class Reach:
     async def listed(self, request: web.Request, models: Iterable[StoredModel]) -> list[tuple[StoredModel, Abilities]]:
         """Returns the models that the request may see, then those that engines manage themselves: of the backend in the
         path, or of all."""
-        shown = self.shown(request, models)
-        stored = zip(shown, await self._library.abilities(shown), strict=True)
-        declared = await self._library.declared(request.match_info.get("backend"))
-        return [*stored, *(each for each in declared if self.allows(request, each[0].name))]
+        key, backend = _limited(request), request.match_info.get("backend")
+        if key is None:
+            return await self._library.listed([*models], backend)
+        listed = await self._library.listed(self.shown(request, models), backend)
+        return [(model, able) for model, able in listed if key.allows(model.name, *model.tags)]
+
+    async def named(
+        self, request: web.Request, models: Iterable[StoredModel], family: str
+    ) -> list[tuple[str, StoredModel, Abilities]]:
+        """As `listed`, with an entry for each name of a model and for each of its aliases in the API family, since
+        clients choose by name."""
+        listed = await self.listed(request, models)
+        aliases = self._library.aliases.listed(listed, family)
+        return [
+            (name, model, able)
+            for model, able in listed
+            for name in [*(model.tags or [model.id]), *aliases.get(model.id, ())]
+        ]
 
     def shown(self, request: web.Request, models: Iterable[StoredModel]) -> list[StoredModel]:
         """Returns the models that the request may see."""
@@ -106,5 +120,5 @@ class Reach:
 
 def _limited(request: web.Request) -> KeyHolder | None:
     """Returns the key of the request if it is limited to some models."""
-    key = key_of(request)
+    key = request[TRANSPORT].admitted.key
     return key if key is not None and key.key.models else None

@@ -182,7 +182,7 @@ class Daemon:
             spool=settings.data_dir,
         )
         self._pipeline.addresses.set_rates(address_rates(dict(settings)))
-        set_aliases(self._pipeline, parts.aliases, settings.aliases)
+        set_aliases(self._pipeline, parts.library.aliases, settings.aliases)
         self._toolbox = Toolbox(
             settings.mcp, settings.runtime_folder(), settings.data_dir / "logs", settings.tools_time
         )

@@ -92,7 +92,6 @@ class Parts:
     statuses: Statuses
     installer: Installer
     on_demand: InstallOnDemand
-    aliases: Aliases
     preloader: Preloader
     health_check: HealthCheck
     verifier: Verifier
@@ -179,7 +178,8 @@ def build(
         abilities.forget()
         checks.forget_engines()
 
-    library = Library(store, puller, scheduler, registry, configurations, abilities, checks, renderings)
+    aliases = Aliases(store, resolver, scheduler, settings.aliases)
+    library = Library(store, puller, scheduler, registry, configurations, abilities, checks, renderings, aliases)
     last_used = LastUsed(state / "used.json", store, scheduler)
     setting_parts = SettingParts(store, scheduler, configurations, resolver, validator)
     configurator = Configurator(setting_parts)
@@ -187,7 +187,6 @@ def build(
     on_demand = InstallOnDemand(resolver, installer)
     preloader = Preloader(setting_parts, on_demand, settings.groups)
     shapes.prime()
-    library.use_aliases(aliases := Aliases(store, resolver, scheduler, settings.aliases))
     return Parts(
         store=store,
         registry=registry,
@@ -215,7 +214,6 @@ def build(
         verifier=Verifier(store, scheduler.events, state / "verified.json", settings.verify_every),
         preloader=preloader,
         health_check=HealthCheck(library, scheduler, preloader, resolver.is_needed),
-        aliases=aliases,
         registries=registries,
         publisher=Publisher(Pusher(store, registries, credentials), scheduler),
         keys=keys,
@@ -329,7 +327,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
             ("max_queue", "max_wait"),
             lambda s: scheduler.set_limits(max_queue=s["max_queue"], max_wait=s["max_wait"]),
         ),
-        "aliases": lambda s: set_aliases(pipeline, parts.aliases, s["aliases"]),
+        "aliases": lambda s: set_aliases(pipeline, parts.library.aliases, s["aliases"]),
         "groups": lambda s: parts.preloader.use_groups(s["groups"]),
         "keep_alive": lambda s: parts.resolver.set_keep_alive(s["keep_alive"]),
         "max_seconds": lambda s: parts.resolver.set_max_seconds(s["max_seconds"]),

@@ -3,7 +3,7 @@ settings; of a model that an engine manages itself, from its backend."""
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,8 @@ from modelrunner.models.rendering import Renderings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.models.runspecs import in_effect
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import RunnerView
 from modelrunner.store import Store, StoredModel
-from modelrunner.types import DECLARED, Adapter, Mode, in_order
+from modelrunner.types import DECLARED, Adapter, Bundle, Mode, RunSpec, in_order
 from modelrunner.units import format_bytes
 
 MOST_AT_ONCE = 256
@@ -36,13 +35,35 @@ class Abilities:
     context size that the model's settings allow, in tokens of prompt and answer together; None if no backend can run
     it. `capabilities` are the model's, in the order of `CAPABILITIES`; `adapters` are the LoRA adapters of its runner
     or its configuration, else those that were packaged with it. `check` is the last one that holds for the model as it
-    is now."""
+    is now. `mode` is that of a request that names none."""
 
     backend: str | None = None
     window: int | None = None
     capabilities: tuple[str, ...] = ()
     adapters: tuple[wire.AppliedAdapter, ...] = ()
     check: wire.ModelCheck | None = None
+    mode: Mode = Mode.COMPLETION
+
+
+def as_they_run(
+    models: Iterable[tuple[StoredModel, Abilities]], runs: Mapping[tuple[str, Mode], RunSpec]
+) -> list[tuple[StoredModel, Abilities]]:
+    """Returns the models, a loaded one with the abilities of its runner. `runs` are by ID and mode."""
+    found = []
+    for model, able in models:
+        if (spec := runs.get((model.id, able.mode))) is not None:
+            able = _able(spec.bundle, able.mode, able.backend, spec.context_size)
+        found.append((model, able))
+    return found
+
+
+def _able(bundle: Bundle, mode: Mode, backend: str | None = None, window: int | None = None) -> Abilities:
+    adapters = tuple(map(_applied, bundle.adapters))
+    return Abilities(backend, window, in_order(bundle.capabilities), adapters, mode=mode)
+
+
+def _applied(adapter: Adapter) -> wire.AppliedAdapter:
+    return wire.AppliedAdapter(adapter.name, adapter.scale, adapter.size)
 
 
 _NOTHING = Abilities()
@@ -80,25 +101,23 @@ class KnownAbilities:
         store.watchers.append(self._store_changed)
         configurations.watchers.append(self._configured)
 
-    def of(self, model_ids: Sequence[str], runners: Mapping[tuple[str, Mode], RunnerView]) -> list[Abilities]:
-        """Returns the abilities of each model; a loaded model has those of its runner. `runners` are by model ID and
-        mode. Reads the disk for new models. If the abilities of more than `most` models must be found, returns the last
-        known ones instead, and empty ones for a model of which none are known."""
-        loaded = {model_id for model_id, _ in runners}
+    def of(self, models: Sequence[StoredModel]) -> list[tuple[StoredModel, Abilities]]:
+        """Returns each model with its abilities. Reads the disk for new models. If the abilities of more than `most`
+        models must be found, returns the last known ones instead, and empty ones for a model of which none are
+        known."""
         known = self._known
-        unknown = sum(model_id not in known for model_id in model_ids)
+        unknown = sum(model.id not in known for model in models)
         find = self._found if unknown <= self._most else self._remembered
-        return [
-            self._abilities_of(model_id, self._configurations.settings, runners)
-            if model_id in loaded
-            else known.get(model_id) or find(model_id)
-            for model_id in model_ids
-        ]
+        return [(model, known.get(model.id) or find(model.id)) for model in models]
 
-    def known(self, models: Sequence[StoredModel]) -> list[Abilities] | None:
-        """Returns the abilities of models that are not loaded; None if those of one must be found."""
-        known = [self._known.get(model.id) for model in models]
-        return None if None in known else [each for each in known if each is not None]
+    def known(self, models: Sequence[StoredModel]) -> list[tuple[StoredModel, Abilities]] | None:
+        """Returns each model with its abilities; None if those of one must be found."""
+        found = []
+        for model in models:
+            if (able := self._known.get(model.id)) is None:
+                return None
+            found.append((model, able))
+        return found
 
     async def learn(self) -> None:
         """Finds the abilities of all models whenever they were forgotten, one after the other, until it is cancelled.
@@ -149,33 +168,23 @@ class KnownAbilities:
 
     def _found(self, model_id: str) -> Abilities:
         changes, known = self._changes, self._known
-        found = self._abilities_of(model_id, self._configurations.settings, {})
+        found = self._abilities_of(model_id, self._configurations.settings)
         if changes == self._changes:
             known[model_id] = found
         return found
 
-    def _abilities_of(
-        self, model_id: str, settings: ModelSettings, runners: Mapping[tuple[str, Mode], RunnerView]
-    ) -> Abilities:
-        """Returns the abilities of the model; a loaded model has those of its runner. `runners` are by model ID and
-        mode. Fields that cannot be found keep their defaults. Reads the disk at first."""
+    def _abilities_of(self, model_id: str, settings: ModelSettings) -> Abilities:
+        """Fields that cannot be found keep their defaults. Reads the disk at first."""
         found = Abilities()
         try:
             bundle = self._store.bundle(model_id)
             mode = main_mode(bundle)
-            if runner := runners.get((model_id, mode)):
-                found = Abilities(None, runner.context_size, in_order(runner.capabilities), _applied(runner.adapters))
-            else:
-                able = self._renderings.narrowed(bundle).capabilities
-                found = Abilities(None, None, in_order(able), _applied(bundle.adapters))
+            found = _able(self._renderings.narrowed(bundle), mode)
             backend = self._resolver.backend_of(None, bundle, mode)
             found = replace(found, backend=backend.name)
-            if runner is None:
-                spec = self._resolver.target(backend, bundle, mode, settings).spec
-                least = in_effect(backend, settings, model_id, mode).min_context_size
-                window = min(spec.context_size, least or spec.context_size)
-                shown = spec.bundle
-                found = Abilities(backend.name, window, in_order(shown.capabilities), _applied(shown.adapters))
+            spec = self._resolver.target(backend, bundle, mode, settings).spec
+            least = in_effect(backend, settings, model_id, mode).min_context_size
+            found = _able(spec.bundle, mode, backend.name, min(spec.context_size, least or spec.context_size))
         except (ModelRunnerError, OSError):
             pass
         return found
@@ -187,10 +196,6 @@ class KnownAbilities:
         if named != self._named or self._looks != self._store.looks:  # the models of a folder that is back
             self._named, self._looks = named, self._store.looks
             self.forget()
-
-
-def _applied(adapters: Sequence[Adapter]) -> tuple[wire.AppliedAdapter, ...]:
-    return tuple(wire.AppliedAdapter(adapter.name, adapter.scale, adapter.size) for adapter in adapters)
 
 
 class DeclaredModels:

@@ -2,14 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from modelrunner.aliases import Alias, AliasPolicy
 from modelrunner.errors import ModelRunnerError
 from modelrunner.models.resolve import Resolver
 from modelrunner.scheduler import Phase, Scheduler
-from modelrunner.store import Store
+from modelrunner.store import Store, StoredModel
 from modelrunner.types import Mode
 
 LATEST = ":latest"
@@ -38,11 +38,18 @@ class Aliases:
         fitting = (one for pattern, one in self._patterns if one.holds_for(family) and fnmatchcase(name, pattern))
         return next(fitting, None)
 
-    def names(self, family: str) -> list[str]:
-        """Returns the names that are an alias in the family, without patterns, which stand for names without end."""
-        return [name for name, alias in self._exact.items() if alias.holds_for(family)]
+    def listed(self, models: Iterable[tuple[StoredModel, object]], family: str = "openai") -> dict[str, list[str]]:
+        """Returns the aliases of the family that none of the `models` has as a name, by the ID of the model that
+        answers; without patterns, which stand for names without end."""
+        found: dict[str, list[str]] = {}
+        if self._exact:
+            taken = {name for model, _ in models for name in model.tags}
+            for name in [name for name, alias in self._exact.items() if alias.holds_for(family) and name not in taken]:
+                if (model_id := self._id(self.meant(name, family))) is not None:
+                    found.setdefault(model_id, []).append(name)
+        return found
 
-    def meant(self, family: str, name: str) -> str:
+    def meant(self, name: str, family: str = "openai") -> str:
         """Returns the first model that is here of an alias, or the first of all; any other name as it is."""
         alias = self.find(family, name)
         if alias is None:

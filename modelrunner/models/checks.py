@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +17,7 @@ from modelrunner.models.abilities import Abilities
 from modelrunner.models.configurations import Configurations
 from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
+from modelrunner.store import StoredModel
 from modelrunner.types import Mode
 
 _MOST = 1024
@@ -71,18 +72,17 @@ class Checks:
             await asyncio.to_thread(self._file.save, kept)
         return check
 
-    async def shown(self, model_ids: Sequence[str], abilities: Sequence[Abilities]) -> list[Abilities]:
-        """Returns the abilities of these models, each with the check that holds for it."""
-        found = list(abilities)
-        if self._kept.keys().isdisjoint(model_ids):
-            return found
-        for place, (model_id, able) in enumerate(zip(model_ids, abilities, strict=True)):
+    async def shown(self, models: Iterable[tuple[StoredModel, Abilities]]) -> list[tuple[StoredModel, Abilities]]:
+        """Returns the models, each with the check that holds for it among its abilities."""
+        found = []
+        for model, able in models:
             if (
-                (kept := self._kept.get(model_id)) is not None
-                and kept.settings == self._settings(model_id)
+                (kept := self._kept.get(model.id)) is not None
+                and kept.settings == self._settings(model.id)
                 and kept.check.engine == await self._engine(able.backend)
             ):
-                found[place] = replace(able, check=kept.check)
+                able = replace(able, check=kept.check)
+            found.append((model, able))
         return found
 
     async def _engine(self, backend: str | None) -> str:

@@ -86,7 +86,7 @@ class LastUsed:
 
     def write(self) -> None:
         """Writes the changed times, without the models that are gone, and logs a failure. Blocks."""
-        here = {model.id for model in (*self._store.list(), *self._store.damaged())}
+        here = {model.id for model in self._store.list(unusable=True)}
         times = {id: when for id, when in self._times.copy().items() if id in here}
         if times != self._written:
             self._file.save(times)
@@ -125,7 +125,7 @@ class DiskMeter:
     async def forget_conversations(self) -> int:
         """Deletes the conversations that the backends saved, of every model. Returns the freed bytes."""
         before = await self._saved()
-        for model in (*self._store.list(), *self._store.damaged()):
+        for model in self._store.list(unusable=True):
             for backend in self._registry:
                 if (saves := interface_of(backend, SavesState)) is not None:
                     await saves.forget(model.id)

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from modelrunner import wire
 from modelrunner.backend import SavesState
@@ -25,7 +25,8 @@ from modelrunner.errors import (
     ModelRunnerError,
     StorageFailed,
 )
-from modelrunner.models.abilities import Abilities, DeclaredModels, KnownAbilities
+from modelrunner.models.abilities import Abilities, DeclaredModels, KnownAbilities, as_they_run
+from modelrunner.models.aliases import Aliases
 from modelrunner.models.checks import Checks
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.orders import PullOrder
@@ -53,14 +54,6 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 
-class AliasNames(Protocol):
-    """As `Aliases`."""
-
-    def names(self, family: str) -> list[str]: ...
-
-    def meant(self, family: str, name: str) -> str: ...
-
-
 class Library:
     """The models in the store, and the work around a change of them. Methods that change a model take a whole name or
     an ID as `reference`; others also take a unique part of a name."""
@@ -75,6 +68,7 @@ class Library:
         abilities: KnownAbilities,
         checks: Checks,
         renderings: Renderings,
+        aliases: Aliases,
     ) -> None:
         self._store = store
         self.looks = FolderLooks(store)
@@ -86,7 +80,7 @@ class Library:
         self._abilities = abilities
         self._checks = checks
         self._renderings = renderings
-        self._aliases: AliasNames | None = None
+        self.aliases = aliases
         self._pulling: set[asyncio.Task[PullResult]] = set()  # without a caller
 
     def __iter__(self) -> Iterator[StoredModel]:
@@ -102,7 +96,7 @@ class Library:
         """Returns the usable models, the oldest first, and then those that cannot be used: `damage` says why. Waits a
         moment for folders of which it is not known whether they are here."""
         await self.looks.look()
-        return [*self._store.list(), *self._store.damaged()]
+        return self._store.list(unusable=True)
 
     def get(self, reference: str) -> StoredModel:
         """Raises `ModelNotFound`, `InvalidReference`, `InvalidModel` for a damaged model."""
@@ -122,11 +116,11 @@ class Library:
         try:
             model, name = self.named(reference)
         except (ModelNotFound, InvalidReference):
-            for declared, abilities in await self.declared(backend):
+            for declared, abilities in await self.listed([], backend):
                 if declared.id == reference or declared.name in (reference, reference.removesuffix(":latest")):
                     return declared, declared.name, abilities
             raise
-        (abilities,) = await self.abilities([model])
+        [(_, abilities)] = await self._checks.shown(await self._able([model]))
         return model, name, abilities
 
     def voices(self, model: StoredModel) -> list[str]:
@@ -138,25 +132,6 @@ class Library:
         except ModelRunnerError:
             return []
         return [str(name) for name in found] if isinstance(found, list | tuple) else []
-
-    def use_aliases(self, aliases: AliasNames) -> None:
-        """Sets the names that stand for models."""
-        self._aliases = aliases
-
-    def meant(self, name: str, family: str = "openai") -> str:
-        """Returns the model that answers for an alias in an API family; any other name as it is."""
-        return name if self._aliases is None else self._aliases.meant(family, name)
-
-    def aliased(self, models: Iterable[StoredModel], family: str) -> dict[str, list[str]]:
-        """Returns the aliases of the family that no model has as a name, by the ID of the model that answers."""
-        names = self._aliases.names(family) if self._aliases is not None else []
-        taken = {name for model in models for name in model.tags} if names else set()
-        found: dict[str, list[str]] = {}
-        for name in names:
-            with contextlib.suppress(ModelRunnerError):
-                if name not in taken:
-                    found.setdefault(self._store.get(self.meant(name, family)).id, []).append(name)
-        return found
 
     def names(self, reference: str) -> tuple[str, ...]:
         """The names that the model is known by, damaged or not; of one that is not here, the name that a pull would
@@ -445,25 +420,23 @@ class Library:
 
     def serves(self, backend: str, model: StoredModel) -> bool:
         """Returns True if the backend reads the model's format, or, of a model that an engine manages itself, if it is
-        one of those that `declared` gives for the backend. Raises `BackendNotFound`, `BackendUnavailable`."""
+        one of those that `listed` gives for the backend. Raises `BackendNotFound`, `BackendUnavailable`."""
         return model.format in (DECLARED, *self._registry.get(backend).formats)
 
-    async def declared(self, backend: str | None = None) -> list[tuple[StoredModel, Abilities]]:
-        """Returns the models that engines manage themselves, of one backend or of all."""
-        listed = await self._declared.listed(backend)
-        models = [model for model, _ in listed]
-        checked = await self._checks.shown([model.id for model in models], [able for _, able in listed])
-        return list(zip(models, checked, strict=True))
+    async def listed(
+        self, models: Sequence[StoredModel], backend: str | None = None
+    ) -> list[tuple[StoredModel, Abilities]]:
+        """Returns these models of the store, and then those that engines manage themselves, of one backend or of
+        all."""
+        return await self._checks.shown([*await self._able(models), *await self._declared.listed(backend)])
 
-    async def abilities(self, models: Sequence[StoredModel]) -> list[Abilities]:
-        """Returns the abilities of each model: those of its runner if it is loaded, else those that its settings
-        give."""
-        running, ids = self._scheduler.runners(), [model.id for model in models]
-        found = self._abilities.known(models) if not running else None
+    async def _able(self, models: Sequence[StoredModel]) -> list[tuple[StoredModel, Abilities]]:
+        """Returns the models with their abilities: those of its runner for a loaded one, else those that its settings
+        give. Without checks."""
+        found = self._abilities.known(models)
         if found is None:
-            runners = {(model_id, runner.mode): runner for runner in running for model_id in runner.models}
-            found = await asyncio.to_thread(self._abilities.of, ids, runners)
-        return await self._checks.shown(ids, found)
+            found = await asyncio.to_thread(self._abilities.of, models)
+        return as_they_run(found, self._scheduler.runs())
 
     async def keep_check(self, reference: str, outcome: wire.CheckOutcome) -> wire.ModelCheck:
         """Keeps what a check of the model found, for lists. Raises as `described`."""
@@ -476,7 +449,7 @@ class Library:
     async def learn_abilities(self) -> None:
         """Finds the abilities of all models, and finds them again after a change, until it is cancelled. Before that it
         asks the engines that manage models themselves, so that the first list has those of a slow one."""
-        await self.declared()
+        await self._declared.listed()
         await self._abilities.learn()
 
 

@@ -124,10 +124,6 @@ class Catalog:
         """Returns whether the blobs of every model are known."""
         return all(entry.contents or entry.remembered for entry in self.entries.values())
 
-    @property
-    def damaged(self) -> tuple[StoredModel, ...]:
-        return tuple([self.models[entry.id] for entry in self.entries.values() if not entry.contents])
-
     def _put(self, entry: Entry) -> None:
         self.entries[entry.id] = entry
         blobs = entry.blobs

@@ -28,6 +28,8 @@ class FolderReader:
         self._records = Records(data / "manifests" / "sha256")
         self._lock = lock
         self._blobs = Blobs(data / "blobs" / "sha256")
+        self.damaged = self._blobs.damaged
+        """The digests of the damaged files."""
         self._bundles = Bundles(data / "bundles", self._blobs)
         self.catalog = Catalog()
         self._opened: os.stat_result | None = None  # the folder as it was when it was opened
@@ -53,11 +55,6 @@ class FolderReader:
             return False
         same = self._opened is None or os.path.samestat(found, self._opened)
         return same and (self.is_home or (self.data / FORMAT_FILE).exists())
-
-    @property
-    def damaged(self) -> set[Digest]:
-        """Returns the digests of the damaged files."""
-        return self._blobs.damaged
 
     def contains(self, path: Path) -> bool:
         """Returns whether `path` is that of a stored file, or of an incomplete one."""

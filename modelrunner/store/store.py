@@ -47,7 +47,7 @@ class RemoveResult:
 
 
 class Store(StoreReader):
-    """The event loop may call `get`, `list`, `damaged`, `find`, `have`, `missing` and a second `bundle` of a model:
+    """The event loop may call `get`, `list`, `find`, `have`, `missing` and a second `bundle` of a model:
     they take microseconds and never wait for a writer. The other calls wait for the disk and belong in a thread. Any
     number of threads may call at once.
 

@@ -40,23 +40,25 @@ class StoreReader:
         self.watchers: list[Callable[[], None]] = []
         self.looks = 0
         self._lock = threading.RLock()
+        self.folders: Sequence[Path] = ()
+        """All folders, usable or not, the preferred first."""
         self._folders: Folders
         self._present: tuple[ModelFolder, ...] = ()
         self._catalog = Catalog()
         self._version = 0  # the highest of any record in all folders
 
-    def list(self) -> list[StoredModel]:
+    def list(self, *, unusable: bool = False) -> list[StoredModel]:
         """Returns the usable models, oldest first; their tags are in the short form. A model with a file that was found
-        damaged is among them, and its `damage` says so."""
+        damaged is among them, and its `damage` says so. With `unusable`, those that cannot be used follow, and `damage`
+        says why: another pull heals one, `remove` removes it; the models of a folder that is away come back with it."""
         catalog, suspect = self._catalog, self._suspect
-        if not suspect:
-            return [catalog.models[entry.id] for entry in catalog.entries.values() if entry.contents]
-        return [self._shown(catalog, entry, suspect) for entry in catalog.entries.values() if entry.contents]
-
-    def damaged(self) -> tuple[StoredModel, ...]:
-        """Returns the models that cannot be used; `damage` says why. Another pull heals one, `remove` removes it; the
-        models of a folder that is away come back with it."""
-        return self._catalog.damaged
+        usable, others = [], []
+        for entry in catalog.entries.values():
+            if not entry.contents:
+                others.append(catalog.models[entry.id])
+            else:
+                usable.append(self._shown(catalog, entry, suspect) if suspect else catalog.models[entry.id])
+        return usable + others if unusable else usable
 
     def whole(self, text: str) -> tuple[StoredModel, str | None]:
         """Returns the model with the name or the ID `text`, damaged or not, and the name in its short form, None if
@@ -172,11 +174,6 @@ class StoreReader:
         """Returns the folders that cannot be used now."""
         return self._folders.absent
 
-    @property
-    def folders(self) -> Sequence[Path]:
-        """Returns all folders, usable or not, the preferred first."""
-        return self._folders.places
-
     def look(self) -> None:
         """Checks which folders can be used. Takes microseconds with one folder, and else waits for the disks."""
         if not self._folders.is_current:
@@ -186,7 +183,7 @@ class StoreReader:
 
     def _unite(self) -> None:
         """Makes the union anew after a change of the folders."""
-        self._present = self._folders.present
+        self.folders, self._present = self._folders.places, self._folders.present
         self._catalog = united(self._catalogs)
         versions = (entry.version for catalog in self._catalogs for entry in catalog.entries.values())
         self._version = max(versions, default=self._version)

@@ -31,25 +31,25 @@ def known_in(folder: Path, store: Store) -> KnownAbilities:
 
 async def test_a_long_list_shows_what_was_known_last(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    ids = [add_model(store, f"m{seed}", seed).id for seed in range(3)]
+    models = [add_model(store, f"m{seed}", seed) for seed in range(3)]
     known = known_in(tmp_path, store)
-    assert known.of(ids, {}) == [Abilities()] * 3
+    assert known.of(models) == [(model, Abilities()) for model in models]
     learning = asyncio.create_task(known.learn())
-    found = Abilities(capabilities=("completion",))
+    shown = [(model, Abilities(capabilities=("completion",))) for model in models]
     async with asyncio.timeout(HUNG):
-        while known.of(ids, {}) != [found] * 3:  # noqa: ASYNC110
+        while known.of(models) != shown:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     known.forget()
-    assert known.of(ids, {}) == [found] * 3
+    assert known.of(models) == shown
     learning.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await learning
     with opened_in(store.data) as opened:
-        assert known_in(tmp_path, store).of(ids, {}) == [found] * 3
+        assert known_in(tmp_path, store).of(models) == shown
     assert opened == []
 
 
 async def test_a_short_list_waits_for_what_is_right(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    id = add_model(store, "m").id
-    assert known_in(tmp_path, store).of([id], {}) == [Abilities(capabilities=("completion",))]
+    model = add_model(store, "m")
+    assert known_in(tmp_path, store).of([model]) == [(model, Abilities(capabilities=("completion",)))]

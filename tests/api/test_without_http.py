@@ -60,7 +60,7 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     (model,) = made.library
     assert model.size > (tmp_path / "model.gguf").stat().st_size  # bytes, with its configuration
     assert (model.id, model.tags) == (pulled.id, ["smol", "mine"])
-    assert await made.library.abilities([model]) == [Abilities("fake", 2048, ("completion",))]
+    assert await made.library.listed([model]) == [(model, Abilities("fake", 2048, ("completion",)))]
 
     shown = await made.configurator.change("mine", {"context-size": 512})
     assert shown.effect is not None

@@ -64,6 +64,10 @@ def add_model(store: Store, reference: str | None, seed: int = 0, **options: Any
     return store.create({"any.gguf": ingest(store, seed, **options)}, reference)
 
 
+def unusable(store: Store) -> list[StoredModel]:
+    return store.list(unusable=True)[len(store.list()) :]
+
+
 @contextlib.contextmanager
 def deep_folder(folder: Path, levels: int = 3000) -> Iterator[None]:
     """Makes folders in folders in `folder`, deeper than a path can say, and removes what is left of them."""

@@ -12,7 +12,7 @@ import pytest
 from modelrunner.errors import ModelNotFound, StorageFailed
 from modelrunner.store import Store, blobs
 from tests.core.test_durable import ODD
-from tests.store.samples import add_model, deep_folder, ingest, write_gguf
+from tests.store.samples import add_model, deep_folder, ingest, unusable, write_gguf
 
 
 @pytest.fixture
@@ -222,14 +222,14 @@ def test_what_comes_into_use_while_leftovers_are_removed_stays(store: Store) -> 
 def test_a_damaged_model_is_told_with_its_fault_and_can_be_removed(store: Store) -> None:
     files_of_a(store)["manifest"].write_bytes(b"garbage")
     opened = Store(store.data)
-    (damaged,) = opened.damaged()
+    (damaged,) = unusable(opened)
     assert damaged.tags == ["a"]
     assert "manifest is damaged" in damaged.damage
     assert opened.whole("a") == (damaged, "a")
     assert [model.tags for model in opened.list()] == [["b"]]
     before = opened.disk_usage()[1]
     opened.remove("a")
-    assert opened.damaged() == ()
+    assert unusable(opened) == []
     with pytest.raises(ModelNotFound):
         opened.whole("a")
     assert opened.disk_usage()[1] < before  # its record still knew its files

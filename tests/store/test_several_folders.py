@@ -11,7 +11,7 @@ import pytest
 from modelrunner.errors import BadRequest, Conflict, FolderMissing, InsufficientDisk, InvalidModel, StorageFailed
 from modelrunner.store import Store
 from tests.pull.disks import before_each
-from tests.store.samples import add_model, files_under, ingest, write_gguf
+from tests.store.samples import add_model, files_under, ingest, unusable, write_gguf
 
 
 class Disks:
@@ -83,7 +83,7 @@ def test_a_name_keeps_its_revision_while_its_folder_is_away(disks: Disks) -> Non
     store = disks.open()
     disks.unmount(disks.one)
     store = disks.open()
-    assert [model.tags for model in store.damaged()] == [["hf.co/org/repo@v1.2"]]
+    assert [model.tags for model in unusable(store)] == [["hf.co/org/repo@v1.2"]]
 
 
 def test_a_new_model_goes_to_the_first_folder_and_all_are_listed(disks: Disks) -> None:
@@ -202,7 +202,7 @@ def test_what_is_damaged_in_one_folder_is_used_from_another(disks: Disks) -> Non
         id = add_model(disks.open(folder), "a").id
     (disks.one / "manifests/sha256" / id[7:]).write_bytes(b"{}")
     store = disks.open()
-    assert store.damaged() == ()
+    assert unusable(store) == []
     assert store.bundle("a").model_file.is_relative_to(disks.two)
 
 
@@ -246,7 +246,7 @@ def test_a_folder_that_is_missing_at_the_start(disks: Disks) -> None:
     disks.two.rename(disks.two.with_name("two-away"))
     store = disks.open()
     assert names(store) == [["a"]]
-    (away,) = store.damaged()
+    (away,) = unusable(store)
     assert (away.id, away.tags) == (id, ["big"])
     assert f"the folder {disks.two} is not there" in away.damage
     for ask in (store.get, store.bundle, store.remove, store.manifest, lambda name: store.tag(name, "x")):
@@ -366,7 +366,7 @@ def test_a_folder_that_is_lost_meanwhile(disks: Disks) -> None:
     with pytest.raises(FolderMissing, match=r"big: the folder .* is empty, and it had models"):
         store.bundle("big")
     assert names(store) == [["a"]]
-    assert [model.id for model in store.damaged()] == [id]
+    assert [model.id for model in unusable(store)] == [id]
     assert store.create({"m": file}, "new").tags == ["new"]
     assert store.prune() == ()
     disks.mount(disks.two)
@@ -387,7 +387,7 @@ def test_a_name_of_a_folder_that_is_away_can_be_given_again(disks: Disks) -> Non
     store.look()
     new = add_model(store, "a", seed=2).id
     assert store.get("a").id == new
-    assert [model.tags for model in store.damaged()] == [[]]
+    assert [model.tags for model in unusable(store)] == [[]]
     disks.mount(disks.two)
     store.look()
     assert store.get("a").id == new
@@ -402,7 +402,7 @@ def test_the_folders_can_be_changed(disks: Disks) -> None:
     assert store.bundle("b").directory.is_relative_to(disks.two)
     store.set_folders([disks.one])
     assert names(store) == [["a"]]
-    assert (store.damaged(), store.absent()) == ((), ())
+    assert (unusable(store), store.absent()) == ([], ())
     shutil.rmtree(disks.two)
     disks.two.mkdir()
     store.set_folders([disks.two, disks.one])  # emptied on purpose, and taken out in between
