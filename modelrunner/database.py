@@ -92,18 +92,18 @@ class Database:
 
     def _check(self) -> None:
         """Makes the file if it is missing, and repairs it if it is damaged."""
-        made = self.path.with_name(f"{self.path.name}-made")  # says that there was a file, once it is gone
+        witness = self.path.with_name(f"{self.path.name}-made")  # says that there was a file, once it is gone
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(os.lstat(self.path).st_mode):
                 set_aside(self.path, "it is not a regular file")
         if not self.path.exists():
-            if made.exists():
+            if witness.exists():
                 log.error("%s is gone, and all that it held: a new one is made", self.path)
             self._make(self.path)
         elif fault := (not self._is_seen and _unread_changes(Path(f"{self.path}-wal"))) or self._fault():
             self._repair(fault)
         self._is_seen = True
-        made.touch(mode=0o600)
+        witness.touch(mode=0o600)
 
     def _make(self, path: Path) -> None:
         temporary = temporary_name(path)
@@ -128,8 +128,8 @@ class Database:
                 if answer != "ok":
                     return str(answer)
                 for table, columns in self._tables.items():
-                    asked = f"select count(*) from {table} where seal is not {_sealed(columns)}"
-                    [(wrong,)] = connection.execute(asked)
+                    query = f"select count(*) from {table} where seal is not {_sealed(columns)}"
+                    [(wrong,)] = connection.execute(query)
                     if wrong:
                         return f"{wrong} rows of {table} have a wrong checksum"
         except sqlite3.DatabaseError as error:
@@ -211,10 +211,10 @@ def answered(what: str, folder: Path) -> Iterator[None]:
 
 def _readable(source: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
     """Yields rows with the right checksum, from the first one up to the damage, then from the last one down to it."""
-    asked = f"select rowid, {', '.join(columns)} from {table} where seal is {_sealed(columns)} order by rowid"
+    query = f"select rowid, {', '.join(columns)} from {table} where seal is {_sealed(columns)} order by rowid"
     for order in ("", " desc"):
         with contextlib.suppress(sqlite3.DatabaseError):
-            yield from source.execute(asked + order)
+            yield from source.execute(query + order)
 
 
 def _release(path: Path) -> int:

@@ -48,10 +48,10 @@ class ModelRunnerError(Exception):
 
     def saying(self, message: str) -> Self:
         """Returns the same error with another message."""
-        made = type(self).__new__(type(self), message)
-        made.__dict__.update(self.__dict__)
-        made.message = message
-        return made
+        error = type(self).__new__(type(self), message)
+        error.__dict__.update(self.__dict__)
+        error.message = message
+        return error
 
     def as_dict(self, request_id: str) -> dict[str, Any]:
         """Returns the body of an error answer."""

@@ -52,8 +52,8 @@ class BatchRoutes:
         """Stores a file from a form with `purpose` and `file`. It is written to the disk as it comes."""
         if request.content_type != "multipart/form-data":
             raise BadRequest("send the file as multipart/form-data, with the fields purpose and file")
-        made = await self._intake.upload(_Form(request), owner_of(request))
-        return json_response(_file_status(made))
+        file = await self._intake.upload(_Form(request), owner_of(request))
+        return json_response(_file_status(file))
 
     @documented(wire.ListPage[wire.FileStatus], query={"purpose": str, "order": str, **_PAGED})
     async def list_files(self, request: web.Request) -> web.Response:

@@ -56,7 +56,7 @@ class ConfigurationRoutes:
         restart = wanted.apply == "restart"
         model = self._library.aliases.meant(wanted.model)
         shown = await self._configurator.change(model, patch, mode, restart=restart)
-        return json_response(_told(shown, wanted.model, model), status=202)
+        return json_response(_form(shown, wanted.model, model), status=202)
 
     @documented(list[wire.Configuration], query={"model": str}, errors=(412, 421, 422))
     async def show(self, request: web.Request) -> web.Response:
@@ -67,7 +67,7 @@ class ConfigurationRoutes:
         name = request.query.get("model")
         model = None if name is None else self._library.aliases.meant(name)
         found = await self._configurator.show(model, backend)
-        return json_response([_told(shown, name, model) for shown in found])
+        return json_response([_form(shown, name, model) for shown in found])
 
     @documented(dict[str, Any], query={})
     async def schema(self, request: web.Request) -> web.Response:
@@ -82,7 +82,7 @@ class ConfigurationRoutes:
         return json_response(wire.ReloadResponse(wanted.dry_run, [wireforms.change(change) for change in changes]))
 
 
-def _told(shown: ShownConfiguration, name: str | None, model: str | None) -> wire.Configuration:
+def _form(shown: ShownConfiguration, name: str | None, model: str | None) -> wire.Configuration:
     found = wireforms.configuration(shown)
     return found if name is None or name == model else msgspec.structs.replace(found, alias=name)
 

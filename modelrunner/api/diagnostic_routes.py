@@ -78,12 +78,12 @@ class DiagnosticRoutes:
 
 
 def _event_id(request: web.Request) -> int | None:
-    given = request.headers.get("Last-Event-ID") or request.query.get("since")
-    if given is None:
+    id = request.headers.get("Last-Event-ID") or request.query.get("since")
+    if id is None:
         return None
-    if not given.isascii() or not given.isdecimal() or len(given) > _LONGEST_ID:
-        raise BadRequest(f"{given!r} is not the ID of an event: send the last ID that you saw, or 0", param="since")
-    return int(given)
+    if not id.isascii() or not id.isdecimal() or len(id) > _LONGEST_ID:
+        raise BadRequest(f"{id!r} is not the ID of an event: send the last ID that you saw, or 0", param="since")
+    return int(id)
 
 
 def _sent(record: EventRecord) -> bytes:

@@ -34,7 +34,7 @@ class KeyRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """Makes an API key. Only this answer has the key's text."""
         wanted = await read_json(request, wire.KeyRequest)
-        made, text = await asyncio.to_thread(
+        key, text = await asyncio.to_thread(
             self._keys.create,
             wanted.name,
             scopes=wanted.scopes,
@@ -47,13 +47,13 @@ class KeyRoutes:
             batch=wanted.priority == "batch",
             age=parse_age(wanted.expires) if wanted.expires else None,
         )
-        return json_response(wire.KeyCreated(_key_status(made), text), status=201)
+        return json_response(wire.KeyCreated(_key_status(key), text), status=201)
 
     @documented(wire.KeyCreated)
     async def rotate(self, request: web.Request) -> web.Response:
         """Gives an API key a new text. Only this answer has it."""
-        made, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
-        return json_response(wire.KeyCreated(_key_status(made), text))
+        key, text = await asyncio.to_thread(self._keys.rotate, request.match_info["name"])
+        return json_response(wire.KeyCreated(_key_status(key), text))
 
     @documented(wire.KeyRevoked, query={"open": bool}, errors=(409,))
     async def revoke(self, request: web.Request) -> web.Response:

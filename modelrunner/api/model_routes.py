@@ -262,8 +262,8 @@ class ModelRoutes:
         order = PullOrder(reference, wanted.target, recipe=Recipe(context_size=wanted.context_size))
         self._reach.check_order(request, order, "ref")
         await self._library.make(order, lambda step: None)
-        told = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
-        return json_response(told, status=201)
+        repackaged = wire.Repackaged(f"{reference} is repackaged as {wanted.target}", reference, wanted.target)
+        return json_response(repackaged, status=201)
 
     @documented(PROGRESS, body=wire.QuantizeRequest, query={}, errors=(412, 422, 501, 502, 507))
     async def quantize(self, request: web.Request) -> web.StreamResponse:

@@ -75,23 +75,23 @@ class OllamaCreateRequest(OllamaModelRequest, frozen=True, rename={"from_": "fro
     def order(self) -> MakeOrder:
         """Returns the order of the model. Raises `BadRequest`, and `NotImplementedHere` for a Modelfile with files
         of the client."""
-        told = parse(self.modelfile) if self.modelfile else Modelfile("")
-        if told.adapters:
+        parsed = parse(self.modelfile) if self.modelfile else Modelfile("")
+        if parsed.adapters:
             raise NotImplementedHere(
                 "the ADAPTER of a Modelfile is not followed here: send its file first, and name it in `adapters`",
                 param="modelfile",
             )
         licences = [self.license] if isinstance(self.license, str) else list(self.license or ())
         recipe = Recipe(
-            told.system if self.system is None else self.system,
-            told.template if self.template is None else self.template,
-            {**told.parameters, **(self.parameters or {})},
-            [(message.role, message.content) for message in self.messages or ()] or told.messages,
-            [*told.licences, *licences],
+            parsed.system if self.system is None else self.system,
+            parsed.template if self.template is None else self.template,
+            {**parsed.parameters, **(self.parameters or {})},
+            [(message.role, message.content) for message in self.messages or ()] or parsed.messages,
+            [*parsed.licences, *licences],
         )
         return MakeOrder(
             self.reference,
-            self.from_ or told.base,
+            self.from_ or parsed.base,
             files=self.files or {},
             adapters=self.adapters or {},
             quantize=self.quantize or "",

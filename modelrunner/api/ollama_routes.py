@@ -145,8 +145,8 @@ class OllamaRoutes:
         await self._reach.check_files(request, {**(wanted.files or {}), **(wanted.adapters or {})})
 
         async def make(report: ProgressReport) -> Progress:
-            made = await self._maker.make(order, report)
-            return Progress("success", f"{made} is here", model=made)
+            name = await self._maker.make(order, report)
+            return Progress("success", f"{name} is here", model=name)
 
         return await _streamed(request, wanted, make, mode="create")
 

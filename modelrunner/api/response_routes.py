@@ -56,14 +56,14 @@ class ResponseRoutes:
         """Shows a stored response. With `stream` it sends the events after the one with the number `starting_after`, of
         a response that is streamed in the background; of one that has ended its last event."""
         id, streamed = request.match_info["id"], query_flag(request, "stream")
-        made = self._responses.running.get(id)
+        background = self._responses.running.get(id)
         stored = await self._responses.get(id, owner_of(request))
         if not streamed:
             return json_response(stored.response)
         after = query_count(request, "starting_after")
         after = -1 if after is None else after
-        if made is not None and made.streams:
-            return await stream_events(request, made.follow(after), bytes)
+        if background is not None and background.streams:
+            return await stream_events(request, background.follow(after), bytes)
         status = stored.response.get("status")
         if status in ("queued", "in_progress"):
             raise BadRequest("this response was not begun with `stream`: leave `stream` out", param="stream")

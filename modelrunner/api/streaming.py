@@ -113,8 +113,8 @@ class ProgressLines:
     def failed(self, error: ModelRunnerError, dialect: Dialect, request_id: str) -> bytes:
         """Returns the last line of work that failed. `dialect` is the family of the route."""
         _, body = dialect.error(error, request_id)
-        told = msgspec.json.decode(body)["error"]
-        return self.render(Progress("error", error.message, error=told, mode=self._mode))
+        details = msgspec.json.decode(body)["error"]
+        return self.render(Progress("error", error.message, error=details, mode=self._mode))
 
     async def finish(self, task: "asyncio.Future[Progress]") -> None:
         try:

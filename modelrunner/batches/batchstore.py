@@ -122,23 +122,23 @@ class BatchStore:
     def models(self) -> list[str]:
         """Returns the models of the lines that wait, ordered by their oldest line."""
         found: dict[str, None] = {}
-        asked = "select model from lines where status is null and batch = ? group by model order by min(number)"
+        query = "select model from lines where status is null and batch = ? group by model order by min(number)"
         with self._database.transaction() as database:
             for batch in self.unfinished():
-                found |= dict.fromkeys(model for (model,) in database.execute(asked, (batch.id,)))
+                found |= dict.fromkeys(model for (model,) in database.execute(query, (batch.id,)))
         return list(found)
 
     def waiting(self, model: str, after: Mapping[str, int], limit: int) -> list[Line]:
         """Returns the next lines for a model that have no answer. `after` has the batches in their order, each with the
         number after which its lines are read."""
         found: list[Line] = []
-        asked = (
+        query = (
             "select batch, number, custom_id, model, body from lines"
             " where status is null and model = ? and batch = ? and number > ? order by number limit ?"
         )
         with self._database.transaction() as database:
             for batch, number in after.items():
-                rows = database.execute(asked, (model, batch, number, limit - len(found))).fetchall()
+                rows = database.execute(query, (model, batch, number, limit - len(found))).fetchall()
                 found += [Line(*row) for row in rows]
         return found
 
@@ -196,8 +196,8 @@ class BatchStore:
 
     def _results(self, batch: str, condition: str, end: BatchState) -> Iterator[bytes]:
         with self._database.transaction() as database:
-            asked = f"select number, custom_id, status, answer from lines where batch = ? and ({condition})"
-            for number, custom_id, status, answer in database.execute(asked + " order by number", (batch,)):
+            query = f"select number, custom_id, status, answer from lines where batch = ? and ({condition})"
+            for number, custom_id, status, answer in database.execute(query + " order by number", (batch,)):
                 result = {"id": f"{batch}_{number}", "custom_id": custom_id, "response": None, "error": None}
                 if status is None:
                     message = f"the batch was {end} before this line was asked"

@@ -173,10 +173,10 @@ def _found_again(folder: Path, id: str) -> UploadedFile:
     """Returns the new record of a content. Who made it is not known, so only the daemon's owner sees it."""
     found = os.lstat(folder / id)
     size = found.st_size if stat.S_ISREG(found.st_mode) else 0
-    made = UploadedFile(id, found.st_mtime, "", f"{id}.jsonl", "batch", size)
+    file = UploadedFile(id, found.st_mtime, "", f"{id}.jsonl", "batch", size)
     log.error("the file %s (%d bytes) has lost its record: it is listed for the daemon's owner again", id, size)
-    _record(folder, id).save(made)
-    return made
+    _record(folder, id).save(file)
+    return file
 
 
 def _record(folder: Path, id: str) -> JsonFile[UploadedFile]:

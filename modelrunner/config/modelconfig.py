@@ -90,21 +90,21 @@ class ModelConfiguration(
     def of(cls, fields: Mapping[str, Any]) -> "ModelConfiguration":
         """Reads the names of the wire and of the configuration file. Raises `BadRequest` whose `param` is the path of
         the field. A table of an unknown name is taken for a backend's: `unknown` checks those."""
-        given = dict(with_raw_flags(fields))
-        given["options"] = {name: given.pop(name) for name in tuple(given) if name not in FIELDS}
-        for name, value in given["options"].items():
+        values = dict(with_raw_flags(fields))
+        values["options"] = {name: values.pop(name) for name in tuple(values) if name not in FIELDS}
+        for name, value in values["options"].items():
             if not isinstance(value, Mapping):
                 wrong = unknown(name)
                 raise wrong.saying(f"{wrong.message}; a backend's own settings are a table")
-        if given.get("keep_alive") is not None:
-            given["keep_alive"] = str(KeepAlive.parse(given["keep_alive"]))
+        if values.get("keep_alive") is not None:
+            values["keep_alive"] = str(KeepAlive.parse(values["keep_alive"]))
         try:
-            made = msgspec.convert(given, cls)
+            configuration = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise wrong_field(
                 error, (*FIELDS, *Speculative.__struct_encode_fields__, "min", "max", "strip", "set")
             ) from None
-        return made.checked()
+        return configuration.checked()
 
     def checked(self) -> "ModelConfiguration":
         """Returns itself. Raises `BadRequest` for values that contradict each other."""

@@ -279,12 +279,12 @@ class Settings(BaseModel):
             "config": locations.config_file,
             "socket": locations.socket,
         }
-        given = {name: value for name, value in overrides.items() if value is not None}
+        chosen = {name: value for name, value in overrides.items() if value is not None}
         table = {
             name: value for name, value in file.table.items() if name != "host"
         }  # `host` is a setting of the client
         try:
-            settings = cls.model_validate({**table, **_from_environment(locations.environ), **places, **given})
+            settings = cls.model_validate({**table, **_from_environment(locations.environ), **places, **chosen})
         except ValidationError as error:
             faults = [_explained(fault, file, locations.environ) for fault in error.errors()]
             raise ConfigurationError("; ".join(faults)) from None

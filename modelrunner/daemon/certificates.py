@@ -101,7 +101,7 @@ def _make(file: Path, key: Path, names: list[str]) -> None:
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "modelrunner")])
     now = datetime.now(UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -117,7 +117,7 @@ def _make(file: Path, key: Path, names: list[str]) -> None:
     )
     pem = serialization.Encoding.PEM
     text = private.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    for path, data in ((key, text), (file, made.public_bytes(pem))):
+    for path, data in ((key, text), (file, certificate.public_bytes(pem))):
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
             out.write(data)

@@ -77,16 +77,16 @@ class Lifecycle:
         """Stops on TERM and INT (Ctrl-C). With `last` the process ends after the block, and ignores later signals, so
         that its exit status is its own."""
         loop = asyncio.get_running_loop()
-        asked: dict[int, Callable[[], None]] = {
+        handlers: dict[int, Callable[[], None]] = {
             signal.SIGTERM: self.request_stop,
             signal.SIGINT: self.request_stop,
             signal.SIGHUP: self.hang_up,
         }
 
         def handle(number: int, _: object) -> None:
-            loop.call_soon_threadsafe(asked[number])  # few frames: a flood of signals nests them
+            loop.call_soon_threadsafe(handlers[number])  # few frames: a flood of signals nests them
 
-        before = {number: signal.signal(number, handle) for number in asked}
+        before = {number: signal.signal(number, handle) for number in handlers}
         try:
             yield
         finally:

@@ -303,10 +303,10 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
         before, after = dict(parts.engines), changed["engines"]
         for name in [name for name in {**before, **after} if before.get(name) != after.get(name)]:
             kind = configured(name, after[name]) if name in after else None
-            made = await asyncio.to_thread(kind, _context(settings, kind)) if kind else None
+            engine = await asyncio.to_thread(kind, _context(settings, kind)) if kind else None
             if kind:
                 _add_calls(kind)
-            parts.registry.configure(name, made)
+            parts.registry.configure(name, engine)
             parts.scheduler.renew(name)
         parts.engines.clear()
         parts.engines.update(after)

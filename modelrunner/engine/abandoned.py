@@ -47,11 +47,11 @@ class Abandoned:
         meanwhile."""
         try:
             while self._closed:
-                asked, self._closed = self._closed, []
+                closed, self._closed = self._closed, []
                 try:
                     await self._let_settle()
                 finally:
-                    for free in asked:
+                    for free in closed:
                         free()
         finally:
             self._task = None

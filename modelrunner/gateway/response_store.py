@@ -112,8 +112,8 @@ class ResponseStore:
         await self.get(id, owner)
         self._deleted.add(id)
         try:
-            if (made := self.running.pop(id, None)) is not None:
-                made.cancel()
+            if (background := self.running.pop(id, None)) is not None:
+                background.cancel()
             self._unwritten.pop(id, None)
             await self.close()
             await asyncio.to_thread(self._remove, id)
@@ -123,8 +123,8 @@ class ResponseStore:
     async def cancel(self, id: str, owner: str) -> StoredResponse:
         """Ends the work of a response in the background; a complete response does not change. Raises `NotFound`."""
         stored = await self.get(id, owner)
-        if (made := self.running.pop(id, None)) is not None:
-            made.cancel()
+        if (background := self.running.pop(id, None)) is not None:
+            background.cancel()
             stored = msgspec.structs.replace(stored, response=stored.response | {"status": "cancelled"})
             self.put(stored)
         return stored

@@ -224,9 +224,9 @@ class KeyRing:
 
     def _keep(self, key: ApiKey) -> tuple[ApiKey, str]:
         text = _PREFIX + secrets.token_urlsafe(32)
-        made = msgspec.structs.replace(key, digest=_digest(text), created=self._wall())
-        self._save([*(each for each in self if each.name != key.name), made])
-        return made, text
+        kept = msgspec.structs.replace(key, digest=_digest(text), created=self._wall())
+        self._save([*(each for each in self if each.name != key.name), kept])
+        return kept, text
 
     def _save(self, keys: list[ApiKey]) -> None:
         with translated("storing the keys", self._file.path.parent):

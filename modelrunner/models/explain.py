@@ -82,8 +82,8 @@ class Explainer:
                 target = await asyncio.to_thread(self._target_of, preview.bundle, settings)
                 return await self._scheduler.diagnostics.fit(target)
         found = self._scheduler.diagnostics.fit_bytes(reference, preview.size)
-        told = f"{found.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
-        return replace(found, reason=told)
+        reason = f"{found.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
+        return replace(found, reason=reason)
 
     def _target_of(self, bundle: Bundle, settings: ModelSettings) -> Target:
         mode = main_mode(bundle)

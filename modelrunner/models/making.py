@@ -75,9 +75,9 @@ class Quantizer:
         base = self._store.get(reference)
         making = recipe.making(await asyncio.to_thread(details_of, self._store, base.id))
         origin = Quantized(self._store, self._tool, base.name, type.upper(), requantize)
-        made = await self._puller.pull(origin, report, name=name, making=making)
-        self._scheduler.events.emit("pull", model=made.name, reason=f"quantized from {base.name} to {type.upper()}")
-        return made.name
+        pulled = await self._puller.pull(origin, report, name=name, making=making)
+        self._scheduler.events.emit("pull", model=pulled.name, reason=f"quantized from {base.name} to {type.upper()}")
+        return pulled.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Authorizer:
         host = self._endpoint.host
         realm = self._realm(challenge.parameters.get("realm", ""), credential)
         service = challenge.parameters.get("service", "")
-        asked = {"scope": scope.split()} | ({"service": service} if service else {})
+        query = {"scope": scope.split()} | ({"service": service} if service else {})
         if credential is not None and credential.refresh:
             form = {"grant_type": "refresh_token", "client_id": _CLIENT, "refresh_token": credential.refresh}
             form |= {"scope": scope, "service": service}
@@ -119,7 +119,7 @@ class Authorizer:
             answer = await self._ask(realm, AGENT | kind, urlencode(form).encode())
         else:
             login = {"Authorization": credential.basic} if credential is not None else {}
-            answer = await self._ask(str(realm.copy_merge_params(asked)), AGENT | login)
+            answer = await self._ask(str(realm.copy_merge_params(query)), AGENT | login)
         if answer.status in (400, 401, 403):
             raise SourceFailed(f"{host} refuses the login: look at the user and password, `modelrunner login {host}`")
         try:

@@ -60,8 +60,8 @@ class Pusher:
         async with repository:
             total, done = sum(file.size for file in files.values()), 0
             for digest, file in files.items():
-                told = _reporter(report, file, done, total)
-                await Upload(repository, file, blobs[digest].path, others, told).run()
+                reported = _reporter(report, file, done, total)
+                await Upload(repository, file, blobs[digest].path, others, reported).run()
                 done += file.size
             await repository.put_manifest(manifest, parsed.media_type or MANIFEST_TYPE, reference.tag)
             if signer is not None:

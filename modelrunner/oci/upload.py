@@ -135,10 +135,10 @@ class Upload:
         """Sends one request with a part of the file, and returns the answer. Raises `SourceFailed` for a failure that
         another attempt would repeat."""
         repository = self._repository
-        told = {"Content-Type": "application/octet-stream", "Content-Length": str(end - offset), **headers}
-        answer = await self._ask(method, url, offset, end, told | repository.authorization_for(url))
+        fields = {"Content-Type": "application/octet-stream", "Content-Length": str(end - offset), **headers}
+        answer = await self._ask(method, url, offset, end, fields | repository.authorization_for(url))
         if answer.status == 401 and await repository.renew(url, answer.headers) is not None:
-            answer = await self._ask(method, url, offset, end, told | repository.authorization_for(url))
+            answer = await self._ask(method, url, offset, end, fields | repository.authorization_for(url))
         if answer.status in (401, 403, 405, 413):
             repository.require(answer, 0, repository.path)
         return answer

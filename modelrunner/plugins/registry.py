@@ -92,11 +92,11 @@ class BackendRegistry:
                 errors[entry.name] = f"{type(error).__name__}: {error}"
             if entry.dist is not None and entry.dist.name == _DISTRIBUTION:
                 own.add(entry.name)
-        made = cls(backends, errors, own=frozenset(own), chosen=chosen)
+        registry = cls(backends, errors, own=frozenset(own), chosen=chosen)
         for kind in configured:
-            made.check_free(kind.name)
-            made.configure(kind.name, kind(context(kind)))
-        return made
+            registry.check_free(kind.name)
+            registry.configure(kind.name, kind(context(kind)))
+        return registry
 
     def check_free(self, engine: str) -> None:
         """Raises `ConfigurationError` if a backend has the name that the configuration file gives to an engine."""

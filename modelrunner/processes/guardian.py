@@ -195,7 +195,7 @@ class FilterProgram(ctypes.Structure):
 
 
 def landlock(ruleset: bytes, rules: list[tuple[bytes, int]], ports: list[tuple[int, int, int]]) -> None:
-    made = system_call(LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
+    descriptor = system_call(LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
     for path, rights in rules:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -204,16 +204,16 @@ def landlock(ruleset: bytes, rules: list[tuple[bytes, int]], ports: list[tuple[i
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             rights &= RIGHTS_ON_FILES
         rule = rights.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
-        system_call(LANDLOCK_ADD_RULE, made, RULE_PATH_BENEATH, rule, 0)
+        system_call(LANDLOCK_ADD_RULE, descriptor, RULE_PATH_BENEATH, rule, 0)
         os.close(place)
     add = ctypes.CDLL(None, use_errno=True).syscall  # for most of the ports, where one is closed
     for rights, first, last in ports:
         granted = rights.to_bytes(8, sys.byteorder)
         for port in range(first, last + 1):
-            if add(LANDLOCK_ADD_RULE, made, RULE_NET_PORT, granted + port.to_bytes(8, sys.byteorder), 0) < 0:
+            if add(LANDLOCK_ADD_RULE, descriptor, RULE_NET_PORT, granted + port.to_bytes(8, sys.byteorder), 0) < 0:
                 raise OSError(ctypes.get_errno(), "a rule on a port was refused")
-    system_call(LANDLOCK_RESTRICT_SELF, made, 0)
-    os.close(made)
+    system_call(LANDLOCK_RESTRICT_SELF, descriptor, 0)
+    os.close(descriptor)
 
 
 def system_call(number: int, *arguments: object) -> int:

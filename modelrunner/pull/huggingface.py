@@ -95,8 +95,14 @@ class HuggingFaceHub(Hub):
         """Returns the models that match `query`, the most downloaded first."""
         if _offline():
             raise SourceFailed("the hub cannot be searched: HF_HUB_OFFLINE is set")
-        asked = {"search": query, "filter": str(format), "sort": "downloads", "direction": "-1", "limit": str(limit)}
-        answer = await self.get(f"{self.endpoint}/api/models?{urlencode(asked)}")
+        parameters = {
+            "search": query,
+            "filter": str(format),
+            "sort": "downloads",
+            "direction": "-1",
+            "limit": str(limit),
+        }
+        answer = await self.get(f"{self.endpoint}/api/models?{urlencode(parameters)}")
         self.require_found(answer, "the search")
         try:
             found = msgspec.json.decode(answer.body, type=list[_SearchResult])

@@ -59,15 +59,15 @@ def _link(source: int, target: Path) -> bool:
 
 def _clone(source: int, target: Path) -> bool:
     try:
-        made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return False
     try:
-        fcntl.ioctl(made, _FICLONE, source)
+        fcntl.ioctl(descriptor, _FICLONE, source)
     except OSError:  # another file system, or one without clones
         with contextlib.suppress(OSError):
             os.unlink(target)
         return False
     finally:
-        os.close(made)
+        os.close(descriptor)
     return True

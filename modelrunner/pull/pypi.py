@@ -214,8 +214,8 @@ def _unpack(
         files, digests, done = {}, {}, 0
         for name, parts in plan.items():
             files[name] = make_way(folder, name)
-            told = _told(unpacking, name, done, sum(sizes.values()))
-            digests[name] = join(parts, files[name], told, stop)
+            reported = _told(unpacking, name, done, sum(sizes.values()))
+            digests[name] = join(parts, files[name], reported, stop)
             done += sizes[name]
             if digests[name] != expected.get(name, digests[name]):
                 raise InvalidModel(f"the pieces of {wheels[0][1]} do not add up to the sha256 that it names")

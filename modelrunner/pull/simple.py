@@ -75,8 +75,8 @@ class _Anchors(HTMLParser):
         self.links: list[Link] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        address = given.get("href")
+        attributes = dict(attrs)
+        address = attributes.get("href")
         if tag != "a" or not address:
             return
         try:
@@ -84,7 +84,7 @@ class _Anchors(HTMLParser):
             file = unquote(urlsplit(url).path.rpartition("/")[2])
         except ValueError:  # an invalid address
             return
-        self.links.append(Link(file, url, _digest(fragment.removeprefix("sha256=")), None, "data-yanked" in given))
+        self.links.append(Link(file, url, _digest(fragment.removeprefix("sha256=")), None, "data-yanked" in attributes))
 
 
 def _digest(text: str | None) -> str:

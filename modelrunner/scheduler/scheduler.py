@@ -298,8 +298,8 @@ class Scheduler:
         draft."""
         slots, queues = self._slots.values(), self._queues.values()
         targets = [*(slot.target for slot in slots if slot.leases), *(queue.target for queue in queues)]
-        asked = any(slot.users.get(model_id) for slot in slots) or any(queue.has(model_id) for queue in queues)
-        return asked or any(model_id in _models(target) for target in targets)
+        is_asked = any(slot.users.get(model_id) for slot in slots) or any(queue.has(model_id) for queue in queues)
+        return is_asked or any(model_id in _models(target) for target in targets)
 
     async def unload(
         self,
@@ -314,8 +314,8 @@ class Scheduler:
         at most `drain_limit`; a runner that is still held then is reported as kept, and ends after its last request. A
         runner that loads for waiting requests is kept. `force` ends them all at once; requests that wait for a load get
         `Unavailable`."""
-        asked = [s for s in self._slots.values() if all or _matches(s, backend, model_ids, host)]
-        chosen = [s for s in asked if force or s.phase is not Phase.STARTING or s.target.key not in self._queues]
+        wanted = [s for s in self._slots.values() if all or _matches(s, backend, model_ids, host)]
+        chosen = [s for s in wanted if force or s.phase is not Phase.STARTING or s.target.key not in self._queues]
         for slot in chosen:
             self._reconciler.drain(slot, Reason.UNLOAD)
             if force:
@@ -324,7 +324,7 @@ class Scheduler:
                 self._reconciler.end(slot, Reason.UNLOAD)
         self._reconciler.changed()
         await _gone(chosen, None if force else self._drain_limit)
-        return views.unloaded(asked)
+        return views.unloaded(wanted)
 
     async def close(self, drain: float) -> None:
         """Refuses all requests that wait or come, lets leases end for `drain` seconds, then ends every runner. Returns

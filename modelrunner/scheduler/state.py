@@ -89,8 +89,8 @@ class RunPlace(NamedTuple):
 
     def text(self, names: Mapping[int, str]) -> str:
         """The same with the `names` of devices: " on device 1 (NVIDIA A30) of b"."""
-        told = [f"{number} ({names[number]})" if names.get(number) else str(number) for number in self.devices]
-        where = f" on device{'s'[: len(told) > 1]} {', '.join(told)}" if told else ""
+        devices = [f"{number} ({names[number]})" if names.get(number) else str(number) for number in self.devices]
+        where = f" on device{'s'[: len(devices) > 1]} {', '.join(devices)}" if devices else ""
         return where + (f" {'of' if where else 'on'} {self.host}" if self.host else "")
 
 

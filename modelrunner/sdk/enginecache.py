@@ -200,15 +200,15 @@ async def _make(entry: Path, make: Callable[[Path], Awaitable[Mapping[str, Any]]
         await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
     work = _beside(entry)
     try:
-        made = work / "new"
-        made.mkdir()
-        marker = await make(made)
-        (made / MARKER).write_text(json.dumps(marker), "utf-8")
-        (made / "users").mkdir()
-        await asyncio.to_thread(_sync, made)
+        folder = work / "new"
+        folder.mkdir()
+        marker = await make(folder)
+        (folder / MARKER).write_text(json.dumps(marker), "utf-8")
+        (folder / "users").mkdir()
+        await asyncio.to_thread(_sync, folder)
         if entry.exists():  # it does not work
             entry.rename(work / "old")
-        made.rename(entry)
+        folder.rename(entry)
         sync_folder(entry.parent)
     finally:
         await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)

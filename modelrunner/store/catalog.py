@@ -236,8 +236,8 @@ class Catalog:
         """Returns the error for an unknown model: it suggests similar names, or the command that pulls the model."""
         names = self._names.shown
         near = [name for name in names if text.lower() in name.lower()] or _near(text, names[:_COMPARED])
-        told = f"did you mean {_shown(sorted(near), ' or ')}?" if near else how_to_get(reference)
-        return ModelNotFound(f"model {text!r} is not here: {told}", param="model")
+        hint = f"did you mean {_shown(sorted(near), ' or ')}?" if near else how_to_get(reference)
+        return ModelNotFound(f"model {text!r} is not here: {hint}", param="model")
 
 
 def _near(text: str, names: Iterable[str]) -> set[str]:

@@ -49,11 +49,11 @@ def _json(record: RequestRecord) -> str:
 
 
 def _text(record: RequestRecord) -> str:
-    asked, tokens = record.labels, record.tokens
+    labels, tokens = record.labels, record.tokens
     second, milliseconds = divmod(int(record.time * 1e3), 1000)
-    caller = _word(asked.caller) if asked.caller else "-"
+    caller = _word(labels.caller) if labels.caller else "-"
     return (
-        f"{_date(second)}.{milliseconds:03}Z {record.request_id} {asked.route} {_word(record.model)} {record.status} "
+        f"{_date(second)}.{milliseconds:03}Z {record.request_id} {labels.route} {_word(record.model)} {record.status} "
         f"{record.duration:.3f}s {tokens.prompt}+{tokens.answer} {caller} {record.error or '-'} {record.peer or '-'}"
     )
 

@@ -50,15 +50,15 @@ class RequestCounters:
         ] = {}  # a look-up by labels costs more than an observation
 
     def add(self, record: RequestRecord) -> None:
-        asked, served, tokens = record.labels, record.served, record.tokens
+        labels, served, tokens = record.labels, record.served, record.tokens
         model, backend = (served.model, served.backend) if served.model else (_UNKNOWN, _UNKNOWN)
-        self._requests.labels(asked.family, model, backend, str(record.status), record.error, asked.key).inc()
+        self._requests.labels(labels.family, model, backend, str(record.status), record.error, labels.key).inc()
         if not served.model:
             return
-        times = self._times_of.get((asked.family, model))
+        times = self._times_of.get((labels.family, model))
         if times is None:
-            times = [each.labels(asked.family, model) for each in self._times]
-            self._times_of[asked.family, model] = times
+            times = [each.labels(labels.family, model) for each in self._times]
+            self._times_of[labels.family, model] = times
         queue, load, first_token, each_token, duration = times
         queue.observe(record.queued)
         load.observe(record.loading)

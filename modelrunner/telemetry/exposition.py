@@ -203,7 +203,7 @@ def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metr
     samples, and answers that cannot be parsed. Takes tens of milliseconds for a large engine: call it in a thread."""
     families = {_told(family): family for family in own}
     homes: dict[str, str] = {}
-    told: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for answer in answers:
         try:
             found = [family for family in text_string_to_metric_families(answer.text or "") if family.samples]
@@ -219,8 +219,8 @@ def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metr
                 continue
             for sample in family.samples:
                 labels = {**sample.labels, **answer.labels}
-                if (series := (sample.name, frozenset(labels.items()))) not in told:
-                    told.add(series)
+                if (series := (sample.name, frozenset(labels.items()))) not in seen:
+                    seen.add(series)
                     home.add_sample(sample.name, labels, sample.value)
     return list(families.values())
 

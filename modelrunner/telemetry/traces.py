@@ -132,9 +132,9 @@ class Traces:
         self, name: str, trace: Trace, id: str, above: Context, kind: SpanKind, start: int, attributes: dict[str, Any]
     ) -> Span:
         self._ids.trace, self._ids.span = int(trace.trace, 16), int(id, 16)
-        made = self._tracer.start_span(name, above, kind, attributes, start_time=start)
-        self._made += made.is_recording()
-        return made
+        span = self._tracer.start_span(name, above, kind, attributes, start_time=start)
+        self._made += span.is_recording()
+        return span
 
 
 def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:

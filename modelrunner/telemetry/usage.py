@@ -125,12 +125,12 @@ class Usage:
 
     def _read(self, column: Grouping, first: str) -> list[wire.UsageTotals]:
         order = "day desc" if column is Grouping.DAY else "sum(requests) desc"
-        asked = (
+        query = (
             f"select {column}, sum(requests), sum(prompt), sum(answer), sum(seconds) from usage"
             f" where day >= ? group by {column} order by {order}"
         )
         with self._database.transaction() as database:
-            rows = database.execute(asked, (first,)).fetchall()
+            rows = database.execute(query, (first,)).fetchall()
         return [
             wire.UsageTotals(name, requests, prompt, answer, round(seconds, 3))
             for name, requests, prompt, answer, seconds in rows

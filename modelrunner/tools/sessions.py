@@ -31,7 +31,7 @@ _GRACE = 2.0  # seconds between asking a server to end and killing it
 async def session(name: str, server: McpServer, folder: Path, logs: Path) -> AsyncGenerator[Client, None]:
     """The client of a server. Its process, if it is one, and every process of that end with the block. Raises the
     errors of the start and of the protocol."""
-    async with transport(name, server, folder, logs) as made, Client(made) as client:
+    async with transport(name, server, folder, logs) as carrier, Client(carrier) as client:
         yield client
 
 

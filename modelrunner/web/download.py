@@ -122,19 +122,19 @@ class _Download:
                 here = self._partial.length
                 failures = 0 if here >= furthest + _PROGRESS else failures + 1
                 furthest = max(furthest, here)
-                asked = error.pause if isinstance(error, AttemptFailed) else None
-                if failures >= _ATTEMPTS or (asked or 0) > _LONGEST_PAUSE:
+                pause = error.pause if isinstance(error, AttemptFailed) else None
+                if failures >= _ATTEMPTS or (pause or 0) > _LONGEST_PAUSE:
                     why = str(error) if isinstance(error, AttemptFailed) else explain(error, self._file.url)
                     raise SourceFailed(
                         f"{self._file.name} could not be fetched: {why}; the received bytes are kept, pull to go on",
-                        retry_after=asked,
+                        retry_after=pause,
                     ) from error
                 if isinstance(error, RangeIgnored):
                     self._single = True
                     await all_stopped(*self._helpers)
                     await in_thread(lambda _: self._partial.restart())
                 self._pausing = True  # no other connection asks meanwhile
-                await self._pause(asked if asked is not None else 2.0 ** max(0, failures - 1))
+                await self._pause(pause if pause is not None else 2.0 ** max(0, failures - 1))
                 self._pausing = False
 
     async def _widen(self) -> None:

@@ -220,11 +220,11 @@ async def ask(
     import httpx
 
     host = _host(url)
-    asked = {**headers, "Accept-Encoding": "gzip"}
+    sent = {**headers, "Accept-Encoding": "gzip"}
     try:
         async with (
             asyncio.timeout(seconds),
-            client.stream(method, url, headers=asked, content=content, follow_redirects=redirects) as response,
+            client.stream(method, url, headers=sent, content=content, follow_redirects=redirects) as response,
         ):
             body = bytearray()
             async for piece in response.aiter_raw():

@@ -154,5 +154,5 @@ def _check_tools(tools: msgspec.Raw) -> None:
 
 def _encoded(error: ModelRunnerError, request_id: str) -> bytes:
     usual = "invalid_request_error" if error.status < 500 else "api_error"
-    told = {"type": _TYPES.get(error.status, usual), "message": error.message}
-    return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id})
+    details = {"type": _TYPES.get(error.status, usual), "message": error.message}
+    return msgspec.json.encode({"type": "error", "error": details, "request_id": request_id})

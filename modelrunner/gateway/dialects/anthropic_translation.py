@@ -52,11 +52,11 @@ class MessageEvents(ChunkTranslation):
         """Ends the stream. Tool calls are sent whole."""
         calls = b"".join([self._call(call) for call in self.calls])
         reason, sequence = self.reason()
-        told = {"stop_reason": reason, "stop_sequence": sequence}
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
         return b"%b%b%b%b" % (
             self._close(),
             calls,
-            event("message_delta", delta=told, usage=self._usage()),
+            event("message_delta", delta=delta, usage=self._usage()),
             event("message_stop"),
         )
 

@@ -147,8 +147,8 @@ class WholeBody(ABC):
 
 def refusal_of(data: bytes) -> EngineRefusal:
     """Returns the error that an engine put in its stream, from the `data` of its event."""
-    told = msgspec.json.decode(data)["error"]
-    code = told.get("code") if isinstance(told, dict) else None
+    details = msgspec.json.decode(data)["error"]
+    code = details.get("code") if isinstance(details, dict) else None
     refusal = EngineRefusal(code if isinstance(code, int) and 400 <= code < 600 else 500)
     refusal.add(data)
     return refusal

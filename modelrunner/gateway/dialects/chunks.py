@@ -175,8 +175,8 @@ class ChunkTranslation(ABC):
             self._refusal = self._refusal or refusal_of(event)
             return b""
         if chunk.error is not None:
-            told = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
-            raise EngineProtocolError(f"the engine ended its answer with an error: {told}")
+            reason = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
+            raise EngineProtocolError(f"the engine ended its answer with an error: {reason}")
         if chunk.usage is not None:
             self.usage = chunk.usage
         if chunk.timings is not None:

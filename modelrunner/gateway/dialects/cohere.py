@@ -73,8 +73,8 @@ class Cohere(JsonBodies):
         return EngineRequest.of(_RERANK, body), _CohereRanking(ask.request_id, fields)
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
-        told = {"id": request_id, "message": error.message}
-        return (JSON, *refusal_headers(error)), msgspec.json.encode(told)
+        body = {"id": request_id, "message": error.message}
+        return (JSON, *refusal_headers(error)), msgspec.json.encode(body)
 
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
         return b""  # a ranking is never streamed

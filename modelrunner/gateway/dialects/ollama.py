@@ -188,5 +188,5 @@ def _is_single(ask: Inference) -> bool:
 
 
 def _empty(ask: Inference, said: Mapping[str, Any], reason: str) -> bytes:
-    told = {"model": ask.fields.model, "created_at": now(), **said, "done": True, "done_reason": reason}
-    return msgspec.json.encode(told)
+    answer = {"model": ask.fields.model, "created_at": now(), **said, "done": True, "done_reason": reason}
+    return msgspec.json.encode(answer)

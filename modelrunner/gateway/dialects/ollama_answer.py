@@ -105,23 +105,23 @@ class OllamaLines(ChunkTranslation):
 
     def called(self) -> tuple[list[dict[str, Any]], str]:
         """Returns the tool calls in Ollama's form, and the text of calls whose arguments were cut off."""
-        made: list[dict[str, Any]] = []
+        calls: list[dict[str, Any]] = []
         broken = ""
         for call in self.calls:
             if (arguments := call.decoded()) is None:
                 broken += call.arguments
             else:
                 id = call.id or f"call_{secrets.token_hex(4)}"
-                function = {"index": len(made), "name": call.name, "arguments": arguments}
-                made.append({"id": id, "function": function})
-        return made, broken
+                function = {"index": len(calls), "name": call.name, "arguments": arguments}
+                calls.append({"id": id, "function": function})
+        return calls, broken
 
     def figures(self) -> bytes:
         """Returns the last members of an answer and its closing bracket."""
-        told: dict[str, Any] = {"done": True, "done_reason": "length" if self.finish_reason == "length" else "stop"}
+        members: dict[str, Any] = {"done": True, "done_reason": "length" if self.finish_reason == "length" else "stop"}
         if self._turns:
-            told["context"] = context_of([*self._turns, ("assistant", "".join(self._texts))])
-        return _encode(told | self._clock.figures(self.usage, self.timings))[1:]
+            members["context"] = context_of([*self._turns, ("assistant", "".join(self._texts))])
+        return _encode(members | self._clock.figures(self.usage, self.timings))[1:]
 
     def _line(self, text: str, thought: str, end: bytes, calls: list[dict[str, Any]] | None = None) -> bytes:
         thinking = b',"thinking":%b' % _encode(thought) if thought else b""
@@ -200,5 +200,5 @@ class OllamaEmbeddings(WholeBody):
         if self._single:
             return _encode({"embedding": vectors[0] if vectors else []})
         figures = self._clock.figures(found.usage or TokenUsage(), None)
-        told = {name: figures[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
-        return _encode({"model": self._model, "embeddings": vectors, **told})
+        durations = {name: figures[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
+        return _encode({"model": self._model, "embeddings": vectors, **durations})

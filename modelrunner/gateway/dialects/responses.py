@@ -82,9 +82,9 @@ class Responses(OpenAI):
         return engine_request(runner, _CHAT, fields.model, fields.chat(fields.history)), make(fields, headers)
 
     def error_event(self, error: ModelRunnerError, request_id: str) -> bytes:
-        told = {"type": "error", "sequence_number": 0, "code": error.code, "message": error.message}
+        event = {"type": "error", "sequence_number": 0, "code": error.code, "message": error.message}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(
-            told | {"param": error.param} | error.as_dict(request_id)
+            event | {"param": error.param} | error.as_dict(request_id)
         )
 
 
@@ -93,7 +93,7 @@ def _in_background(preparing: Preparing, ask: Inference, fields: PreparedFields)
     store = fields.responses
     if store is None:
         raise NotFound("no response is stored here, so none can be made in the background", param="background")
-    made = BackgroundResponse(fields)
-    made.work = preparing.go_on(ask, made)
-    made.begin(store)
-    return made.follow(-1) if made.streams else msgspec.json.encode(made.queued)
+    background = BackgroundResponse(fields)
+    background.work = preparing.go_on(ask, background)
+    background.begin(store)
+    return background.follow(-1) if background.streams else msgspec.json.encode(background.queued)

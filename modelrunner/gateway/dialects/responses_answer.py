@@ -50,8 +50,10 @@ def keep(fields: PreparedFields, response: dict[str, Any]) -> None:
     """Stores the response's state, unless the request says not to."""
     if (store := fields.responses) is not None:
         previous = fields.previous_response_id or ""
-        made = StoredResponse(fields.id, fields.created, previous, fields.items(), response, fields.owner, fields.size)
-        store.put(made)
+        stored = StoredResponse(
+            fields.id, fields.created, previous, fields.items(), response, fields.owner, fields.size
+        )
+        store.put(stored)
 
 
 class _OpenItem:

@@ -201,8 +201,8 @@ def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 call = {"name": name, "arguments": arguments}
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": ""})
-                made = {"id": item.get("call_id"), "type": "function", "function": call}
-                found[-1].setdefault("tool_calls", []).append(made)
+                message = {"id": item.get("call_id"), "type": "function", "function": call}
+                found[-1].setdefault("tool_calls", []).append(message)
             case "function_call_output" | "custom_tool_call_output":
                 output = item.get("output")
                 text = output if isinstance(output, str) else _content(output)

@@ -41,8 +41,8 @@ def apply_defaults(
             # As for a request's `thinking`: an engine that is not known to read it in Anthropic's API may refuse it.
             knows = shape not in _ANTHROPIC if reads is None else _ARGUMENTS in reads
             if defaults.template_arguments and knows:
-                given = msgspec.convert(request.get(_ARGUMENTS) or {}, dict[str, Any])
-                added[_ARGUMENTS] = {**defaults.template_arguments, **given}
+                arguments = msgspec.convert(request.get(_ARGUMENTS) or {}, dict[str, Any])
+                added[_ARGUMENTS] = {**defaults.template_arguments, **arguments}
     except msgspec.MsgspecError:
         return
     if shape in _SAMPLED:

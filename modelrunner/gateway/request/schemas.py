@@ -92,18 +92,18 @@ def plain_pattern(pattern: str) -> str | None:
     text = pattern.removeprefix("^")
     if text.endswith("$") and (len(text) - len(text[:-1].rstrip("\\"))) % 2 == 1:
         text = text[:-1]
-    made: list[str] = []
+    parts: list[str] = []
     at = depth = 0
     while at < len(text):
         sign, step = text[at], _step(text, at)
         depth += (sign == "(") - (sign == ")")
-        if step is None or depth < 0 or (step[0][0] in "*+?{" and (not made or made[-1] in ("(", "|"))):
+        if step is None or depth < 0 or (step[0][0] in "*+?{" and (not parts or parts[-1] in ("(", "|"))):
             return None
-        made.append(step[0])
+        parts.append(step[0])
         at = step[1]
     if depth:
         return None
-    return f"^({''.join(made)})$" if "|" in made else f"^{''.join(made)}$"
+    return f"^({''.join(parts)})$" if "|" in parts else f"^{''.join(parts)}$"
 
 
 def _step(text: str, at: int) -> tuple[str, int] | None:
