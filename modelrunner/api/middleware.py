@@ -174,6 +174,8 @@ class RequestEnvelope:
             raise web.HTTPMethodNotAllowed(request.method, ["POST"])  # the gateway handles POST
         if self._is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
             raise ShuttingDown("the daemon is shutting down")
+        if key is None and transport.local:
+            return  # the owner of the daemon
         if key is not None:
             key.check(scope_of(request.method, request.rel_url.path_safe))  # an encoded slash is a part of a name
         self._revocation.begin(transport)

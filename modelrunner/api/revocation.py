@@ -26,10 +26,10 @@ class Revocation:
         keys.watchers.append(self._changed)
 
     def begin(self, transport: HandoverTransport) -> None:
-        """Follows the request of the transport until `end`. Does nothing for the owner of the daemon, and for the
-        answers of /keys, which report the change itself."""
+        """Follows the request of the transport, with a key or over TCP, until `end`. Does nothing for what is open to
+        all, and for the answers of /keys, which report the change itself."""
         holder, path = transport.admitted.key, transport.admitted.line.path
-        if (holder is None and (transport.local or IS_OPEN(path))) or path == "/keys" or path.startswith("/keys/"):
+        if (holder is None and IS_OPEN(path)) or path == "/keys" or path.startswith("/keys/"):
             return
         self._requests[transport] = key = holder.key if holder is not None else None
         if key is not None and key.expires is not None:

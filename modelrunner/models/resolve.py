@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import datetime
 from threading import Lock
 
+import msgspec
+
 from modelrunner.backend import Backend, BackendState, DeclaredModel
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.errors import (
@@ -149,7 +151,7 @@ class Resolver:
         """Returns the settings that apply without another load."""
         keep_alive = KeepAlive.parse(settings.keep_alive) if settings.keep_alive else self._keep_alive
         limits = RequestLimits.of(settings.max_seconds, settings.max_tokens).least(self._limits)
-        replicas = Replicas(settings.replica_range.min, settings.replica_range.max)
+        replicas = Replicas(*msgspec.structs.astuple(settings.replica_range))
         pinned = bool(settings.pin) and settings.holds(self._minute())
         return RetainedSettings(keep_alive, pinned, limits, replicas, settings.parameters)
 

@@ -199,11 +199,7 @@ class Scheduler:
 
     def runs(self) -> dict[tuple[str, Mode], RunSpec]:
         """How each loaded model runs, by its ID and mode."""
-        found = {}
-        for slot in self._slots.values():
-            for model_id in slot.targets:
-                found[model_id, slot.target.key.mode] = slot.variant.spec
-        return found
+        return {(id, slot.target.key.mode): slot.variant.spec for slot in self._slots.values() for id in slot.targets}
 
     def waiting(self) -> dict[str, int]:
         """The number of requests that wait for a runner, by the name of their model."""
