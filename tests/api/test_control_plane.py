@@ -143,7 +143,8 @@ async def test_a_body_beyond_the_limit_is_refused(start_daemon: StartDaemon) -> 
 async def test_bodies_of_the_control_plane_count_among_all_bodies(start_daemon: StartDaemon) -> None:
     """Bodies that never end: each client leaves as much for others, and what is kept is free once they are gone."""
     daemon = await start_daemon(body_limit=10_000, total_body_limit=40_000)
-    head = b"POST /models/create HTTP/1.1\r\nHost: localhost:%d\r\nContent-Length: 9000\r\n\r\n" % daemon.port
+    head = b"POST /models/create HTTP/1.1\r\nHost: localhost:%d\r\nConnection: close\r\n" % daemon.port
+    head += b"Content-Length: 9000\r\n\r\n"
     answers, writers = [], []
     for _ in range(4):
         reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
