@@ -10,7 +10,7 @@ from modelrunner.api.documented import check_local
 from modelrunner.api.middleware import TRANSPORT
 from modelrunner.errors import Forbidden, ModelNotFound
 from modelrunner.keys.ring import KeyHolder
-from modelrunner.models.abilities import Abilities
+from modelrunner.models.abilities import Abilities, AbleModel
 from modelrunner.models.library import Library
 from modelrunner.models.orders import PullOrder
 from modelrunner.scheduler import Fitting
@@ -89,7 +89,7 @@ class Reach:
         reason = "it fits once other models have made room" if fit.fits == Fitting.AFTER_EVICTION else fit.reason
         return msgspec.structs.replace(fit, would_evict=[*filter(key.allows, fit.would_evict)], reason=reason)
 
-    async def listed(self, request: web.Request, models: Iterable[StoredModel]) -> list[tuple[StoredModel, Abilities]]:
+    async def listed(self, request: web.Request, models: Iterable[StoredModel]) -> list[AbleModel]:
         """Returns the models that the request may see, then those that engines manage themselves: of the backend in the
         path, or of all."""
         key, backend = _limited(request), request.match_info.get("backend")

@@ -45,9 +45,11 @@ class Abilities:
     mode: Mode = Mode.COMPLETION
 
 
-def as_they_run(
-    models: Iterable[tuple[StoredModel, Abilities]], runs: Mapping[tuple[str, Mode], RunSpec]
-) -> list[tuple[StoredModel, Abilities]]:
+AbleModel = tuple[StoredModel, Abilities]
+"""A model with its abilities."""
+
+
+def as_they_run(models: Iterable[AbleModel], runs: Mapping[tuple[str, Mode], RunSpec]) -> list[AbleModel]:
     """Returns the models, a loaded one with the abilities of its runner. `runs` are by ID and mode."""
     found = []
     for model, able in models:
@@ -101,7 +103,7 @@ class KnownAbilities:
         store.watchers.append(self._store_changed)
         configurations.watchers.append(self._configured)
 
-    def of(self, models: Sequence[StoredModel]) -> list[tuple[StoredModel, Abilities]]:
+    def of(self, models: Sequence[StoredModel]) -> list[AbleModel]:
         """Returns each model with its abilities. Reads the disk for new models. If the abilities of more than `most`
         models must be found, returns the last known ones instead, and empty ones for a model of which none are
         known."""
@@ -110,7 +112,7 @@ class KnownAbilities:
         find = self._found if unknown <= self._most else self._remembered
         return [(model, known.get(model.id) or find(model.id)) for model in models]
 
-    def known(self, models: Sequence[StoredModel]) -> list[tuple[StoredModel, Abilities]] | None:
+    def known(self, models: Sequence[StoredModel]) -> list[AbleModel] | None:
         """Returns each model with its abilities; None if those of one must be found."""
         found = []
         for model in models:
@@ -211,7 +213,7 @@ class DeclaredModels:
         self._late: set[str] = set()
         """The names of backends that were waited for in vain; no list waits for them until they have answered."""
 
-    async def listed(self, backend: str | None = None) -> list[tuple[StoredModel, Abilities]]:
+    async def listed(self, backend: str | None = None) -> list[AbleModel]:
         """Returns the models of one backend or of all, each as one of the store is shown."""
         names = [
             one.name for one in self._registry if one.uses_external_model_management and backend in (None, one.name)
@@ -237,7 +239,7 @@ class DeclaredModels:
             self._late.discard(name)
 
 
-def as_stored(model: DeclaredModel, backend: str) -> tuple[StoredModel, Abilities]:
+def as_stored(model: DeclaredModel, backend: str) -> AbleModel:
     """Returns the model as one of the store is shown."""
     config: dict[str, object] = {"format": str(DECLARED)}
     config |= {"size": format_bytes(model.size)} if model.size else {}

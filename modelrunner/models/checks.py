@@ -13,11 +13,10 @@ from modelrunner import wire
 from modelrunner.backend import Versioned
 from modelrunner.errors import BackendNotFound
 from modelrunner.jsonfile import JsonFile
-from modelrunner.models.abilities import Abilities
+from modelrunner.models.abilities import AbleModel
 from modelrunner.models.configurations import Configurations
 from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.store import StoredModel
 from modelrunner.types import Mode
 
 _MOST = 1024
@@ -72,7 +71,7 @@ class Checks:
             await asyncio.to_thread(self._file.save, kept)
         return check
 
-    async def shown(self, models: Iterable[tuple[StoredModel, Abilities]]) -> list[tuple[StoredModel, Abilities]]:
+    async def shown(self, models: Iterable[AbleModel]) -> list[AbleModel]:
         """Returns the models, each with the check that holds for it among its abilities."""
         found = []
         for model, able in models:

@@ -25,7 +25,7 @@ from modelrunner.errors import (
     ModelRunnerError,
     StorageFailed,
 )
-from modelrunner.models.abilities import Abilities, DeclaredModels, KnownAbilities, as_they_run
+from modelrunner.models.abilities import Abilities, AbleModel, DeclaredModels, KnownAbilities, as_they_run
 from modelrunner.models.aliases import Aliases
 from modelrunner.models.checks import Checks
 from modelrunner.models.configurations import Configurations
@@ -423,14 +423,12 @@ class Library:
         one of those that `listed` gives for the backend. Raises `BackendNotFound`, `BackendUnavailable`."""
         return model.format in (DECLARED, *self._registry.get(backend).formats)
 
-    async def listed(
-        self, models: Sequence[StoredModel], backend: str | None = None
-    ) -> list[tuple[StoredModel, Abilities]]:
+    async def listed(self, models: Sequence[StoredModel], backend: str | None = None) -> list[AbleModel]:
         """Returns these models of the store, and then those that engines manage themselves, of one backend or of
         all."""
         return await self._checks.shown([*await self._able(models), *await self._declared.listed(backend)])
 
-    async def _able(self, models: Sequence[StoredModel]) -> list[tuple[StoredModel, Abilities]]:
+    async def _able(self, models: Sequence[StoredModel]) -> list[AbleModel]:
         """Returns the models with their abilities: those of its runner for a loaded one, else those that its settings
         give. Without checks."""
         found = self._abilities.known(models)
