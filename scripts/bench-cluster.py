@@ -1,7 +1,8 @@
 """`scripts/bench cluster`: the time of one plan with many hosts, without engines.
 
-Each host has 8 devices of 24 GiB; every second one holds a model, and of 500 models 50 are waited for by 2,000 requests
-each. A model needs one device, and may run on any of any host.
+Each host has 8 devices of 24 GiB, and of 500 models 50 are waited for by 2,000 requests each. A model needs one device,
+and may run on any of any host. Four columns: every second device holds a model, and the others are free; all hold one
+that nobody uses, and whose time has come; all are in use, and some may be drained; all are in use, and none may go yet.
 
 --hosts N,N,...  (1,4,16,64,250,1000)  --rounds N (3) of which the fastest counts
 """
@@ -10,10 +11,11 @@ import argparse
 import sys
 import timeit
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from modelrunner.scheduler.plan import plan
-from modelrunner.scheduler.state import Group, Phase, Request, RunOption, RunPlace, Slot, Start, State
+from modelrunner.scheduler.state import Group, Options, Phase, Request, RunOption, RunPlace, Slot, State
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
 
 GIB = 1 << 30
@@ -30,7 +32,18 @@ def on(device: int) -> RequiredMemory:
     return RequiredMemory(GIB, tuple(20 * GIB if number == device else 0 for number in range(DEVICES)))
 
 
-def state(hosts: int) -> State:
+class Case(NamedTuple):
+    """Of all devices each `taken`-th holds a model, which has so many `leases`. Requests have waited for `waited` s."""
+
+    taken: int
+    leases: int
+    waited: float
+
+
+CASES = {"free": Case(2, 0, 0.0), "idle": Case(1, 0, 0.0), "busy": Case(1, 1, 30.0), "none may go": Case(1, 1, 0.0)}
+
+
+def state(hosts: int, case: Case) -> State:
     names = [f"host-{number}" for number in range(hosts)]
     places = [(name, device) for name in names for device in range(DEVICES)]
     slots = [
@@ -38,17 +51,25 @@ def state(hosts: int) -> State:
             key(WAITED_FOR + number % (MODELS - WAITED_FOR)),
             Phase.READY,
             on(device),
+            case.leases,
             last_used=NOW - 10.0 - number % 100,
             keep_alive=300.0,
+            load_seconds=2.0 + number % 7,
             ready_at=0.0,
+            interactive=case.leases,
             option=RunOption(on(device), place=RunPlace((device,), name)),
             number=number // (MODELS - WAITED_FOR),
         )
-        for number, (name, device) in enumerate(places[::2])
+        for number, (name, device) in enumerate(places[:: case.taken])
     ]
-    options = tuple(RunOption(on(device), 0, RunPlace((device,), name), i) for i, (name, device) in enumerate(places))
+    options = [RunOption(on(device), 0, RunPlace((device,), name), i) for i, (name, device) in enumerate(places)]
     groups = tuple(
-        Group(key(model), tuple(Request(model * REQUESTS + i, NOW) for i in range(REQUESTS)), options, f"model-{model}")
+        Group(
+            key(model),
+            tuple(Request(model * REQUESTS + i, NOW - case.waited) for i in range(REQUESTS)),
+            Options(options),
+            f"model-{model}",
+        )
         for model in range(WAITED_FOR)
     )
     return State(groups, tuple(slots), {name: RequiredMemory(256 * GIB, (24 * GIB,) * DEVICES) for name in names})
@@ -59,12 +80,14 @@ def main() -> None:
     parser.add_argument("--hosts", default="1,4,16,64,250,1000")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    print(f"{'hosts':>6} {'runners':>8} {'a plan, ms':>11} {'starts':>7}")
+    print(f"{'hosts':>6}" + "".join(f"{name:>14}, ms" for name in CASES))
     for hosts in map(int, given.hosts.split(",")):
-        made = state(hosts)
-        seconds = min(timeit.repeat(lambda: plan(made, NOW), number=1, repeat=given.rounds))  # noqa: B023
-        starts = sum(isinstance(action, Start) for action in plan(made, NOW))
-        print(f"{hosts:>6} {len(made.slots):>8} {1000 * seconds:>11.1f} {starts:>7}", flush=True)
+        print(f"{hosts:>6}", end="")
+        for case in CASES.values():
+            made = state(hosts, case)
+            seconds = min(timeit.repeat(lambda: plan(made, NOW), number=1, repeat=given.rounds))  # noqa: B023
+            print(f"{1000 * seconds:>18.1f}", end="", flush=True)
+        print()
 
 
 if __name__ == "__main__":

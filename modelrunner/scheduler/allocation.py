@@ -5,12 +5,14 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from typing import Any
 
-from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, RunOption, Slot
+from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes of main memory, then of each device; all vectors of one plan are equally long.
 Vector = tuple[int, ...]
+_NOTHING = RequiredMemory(0)
 
 
 def add(a: Vector, b: Vector) -> Vector:
@@ -35,19 +37,29 @@ class Allocation:
     only that, so that small models do not starve a large one.
 
     `slots` are oldest first. The oldest runner of a model counts for its files; other runners and starts of the model
-    count only for the rest of their memory. `memories` are further figures that will be asked about."""
+    count only for the rest of their memory. It will be asked about figures of `devices` devices at most. `same` is
+    shared by the hosts of a plan: equal vectors of theirs are one object."""
 
-    def __init__(self, budget: RequiredMemory, slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()) -> None:
+    def __init__(
+        self,
+        budget: RequiredMemory,
+        slots: Iterable[Slot],
+        devices: int = 0,
+        same: dict[Any, Any] | None = None,
+    ) -> None:
         self._present = {slot.id: slot for slot in slots if slot.phase is not Phase.ENDED}
         live = self._present.values()
-        self._devices = max([len(memory.vram) for memory in (budget, *memories, *[slot.memory for slot in live])])
+        self._devices = max(devices, *[len(memory.vram) for memory in (budget, *[slot.memory for slot in live])])
+        self._same = {} if same is None else same
+        self._rooms: tuple[Vector, Vector] | None = None
         self._files: dict[str, int] = {}  # bytes of each model's files that a runner counts for
         self._counted: dict[RunnerId, int] = {}  # of those of its model, what older runners count for
         for slot in live:
             if slot.memory.shared:
                 self._counted[slot.id] = self._files.get(slot.key.files, 0)
                 self._map(slot.key, slot.memory)
-        self.budget = self._vector(budget)
+        found = self._vector(budget)
+        self.budget = self._same.setdefault(found, found)
         self.free = self.left = reduce(subtract, map(self.size, live), self.budget)
         for slot in live:
             if slot.phase in LEAVING:
@@ -56,6 +68,17 @@ class Allocation:
     def size(self, slot: Slot) -> Vector:
         """The memory that the runner counts for."""
         return self._vector(slot.memory, self._counted.get(slot.id, 0) if slot.memory.shared else 0)
+
+    def counted(self, runner: RunnerId) -> object:
+        """What `total` depends on beside the memory: equal for hosts where it is the same."""
+        return self if runner in self._present else self._files.get(runner.key.files, 0)
+
+    def likeness(self, runner: RunnerId) -> object:
+        """Equal for hosts that have the same room for the runner, whatever it needs."""
+        if self._rooms is None:
+            found = self.free, self.left
+            self._rooms = self._same.setdefault(found, found)
+        return id(self._rooms), self.counted(runner)
 
     def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
         """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
@@ -74,7 +97,7 @@ class Allocation:
         need = self.need(runner, memory)
         if not self.has(need):
             return False
-        self.free, self.left = subtract(self.free, need), subtract(self.left, need)
+        self.free, self.left, self._rooms = subtract(self.free, need), subtract(self.left, need), None
         self._map(runner.key, memory)
         return True
 
@@ -84,10 +107,10 @@ class Allocation:
 
     def release(self, slot: Slot) -> None:
         """The slot's memory will be free once its process is gone."""
-        self.left = add(self.left, self.size(slot))
+        self.left, self._rooms = add(self.left, self.size(slot)), None
 
     def reserve(self, need: Vector) -> None:
-        self.left = subtract(self.left, need)
+        self.left, self._rooms = subtract(self.left, need), None
 
     def shortage(self, need: Vector) -> Vector:
         """The part of `need` that is missing even once leaving runners are gone."""
@@ -105,18 +128,15 @@ class Allocation:
 
 
 def allocations(
-    hosts: Mapping[str, RequiredMemory], slots: Iterable[Slot], options: Iterable[RunOption] = ()
+    hosts: Mapping[str, RequiredMemory], slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()
 ) -> dict[str, Allocation]:
-    """The allocation of each host. A host that does not answer has no memory. `options` are those that will be asked
-    about."""
+    """The allocation of each host, and of each that has runners and does not answer, which has no memory. `memories`
+    are further figures that will be asked about."""
     there: defaultdict[str, list[Slot]] = defaultdict(list)
-    sizes: defaultdict[str, list[RequiredMemory]] = defaultdict(list, {name: [] for name in hosts})
     for slot in slots:
         there[slot.option.place.host].append(slot)
-    for option in options:
-        sizes[option.place.host].append(option.memory)
-    nothing = RequiredMemory(0)
-    return {name: Allocation(hosts.get(name, nothing), there[name], sizes[name]) for name in {**sizes, **there}}
+    devices, same = max([len(memory.vram) for memory in memories], default=0), dict[Any, Any]()
+    return {name: Allocation(hosts.get(name, _NOTHING), there[name], devices, same) for name in {**hosts, **there}}
 
 
 def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:

@@ -13,8 +13,10 @@ runner goes before all.
 """
 
 import math
-from collections.abc import Collection, Container, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from modelrunner.scheduler.allocation import Allocation, Vector, add, subtract
@@ -23,6 +25,7 @@ from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes per second at which a model is assumed to load until its load was measured: a slow disk.
 _ASSUMED_RATE = 500e6
+_NEVER = (math.inf, math.inf)  # the cost where no runner will ever go
 
 
 def _load_time(measured: float, memory: RequiredMemory) -> float:
@@ -53,6 +56,13 @@ class _Victim(NamedTuple):
     idle_since: float
 
 
+class MayGo(NamedTuple):
+    """The runners of a host that may go `now` for a group, and the time at which another one may go `again`."""
+
+    now: Sequence[_Victim]
+    again: float
+
+
 @dataclass
 class Eviction:
     """The candidates for eviction within one plan, on each host: `slots` but for those that are `gone`. `waited_for`
@@ -69,6 +79,17 @@ class Eviction:
     _candidates: dict[tuple[str, bool], list[_Victim]] = field(
         default_factory=dict
     )  # by host; for urgent groups, others
+    _least: dict[bool, dict[str, tuple[float, ...]]] = field(default_factory=dict)  # for urgent groups, others; by host
+    _cheapest: dict[bool, list[tuple[tuple[float, ...], str]]] = field(default_factory=dict)  # the same, in order
+
+    @cached_property
+    def _there(self) -> dict[str, list[Slot]]:
+        """The runners of each host that are not pinned."""
+        found: dict[str, list[Slot]] = {}
+        for slot in self.slots:
+            if not slot.pinned:
+                found.setdefault(slot.option.place.host, []).append(slot)
+        return found
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
         """Runners with a lower rank go first."""
@@ -92,14 +113,12 @@ class Eviction:
                 return at_once
         return None
 
-    def propose(self, shortage: Vector, group: Group, host: str) -> Proposal:
-        """Returns the runners that would go for `group`, which lacks `shortage` on `host`. If the runners that may go
-        now do not suffice, returns none, and the time at which another one may go."""
+    def may_go(self, group: Group, host: str) -> MayGo:
+        """Those on `host` that may go for `group` now, in their order."""
         policy, load = self.policy, _load_time(group.load_seconds, group.options[0].memory)
-        chosen: list[_Victim] = []
-        missing, began, again = shortage, group.since, math.inf
+        now, began, again = [], group.since, math.inf
         for candidate in self._those_for(host, group.key in self.urgent):
-            _, id, size, own, earliest, idle_since = candidate
+            _, id, _, own, earliest, idle_since = candidate
             if id in self.gone:
                 continue
             if idle_since > -math.inf:
@@ -112,12 +131,23 @@ class Eviction:
                 if at > self.now:
                     again = at if at < again else again
                     continue
+            now.append(candidate)
+        return MayGo(now, again)
+
+    def propose(self, shortage: Vector, may: MayGo) -> Proposal:
+        """Returns the runners that would go where `shortage` is missing, of those that may. If they do not suffice,
+        returns none, and the time at which another one may go."""
+        chosen, missing = list[_Victim](), shortage
+        short = [i for i, size in enumerate(shortage) if size > 0]
+        for candidate in may.now:
+            if not any(candidate.size[i] for i in short):
+                continue
             chosen.append(candidate)
-            missing = subtract(missing, size)
+            missing = subtract(missing, candidate.size)
             if max(missing) <= 0:
                 break
         else:
-            return Proposal((), again, (math.inf, again))
+            return Proposal((), may.again, (math.inf, may.again))
         for candidate in chosen[::-1]:  # without those that turned out to be needless
             if max(without := add(missing, candidate.size)) <= 0:
                 chosen.remove(candidate)
@@ -126,11 +156,33 @@ class Eviction:
         loads, last_used = sum([victim.load for victim in chosen]), max([slot.last_used for slot in slots])
         return Proposal(slots, math.inf, (any(slot.leases for slot in slots), loads, last_used))
 
+    def cheapest_first(self, hosts: Container[str], group: Group) -> Iterator[tuple[tuple[float, ...], str]]:
+        """Those of the hosts on which runners may ever go for `group`, each with what a proposal there costs at least,
+        the least first; then the others."""
+        urgent = group.key in self.urgent
+        if urgent not in self._cheapest:
+            least = self._least[urgent] = {host: self._least_cost(host, urgent) for host in self.memory}
+            self._cheapest[urgent] = sorted([(cost, host) for host, cost in least.items()])
+        return (each for each in self._cheapest[urgent] if each[1] in hosts)
+
+    def take(self, slots: Iterable[Slot]) -> None:
+        """Notes that these go."""
+        self.gone.update([slot.id for slot in slots])
+        for host in {slot.host for slot in slots}:
+            for urgent, order in self._cheapest.items():
+                least = self._least[urgent]
+                del order[bisect_left(order, (least[host], host))]
+                least[host] = self._least_cost(host, urgent)
+                insort(order, (least[host], host))
+
+    def _least_cost(self, host: str, urgent: bool) -> tuple[float, ...]:
+        there = [victim for victim in self._those_for(host, urgent) if victim.id not in self.gone]
+        return min([(bool(v.slot.leases), v.load, v.slot.last_used) for v in there], default=_NEVER)
+
     def _those_for(self, host: str, urgent: bool) -> list[_Victim]:
         if (host, urgent) not in self._candidates:
             found = self._candidates[host, urgent] = []
-            there = [slot for slot in self.slots if slot.option.place.host == host and not slot.pinned]
-            for slot in sorted(there, key=self.rank):
+            for slot in sorted(self._there.get(host, ()), key=self.rank):
                 load = _load_time(slot.load_seconds, slot.memory)
                 if spared := self.spared(slot, urgent):
                     found.append(_Victim(slot, slot.id, self.memory[host].size(slot), load, *spared))

@@ -26,6 +26,7 @@ REMEMBERED = 600.0
 # error.
 BREAKER = 5
 MEMORY_TRIES = 3
+_SHOWN_HOSTS = 4  # in the error of a model that fits nowhere: those with the most free memory
 
 
 def is_past(failure: Failure, now: float) -> bool:
@@ -74,9 +75,8 @@ def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) 
 
 def never_fits(group: Group, memory: Mapping[str, Allocation]) -> InsufficientMemory:
     """No host has more than the smallest variant needs, or pinned models hold too much of it."""
-    fits = [
-        covers(memory[o.place.host].budget, memory[o.place.host].total(group.runner, o.memory)) for o in group.options
-    ]
+    hosts = [(memory[o.place.host], o.memory) for o in group.options if o.place.host in memory]
+    fits = [covers(room.budget, room.total(group.runner, need)) for room, need in hosts]
     if not any(room.budget[0] for room in memory.values()):
         why = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
     elif not any(fits):
@@ -103,9 +103,13 @@ def shutting_down() -> ShuttingDown:
 
 def _no_room(group: Group, why: str, memory: Mapping[str, Allocation]) -> InsufficientMemory:
     smallest, lines = group.options[-1].memory, []
-    for option in {o.place.host: o for o in group.options}.values():  # the smallest on each
+    last = {o.place.host: o for o in group.options if o.place.host in memory}  # the smallest on each
+    shown = sorted(last.values(), key=lambda o: memory[o.place.host].free, reverse=True)[:_SHOWN_HOSTS]
+    for option in shown:
         room, host = memory[option.place.host], f" of {option.place.host}" if option.place.host else ""
         for i, need in enumerate((option.memory.ram, *option.memory.vram)):
             what = "main memory" if i == 0 else f"device {i - 1}"
             lines.append(f"{what}{host}: needed {need}, free {max(0, room.free[i])}, budget {room.budget[i]} bytes")
+    if len(last) > len(shown):
+        lines.append(f"and {len(last) - len(shown)} other hosts")
     return InsufficientMemory(f"{group.name} needs {smallest}, {why} ({'; '.join(lines)})")

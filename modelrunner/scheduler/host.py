@@ -45,6 +45,9 @@ class Host(Protocol):
     def has(self, model_id: str) -> bool:
         """Returns True if the files of the model are there. A place where they are is preferred."""
 
+    def lacks(self, backend: str) -> bool:
+        """Returns True if the backend's engine is not there and cannot be had: no run of it is placed there."""
+
     async def fetch(self, spec: RunSpec) -> None:
         """Brings the files of the run's models there that are missing. Raises `ModelRunnerError`, which the requests
         that wait for the runner get."""

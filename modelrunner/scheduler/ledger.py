@@ -160,7 +160,8 @@ class Account:
 
     async def variants(self, target: Target, budgets: Mapping[str, RequiredMemory]) -> list[HostedVariant]:
         """The ways to run the target, those of each host together, the preferred one first."""
-        hosts, model = [self._hosts[name] for name in budgets], target.model_id
+        model, backend = target.model_id, target.key.backend
+        hosts = [host for name in budgets if not (host := self._hosts[name]).lacks(backend)]
         found = [(host, await self._variants(target, host, budgets[host.name])) for host in hosts]
         return [HostedVariant(each, host.name, not host.has(model)) for host, variants in found for each in variants]
 

@@ -81,6 +81,10 @@ class LocalHost:
         """See `Host`: the daemon runs models of its own store."""
         return True
 
+    def lacks(self, backend: str) -> bool:
+        """See `Host`: a missing engine is an error before there is a run."""
+        return False
+
     async def fetch(self, spec: RunSpec) -> None:
         """See `Host`."""
 

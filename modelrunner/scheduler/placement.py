@@ -14,12 +14,12 @@ else the one whose eviction costs least. So a model waits for a rank, never for 
   except where memory ran out: then the place is tried with more room, and then with a smaller run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from modelrunner.scheduler.allocation import Allocation, Vector, covers, raised
-from modelrunner.scheduler.eviction import Eviction
-from modelrunner.scheduler.state import Failure, Failures, Group, RunnerId, RunOption, Slot
+from modelrunner.scheduler.eviction import Eviction, Proposal
+from modelrunner.scheduler.state import Failure, Failures, Group, Kind, Offer, RunnerId, RunOption, Slot, kinds_of
 from modelrunner.types import RunnerKey
 
 Memory = Mapping[str, Allocation]
@@ -31,10 +31,17 @@ Most = Mapping[str, Vector]
 class Candidates(NamedTuple):
     """The options of the best rank that can ever fit."""
 
-    options: tuple[RunOption, ...] = ()
+    kinds: Sequence[Kind] = ()
     """Those that may be tried now; none if all places are paused, or if nothing can ever fit."""
     pause: Failure | None = None
     """If all places of that rank are paused: the failure whose pause ends first."""
+
+    @classmethod
+    def only(cls, option: RunOption) -> "Candidates":
+        return cls((((option.place.host, (option,)),),))
+
+    def each(self) -> Iterator[RunOption]:
+        return (option for kind in self.kinds for _, options in kind for option in options)
 
 
 class Placement(NamedTuple):
@@ -50,52 +57,105 @@ class Placement(NamedTuple):
 def candidates(
     runner: RunnerId, options: Sequence[RunOption], failures: Failures, memory: Memory, most: Most, now: float
 ) -> Candidates:
-    """The options of the best rank that fits into `most`."""
-    known = after_faults(runner.key, options, failures, most)
-    fitting = [o for o in known if covers(most[o.place.host], memory[o.place.host].total(runner, o.memory))]
-    best = min([option.rank for option in fitting], default=0)
-    fitting = [option for option in fitting if option.rank == best]
-    pauses = {o.place: f for o in fitting if (f := failures.get((runner.key, o.place))) is not None and now < f.until}
-    ready = tuple([option for option in fitting if option.place not in pauses])
-    return Candidates(ready, None if ready else min(pauses.values(), key=lambda f: f.until, default=None))
+    """The options of the best rank that fits into `most`. Of hosts of one kind with as much, one is looked at."""
+    kinds, faulty = kinds_of(options), {place.host for key, place in failures if key == runner.key}
+    last = max([option.rank for kind in kinds for option in kind[0][1]], default=0)
+    fitting: list[tuple[Sequence[Offer], Sequence[RunOption], list[int]]] = []
+    for kind in kinds:
+        alike: dict[object, list[Offer]] = {}
+        for offer in kind:
+            if (there := most.get(host := offer[0])) is not None:
+                like = host if host in faulty else (id(there), memory[host].counted(runner))
+                alike.setdefault(like, []).append(offer)
+        for offers in alike.values():
+            host, offered = offers[0]
+            if host in faulty:
+                offered = after_faults(runner.key, offered, failures, most[host], last)
+                offers[:] = [(host, offered)]
+            total, limit = memory[host].total, most[host]
+            fits = [i for i, option in enumerate(offered) if covers(limit, total(runner, option.memory))]
+            fitting.append((offers, offered, fits))
+    best = min([offered[i].rank for _, offered, fits in fitting for i in fits], default=0)
+    found: list[Kind] = []
+    pauses: list[Failure] = []
+    for hosts, offered, fits in fitting:
+        chosen = [i for i in fits if offered[i].rank == best]
+        if hosts[0][0] in faulty:
+            paused = {i: f for i in chosen if (f := failures.get((runner.key, offered[i].place))) and now < f.until}
+            pauses += paused.values()
+            chosen = [i for i in chosen if i not in paused]
+        if chosen:
+            all_of_them = len(chosen) == len(offered)
+            found.append(hosts if all_of_them else [(host, [theirs[i] for i in chosen]) for host, theirs in hosts])
+    return Candidates(found, None if found else min(pauses, key=lambda f: f.until, default=None))
 
 
-def after_faults(key: RunnerKey, options: Sequence[RunOption], failures: Failures, most: Most) -> list[RunOption]:
-    """The options on hosts that answer, without those that ran out of memory in their place. The others of such a place
-    count for more, if eviction could give it."""
-    last, found = max([option.rank for option in options], default=0), []
+def after_faults(
+    key: RunnerKey, options: Sequence[RunOption], failures: Failures, most: Vector, last: int
+) -> list[RunOption]:
+    """The options of a host without those that ran out of memory in their place. The others of such a place count for
+    more, if eviction could give it. `last` is the highest rank of all hosts."""
+    found = []
     for option in options:
         failure = failures.get((key, option.place))
-        if option.place.host not in most:
-            continue
         if failure is None or failure.floor is None:
             found.append(option)
         elif option.rank >= min(failure.floor, last):
-            found.append(option._replace(memory=raised(option.memory, most[option.place.host])))
+            found.append(option._replace(memory=raised(option.memory, most)))
     return found
 
 
-def free_now(runner: RunnerId, options: Iterable[RunOption], memory: Memory) -> RunOption | None:
-    """The option that is free, None if none is."""
-    free = [o for o in options if (room := memory[o.place.host]).has(room.need(runner, o.memory))]
+def free_now(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> RunOption | None:
+    """The option that is free, None if none is; the first of equal ones."""
+    free = []
+    for host, options in _unlike(runner, kinds, memory):
+        room = memory[host]
+        free += [option for option in options if room.has(room.need(runner, option.memory))]
 
-    def room_there(option: RunOption) -> tuple[bool, int]:
+    def room_there(option: RunOption) -> tuple[bool, int, int]:
         left, devices = memory[option.place.host].left, option.place.devices
-        return not option.fetches, sum([left[1 + device] for device in devices]) if devices else left[0]
+        most = sum([left[1 + device] for device in devices]) if devices else left[0]
+        return not option.fetches, most, -option.number
 
     return max(free, key=room_there) if free else None
 
 
-def place(group: Group, options: Sequence[RunOption], memory: Memory, eviction: Eviction) -> Placement:
+def _unlike(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> Iterator[Offer]:
+    """The first of all hosts that offer the same and have the same room for it."""
+    for kind in kinds:
+        seen = set()
+        for offer in kind:
+            if (like := memory[offer[0]].likeness(runner)) not in seen:
+                seen.add(like)
+                yield offer
+
+
+def place(group: Group, kinds: Sequence[Kind], memory: Memory, eviction: Eviction) -> Placement:
     """The decision of the rule for these candidates, of which there is one at least."""
-    if (free := free_now(group.runner, options, memory)) is not None:
+    if (free := free_now(group.runner, kinds, memory)) is not None:
         return Placement(free)
-    ways = []
-    for option in options:
+
+    def shortage(option: RunOption) -> Vector:
         room = memory[option.place.host]
-        shortage = room.shortage(room.need(group.runner, option.memory))
-        if not any(shortage):
-            return Placement(option)  # room comes for it
-        ways.append((option, eviction.propose(shortage, group, option.place.host)))
-    option, proposal = min(ways, key=lambda way: way[1].cost)
-    return Placement(option, proposal.victims, proposal.again)
+        return room.shortage(room.need(group.runner, option.memory))
+
+    unlike = [option for _, options in _unlike(group.runner, kinds, memory) for option in options]
+    if coming := [option for option in unlike if not any(shortage(option))]:
+        return Placement(min(coming, key=lambda option: option.number))  # room comes for it
+    offered: dict[str, list[RunOption]] = {}
+    for kind in kinds:
+        for host, options in kind:
+            offered.setdefault(host, []).extend(options)
+    best: tuple[tuple[float, ...], int, RunOption, Proposal] | None = None
+    for least, host in eviction.cheapest_first(offered, group):
+        if best is not None and least > best[0]:
+            break
+        options, may = offered[host], eviction.may_go(group, host)
+        for option in options if may.now else options[:1]:  # where none may go, all cost the same
+            if best is not None and (least, option.number) >= best[:2]:
+                continue
+            proposal = eviction.propose(shortage(option), may)
+            if best is None or (proposal.cost, option.number) < best[:2]:
+                best = proposal.cost, option.number, option, proposal
+    assert best is not None
+    return Placement(best[2], best[3].victims, best[3].again)

@@ -28,6 +28,7 @@ from modelrunner.scheduler import failures, placement
 from modelrunner.scheduler.allocation import Vector, add, allocations, covers, subtract
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.fairness import Turns
+from modelrunner.scheduler.placement import Candidates
 from modelrunner.scheduler.state import (
     LEAVING,
     SUSPECT_TURN,
@@ -35,6 +36,7 @@ from modelrunner.scheduler.state import (
     Forget,
     Grant,
     Group,
+    Kind,
     Phase,
     Reason,
     Refuse,
@@ -48,6 +50,7 @@ from modelrunner.scheduler.state import (
     State,
     Stop,
     WakeAt,
+    kinds_of,
 )
 from modelrunner.types import RunnerKey
 
@@ -69,9 +72,9 @@ class Plan:
         self._ids: dict[RunnerKey, list[RunnerId]] = {}
         for id in self.live:
             self._ids.setdefault(id.key, []).append(id)
-        options = [option for group in state.groups for option in group.wider or group.options]
-        options += [self.live[id].option._replace(memory=m) for id, m in state.asleep.items() if id in self.live]
-        self.memory = allocations(state.hosts, self.live.values(), options)
+        kinds = [kind for group in state.groups for kind in kinds_of(group.wider or group.options)]
+        asked = [option.memory for kind in kinds for option in kind[0][1]]
+        self.memory = allocations(state.hosts, self.live.values(), [*asked, *state.asleep.values()])
         self._failures = dict(state.failures)
         self._turns = Turns(state.served, state.policy.ageing, now)
         self._actions: list[Action] = []
@@ -232,14 +235,14 @@ class Plan:
                 self._due.append(due)
                 return
         if sleepers:
-            group, pause = replace(group, number=sleepers[0].number), None
-            options: Sequence[RunOption] = [self._woken(sleepers[0])]
+            group = replace(group, number=sleepers[0].number)
+            kinds, pause = Candidates.only(self._woken(sleepers[0]))
         else:
             group = replace(group, number=self._next_number(slots))
-            options, pause = placement.candidates(
+            kinds, pause = placement.candidates(
                 group.runner, group.options, self._failures, self.memory, self._budgets(), self.now
             )
-        option = placement.free_now(group.runner, options, self.memory)
+        option = placement.free_now(group.runner, kinds, self.memory)
         if pause is not None:
             self._due.append(pause.until)
         elif option is not None and self.memory[option.place.host].start(group.runner, option.memory):
@@ -255,15 +258,13 @@ class Plan:
         [slot], due = slots, group.waiting[0].since + self.policy.grow
         group = replace(group, number=self._next_number(slots))
         more = [option for option in group.wider if option.sequences > slot.parallel]
-        options, pause = placement.candidates(
-            group.runner, more, self._failures, self.memory, self._budgets(), self.now
-        )
-        if pause is not None or self.now < due:
+        found = placement.candidates(group.runner, more, self._failures, self.memory, self._budgets(), self.now)
+        if (pause := found.pause) is not None or self.now < due:
             self._due.append(max(due, pause.until if pause is not None else due))
-        elif (option := placement.free_now(group.runner, options, self.memory)) is not None:
+        elif (option := placement.free_now(group.runner, found.kinds, self.memory)) is not None:
             self.memory[option.place.host].start(group.runner, option.memory)
             self._actions.append(Start(group.runner, option))
-        elif any(self._fits_without(slot, option, group.runner) for option in options):
+        elif any(self._fits_without(slot, option, group.runner) for option in found.each()):
             self._stop(slot, Reason.GROWN)
 
     def _fits_without(self, slot: Slot, option: RunOption, runner: RunnerId) -> bool:
@@ -295,24 +296,24 @@ class Plan:
             if slot.host in evictable:
                 evictable[slot.host] = subtract(evictable[slot.host], self._awake(slot))
         for group in sorted([g for g in wanting if g.pinned], key=lambda g: (g.since, g.waiting[0].id)):
-            if group.runner not in eviction.gone and (options := self._candidates(group, evictable)):
-                place, taken = self._admit(group, options, eviction)
+            if group.runner not in eviction.gone and (kinds := self._candidates(group, evictable)):
+                place, taken = self._admit(group, kinds, eviction)
                 first.add(group.key)
                 if group.runner not in self.live:
                     evictable[place.host] = subtract(evictable[place.host], taken)
-        chosen = {g.key: options for g in wanting if not g.pinned and (options := self._candidates(g, evictable))}
+        chosen = {g.key: kinds for g in wanting if not g.pinned and (kinds := self._candidates(g, evictable))}
         numbered = {group.key: group for group in wanting}
         in_line = [numbered.get(g.key, g) for g in waiting if g.key in chosen or g.key in first or g.key in loads]
         for group in self._turns.in_line(in_line, urgent):
             if group.key in chosen and group.runner not in eviction.gone:  # a sleeping runner may have been evicted
                 self._admit(group, chosen[group.key], eviction)
 
-    def _admit(self, group: Group, options: Sequence[RunOption], eviction: Eviction) -> tuple[RunPlace, Vector]:
+    def _admit(self, group: Group, kinds: Sequence[Kind], eviction: Eviction) -> tuple[RunPlace, Vector]:
         """Starts a runner, or evicts for it. Returns its place, and the memory that it takes there, or that is reserved
         for it."""
         eviction.gone.add(group.runner)  # a runner that is to be woken makes no room for itself
-        option, victims, again = placement.place(group, options, self.memory, eviction)
-        eviction.gone.update([slot.id for slot in victims])
+        option, victims, again = placement.place(group, kinds, self.memory, eviction)
+        eviction.take(victims)
         for slot in victims:
             self._stop(slot, Reason.ROOM, group.name)
         self._due.append(again)
@@ -329,7 +330,7 @@ class Plan:
         sleepers = self._of(group.key)
         return replace(group, number=sleepers[0].number) if sleepers else group
 
-    def _candidates(self, group: Group, evictable: dict[str, Vector]) -> Sequence[RunOption]:
+    def _candidates(self, group: Group, evictable: dict[str, Vector]) -> Sequence[Kind]:
         """The ways to give the group a runner now. Refuses it if nothing can ever fit, or during a pause after a
         failure for whose end its requests may not wait."""
         sleeper = self.live.get(group.runner)
@@ -339,19 +340,19 @@ class Plan:
             if most is not None and self._is_pinned(sleeper):
                 most = add(most, self._awake(sleeper))
             if most is not None and covers(most, self.memory[sleeper.host].total(sleeper.id, woken.memory)):
-                return (woken,)
+                return Candidates.only(woken).kinds
             self._refuse(group, failures.never_fits(group, self.memory))
             return ()
-        options, pause = placement.candidates(
+        kinds, pause = placement.candidates(
             group.runner, group.options, self._failures, self.memory, evictable, self.now
         )
         if pause is not None and pause.waits:
             self._due.append(pause.until)
         elif pause is not None:
             self._refuse(group, failures.backing_off(group, pause, self.now))
-        elif not options:
+        elif not kinds:
             self._refuse(group, failures.never_fits(group, self.memory))
-        return options
+        return kinds
 
     def _woken(self, sleeper: Slot) -> RunOption:
         """The place and the memory of a runner that is awake again."""

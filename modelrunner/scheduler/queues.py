@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from modelrunner.scheduler.state import Group, HostedVariant, Request, RunOption, first_of, options_of
+from modelrunner.scheduler.state import Group, HostedVariant, Options, Request, first_of, options_of
 from modelrunner.types import KeepAlive, RunnerKey
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ class Queue:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     variants: Sequence[HostedVariant] = ()
     turn: float = float("-inf")
-    _options: tuple[RunOption, ...] = ()
+    _options: Options = field(default_factory=Options)
+    _first: Options = field(default_factory=Options)
 
     def learn(self, variants: Sequence[HostedVariant]) -> None:
         """Notes the ways to run the model."""
         self.variants, self._options = variants, options_of(variants)
+        self._first = first_of(self._options)
 
     def add(self, *tickets: Ticket) -> None:
         """Puts these requests in their place among the others."""
@@ -61,7 +63,7 @@ class Queue:
         target, options = self.target, self._options
         pinned = any(ticket.asked.pinned for ticket in self.tickets.values()) or target.pinned
         group = Group(target.key, waiting, options, target.name, pinned, load_seconds, self.turn, *target.replicas)
-        return replace(group, options=first_of(options), wider=options) if target.grows and not grown else group
+        return replace(group, options=self._first, wider=options) if target.grows and not grown else group
 
 
 class Queues(dict[RunnerKey, Queue]):

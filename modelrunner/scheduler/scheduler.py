@@ -117,10 +117,10 @@ class Scheduler:
         """True if the target fits beside everything that is loaded now, in some place."""
         reconciler = self._reconciler
         options, hosts = await reconciler.options(target), reconciler.budgets()
-        memory = allocations(hosts, [slot.view() for slot in self._slots.values()], options)
+        memory = allocations(hosts, [slot.view() for slot in self._slots.values()], [o.memory for o in options])
         runner, most = RunnerId(target.key), {host: memory[host].budget for host in hosts}
-        best, _ = candidates(runner, options, {}, memory, most, reconciler.time())
-        return free_now(runner, best, memory) is not None
+        best = candidates(runner, options, {}, memory, most, reconciler.time())
+        return free_now(runner, best.kinds, memory) is not None
 
     def retire(self, target: Target) -> None:
         """Drains the runners of the target's model and mode that have another configuration, unless they serve other

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from modelrunner.types import RequiredMemory, RunnerKey, Variant
@@ -122,7 +123,32 @@ class HostedVariant(NamedTuple):
     """True if the host lacks the files of the model."""
 
 
-def options_of(hosted: Sequence[HostedVariant]) -> tuple[RunOption, ...]:
+Offer = tuple[str, Sequence[RunOption]]
+"""A host, and the options that it has."""
+Kind = Sequence[Offer]
+"""Hosts with the same options but for their places and numbers, in the same order."""
+
+
+class Options(tuple[RunOption, ...]):
+    """Options that many plans see: they are sorted out once."""
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        hosts: dict[str, list[RunOption]] = {}
+        for option in self:
+            hosts.setdefault(option.place.host, []).append(option)
+        found: dict[object, list[Offer]] = {}
+        for host, there in hosts.items():
+            same = tuple([(o.memory, o.rank, o.place.devices, o.fetches, o.sequences) for o in there])
+            found.setdefault(same, []).append((host, there))
+        return tuple(found.values())
+
+
+def kinds_of(options: Sequence[RunOption]) -> tuple[Kind, ...]:
+    return (options if isinstance(options, Options) else Options(options)).kinds
+
+
+def options_of(hosted: Sequence[HostedVariant]) -> Options:
     """The options that variants are to a plan, those of the best rank first. A host without a device ranks behind all
     those that compute on one: its best run is not the same as theirs."""
     with_device = {each.host for each in hosted if each.variant.memory.devices}
@@ -138,12 +164,12 @@ def options_of(hosted: Sequence[HostedVariant]) -> tuple[RunOption, ...]:
         )
         for number, (v, host, fetches) in enumerate(hosted)
     ]
-    return tuple(sorted(options, key=lambda option: option.rank))
+    return Options(sorted(options, key=lambda option: option.rank))
 
 
-def first_of(options: tuple[RunOption, ...]) -> tuple[RunOption, ...]:
+def first_of(options: Options) -> Options:
     """The options with which a model begins that may grow: those with one sequence, all if there is none."""
-    return tuple([option for option in options if option.sequences == 1]) or options
+    return Options([option for option in options if option.sequences == 1]) or options
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,8 @@ def figures(state: State, group: Group, start: Start | None) -> Figures:
     budget there."""
     option = start.option if start else next(iter(group.options), None)
     host = option.place.host if option else next(iter(state.hosts), "")
-    memory = allocations(state.hosts, state.slots, group.options)
+    there = [o.memory for o in group.options if o.place.host == host]
+    memory = allocations(state.hosts, state.slots, there)
     free = [max(0, free) for free in memory[host].free] if host in memory else [0]
     budget = state.hosts.get(host, RequiredMemory(0))
     return Figures(option.memory if option else None, RequiredMemory(free[0], tuple(free[1:])), budget)
