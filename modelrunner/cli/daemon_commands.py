@@ -64,6 +64,8 @@ def status(client: HttpClient, as_json: bool) -> None:
             *((f"engine {name}", text) for name, text in found.backends.items()),
             *((f"memory {name}", format_bytes(count)) for name, count in found.memory.items()),
             *((f"device {number}", device_text(device)) for number, device in enumerate(found.devices)),
+            *([("cluster", found.cluster)] if found.cluster else []),
+            *((f"host {name}", state) for name, state in found.hosts.items()),
             ("sandbox", found.sandbox),
             *((f"sandbox of {runner}", text) for runner, text in found.sandboxes.items()),
         ]

@@ -27,6 +27,25 @@ def list_hosts(client: HttpClient, as_json: bool) -> None:
 
 
 @hosts.command()
+@click.argument("model")
+@click.option("--host", "names", multiple=True, metavar="NAME", help="Only to this one; may be given several times.")
+@json_option
+@with_client(start=False)
+def preload(client: HttpClient, model: str, names: tuple[str, ...], as_json: bool) -> int:
+    """Bring a model and its engine to all hosts, before its first request there.
+
+    The exit code is 1 if one has not got them.
+    """
+    raw = client.fetch("POST", "/hosts/preload", {"model": model, "hosts": list(names)}, timeout=None)
+    problems = decode(raw, wire.HostPreloads).problems
+    if as_json:
+        output.json(raw)
+    else:
+        output.table(("HOST", "STATE"), [(name, problem or "has it") for name, problem in problems.items()])
+    return 1 if any(problems.values()) else 0
+
+
+@hosts.command()
 @click.argument("name")
 @json_option
 @with_client(start=False)

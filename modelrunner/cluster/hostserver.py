@@ -6,8 +6,10 @@ begin with a request that has the runner's secret; from then on bytes pass both 
 import asyncio
 import hmac
 import logging
+import math
 import platform
 import secrets
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -20,15 +22,18 @@ from aiohttp import web
 from modelrunner import __version__
 from modelrunner.cluster.messages import (
     HEADLESS,
+    Expected,
     Fault,
     HostReport,
     Received,
     RunnerOrder,
     RunnerReport,
     RunnerStarted,
+    models_of,
 )
 from modelrunner.engine.localrunner import LocalRunner
-from modelrunner.errors import BadRequest, ModelRunnerError, RunnerNotFound, Unauthorized
+from modelrunner.errors import BadRequest, InsufficientDisk, ModelRunnerError, RunnerNotFound, Unauthorized
+from modelrunner.models.disk import LastUsed
 from modelrunner.models.installs import Installer
 from modelrunner.models.library import Library
 from modelrunner.models.runspecs import RunSpecs
@@ -38,7 +43,9 @@ from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler.host import Held
 from modelrunner.scheduler.localhost import LocalHost
 from modelrunner.scheduler.state import RunnerId
-from modelrunner.types import Mode, RequiredMemory, RunnerKey
+from modelrunner.store import Store
+from modelrunner.types import Mode, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.units import format_bytes
 
 log = logging.getLogger(__name__)
 _BEAT = 1.0  # seconds between two reports
@@ -46,18 +53,22 @@ _LARGEST_ORDER = 4 << 20
 _LARGEST_HEAD = 64 << 10
 _PATIENCE = 10.0  # seconds in which a connection must say its secret
 _PIECE = 1 << 20
+_STEP = 16 << 20  # bytes: smaller changes of the free memory are no news
 
 
 class HostServer:
-    """Listens on `address` with the certificate of `tls`. `folder` keeps models that have come in part."""
+    """Listens on `address` with the certificate of `tls`. `folder` keeps models that have come in part. For a model
+    that has no room on the disk, or within the store's quota, those go that were not used for longest."""
 
     def __init__(
         self,
         local: LocalHost,
         registry: BackendRegistry,
         specs: RunSpecs,
+        store: Store,
         library: Library,
         installer: Installer,
+        last_used: LastUsed,
         *,
         key: str,
         address: str,
@@ -65,7 +76,9 @@ class HostServer:
         folder: Path,
     ) -> None:
         self._local, self._registry, self._specs = local, registry, specs
-        self._library, self._installer = library, installer
+        self._store, self._library, self._installer = store, library, installer
+        self._last_used = last_used
+        self._receiving = asyncio.Lock()
         self._key, self._address, self._tls, self._folder = key, address, tls, folder
         self._runners: dict[str, HostedRun] = {}
         self._changes = asyncio.Event()
@@ -80,7 +93,7 @@ class HostServer:
                 web.post("/runners/{id}/wake", self._wake),
                 web.get("/runners/{id}/memory", self._memory),
                 web.get("/runners/{id}/log", self._log),
-                web.get("/models/{digest}", self._received),
+                web.post("/models/{digest}", self._expect),
                 web.put("/models/{digest}", self._receive),
                 web.post("/engines/{backend}", self._install),
             ]
@@ -118,6 +131,7 @@ class HostServer:
     async def _end(self, id: str) -> None:
         if (run := self._runners.get(id)) is not None:
             await run.stop()
+            self._note_use(run.runner.spec)
             self._runners.pop(id, None)
             self._changes.set()
 
@@ -139,7 +153,7 @@ class HostServer:
         return HostReport(
             __version__,
             platform.machine(),
-            self._local.budget(held),
+            _rounded(self._local.budget(held)),
             self._local.devices(),
             {backend.name: self._local.numbers(backend.name) for backend in self._registry},
             frozenset([model.id for model in self._library]),
@@ -171,6 +185,7 @@ class HostServer:
         if not isinstance(runner, LocalRunner):
             raise BadRequest(f"{order.backend} runs no engine, so it is asked by the head itself")
         runner.expect(order.memory)
+        self._note_use(spec)
         run = self._runners[id] = HostedRun(runner, order.memory, self._changes.set)
         await run.listen(self._address, self._tls)
         return _json(RunnerStarted(run.port, run.secret))
@@ -178,6 +193,10 @@ class HostServer:
     async def _stop(self, request: web.Request) -> web.Response:
         await self._end(request.match_info["id"])
         return web.Response(status=204)
+
+    def _note_use(self, spec: RunSpec) -> None:
+        for model_id in models_of(spec):
+            self._last_used.note(model_id)
 
     def _of(self, request: web.Request) -> LocalRunner:
         if (run := self._runners.get(request.match_info["id"])) is None:
@@ -211,11 +230,39 @@ class HostServer:
             raise BadRequest(f"{digest[:80]!r} is no digest")
         return self._folder / f"{digest}.tar"
 
-    async def _received(self, request: web.Request) -> web.Response:
+    async def _expect(self, request: web.Request) -> web.Response:
+        """Makes room for a model. Raises `InsufficientDisk` if there cannot be enough."""
         digest = request.match_info["digest"]
-        path = self._partial(digest)
+        path, expected = self._partial(digest), msgspec.json.decode(await request.read(), type=Expected)
+        received = path.stat().st_size if path.exists() else 0
         complete = any(model.id == f"sha256:{digest}" for model in self._library)
-        return _json(Received(path.stat().st_size if path.exists() else 0, complete))
+        if not complete:
+            async with self._receiving:
+                await self._make_room(expected, received)
+        return _json(Received(received, complete, frozenset([model.id for model in self._library])))
+
+    async def _make_room(self, expected: Expected, received: int) -> None:
+        """Removes models that were not used for longest, until another one fits. Its archive and its files are on the
+        disk for a moment."""
+        in_use = expected.keep.union(*[models_of(run.runner.spec) for run in self._runners.values()])
+        idle = sorted([m for m in self._library if m.id not in in_use], key=self._last_used.of, reverse=True)
+        while True:
+            free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
+            quota = self._store.quota
+            room = math.inf if quota is None else quota - self._store.used()
+            if expected.size <= room and 2 * expected.size - received <= free:
+                return
+            if not idle:
+                break
+            model = idle.pop()
+            log.info("%s goes, since another model needs its room", model.name)
+            await self._library.remove(model.id, force=True)
+            self._changes.set()
+        limit = "" if quota is None else f", and its models may have {format_bytes(quota)} in all (models_quota)"
+        raise InsufficientDisk(
+            f"the model needs {format_bytes(expected.size)}, twice that while it comes: {platform.node()} has "
+            f"{format_bytes(free)} free for it{limit}"
+        )
 
     async def _receive(self, request: web.Request) -> web.Response:
         """Takes the rest of a model's archive from `offset` on, and stores the model."""
@@ -390,6 +437,13 @@ async def _pieces(path: Path) -> AsyncIterator[bytes]:
     with file:
         while piece := await asyncio.to_thread(file.read, _PIECE):
             yield piece
+
+
+def _rounded(budget: RequiredMemory) -> RequiredMemory:
+    """Whole steps: then hosts with equal machines are equal to a plan, and the free memory does not change all the
+    time."""
+    vram = tuple([size - size % _STEP for size in budget.vram])
+    return RequiredMemory(budget.ram - budget.ram % _STEP, vram, budget.shared)
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import msgspec
@@ -14,9 +14,9 @@ import msgspec
 from modelrunner.cluster.messages import HostAddress
 from modelrunner.cluster.remotehost import RemoteHost
 from modelrunner.cluster.reservations import Order, RayLimits, Reservations
-from modelrunner.errors import BadRequest, NotFound
+from modelrunner.errors import BadRequest, ModelRunnerError, NotFound
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Scheduler
+from modelrunner.scheduler import Scheduler, Target
 from modelrunner.store import Store
 from modelrunner.types import RequiredMemory
 
@@ -56,7 +56,8 @@ class HostView(msgspec.Struct, frozen=True):
 
 class Members:
     """Keeps the scheduler's hosts as the cluster has them. `address` is Ray's; nodes must have the `label`
-    (`NAME=VALUE`), "" for all. `problem` says why the cluster cannot be used, "" if it can."""
+    (`NAME=VALUE`), "" for all. `hosts` are those that were ever there, by name; `problem` says why the cluster cannot
+    be used, "" if it can."""
 
     def __init__(
         self, scheduler: Scheduler, registry: BackendRegistry, store: Store, address: str, label: str = ""
@@ -64,7 +65,7 @@ class Members:
         self._scheduler, self._registry, self._store = scheduler, registry, store
         self._address, self._label = address, label
         self._key = secrets.token_hex(16)
-        self._hosts: dict[str, RemoteHost] = {}
+        self.hosts: dict[str, RemoteHost] = {}
         self._reservations: dict[str, Reservations] = {}  # by the node's ID
         self._problems: dict[str, str] = {}
         self._orders: asyncio.StreamWriter | None = None
@@ -74,7 +75,7 @@ class Members:
         """Follows the cluster until it is cancelled. The nodes are left by then."""
         while True:
             await self._follow()
-            for host in self._hosts.values():
+            for host in self.hosts.values():
                 host.leave()
             for held in self._reservations.values():
                 held.end()
@@ -124,7 +125,7 @@ class Members:
             self.problem = told.problem
         elif told.gone:
             self._problems.pop(told.name, None)
-            if (host := self._hosts.get(told.name)) is not None:
+            if (host := self.hosts.get(told.name)) is not None:
                 host.leave()
         elif told.problem:
             self._problems[told.name] = told.problem
@@ -134,9 +135,9 @@ class Members:
             where = HostAddress(told.address, told.port, self._key, told.certificate)
             reservations = self._reservations[told.node] = Reservations(told.node, told.cards, self._order)
             changed: Callable[[], None] = self._scheduler.hosts_changed
-            if (former := self._hosts.get(told.name)) is not None:
+            if (former := self.hosts.get(told.name)) is not None:
                 former.leave()
-            host = self._hosts[told.name] = RemoteHost(
+            host = self.hosts[told.name] = RemoteHost(
                 told.name, where, self._registry, self._store, changed, reservations
             )
             self._scheduler.add_host(host)
@@ -145,20 +146,43 @@ class Members:
     def view(self) -> list[HostView]:
         """Returns the hosts, sorted by name."""
         found = []
-        for name, host in self._hosts.items():
+        for name, host in self.hosts.items():
             report = host.report
             devices = tuple([device.name for device in report.devices]) if report else ()
             budget, models = (host.within(report.budget), len(report.models)) if report else (None, 0)
             where = host.where.address
             found.append(HostView(name, host.state, where, budget, devices, models, len(host.runners)))
-        found += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self._hosts]
+        found += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self.hosts]
         return sorted(found, key=lambda host: host.name)
+
+    async def preload(self, target: Target, names: Collection[str]) -> dict[str, str]:
+        """Brings a model and its engine to the hosts of these names, to all for none. Returns for each of them "", or
+        why it has not got them. Raises `NotFound` for a name."""
+        for name in names:
+            self._host(name)
+        wanted = [host for name, host in self.hosts.items() if not names or name in names]
+
+        async def bring(host: RemoteHost) -> str:
+            try:
+                if not host.is_usable:
+                    return f"it is {host.state}"
+                await host.fetch(target.spec)
+                await host.install(target.key.backend, lambda stage: None)
+            except ModelRunnerError as error:
+                return str(error)
+            return ""
+
+        return dict(zip([host.name for host in wanted], await asyncio.gather(*map(bring, wanted)), strict=True))
+
+    def _host(self, name: str) -> RemoteHost:
+        if (host := self.hosts.get(name)) is None:
+            raise NotFound(f"there is no host {name!r}: `modelrunner hosts list` shows them", param="host")
+        return host
 
     async def drain(self, name: str, *, on: bool) -> None:
         """Starts no more runners on the host, and ends its idle ones; with `on` False uses it again. Raises
         `NotFound`."""
-        if (host := self._hosts.get(name)) is None:
-            raise NotFound(f"there is no host {name!r}: `modelrunner hosts` shows them", param="host")
+        host = self._host(name)
         if host.report is None:
             raise BadRequest(f"the host {name} does not answer", param="host")
         host.is_draining = on

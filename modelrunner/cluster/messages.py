@@ -6,7 +6,7 @@ from modelrunner import errors
 from modelrunner.errors import EngineFailed, ModelRunnerError
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler.devices import Device
-from modelrunner.types import RequiredMemory
+from modelrunner.types import RequiredMemory, RunSpec
 
 NAME = "modelrunner-host"
 """The name in the certificate of every host."""
@@ -91,8 +91,21 @@ class HostAddress(msgspec.Struct, frozen=True):
     certificate: str
 
 
+def models_of(spec: RunSpec) -> list[str]:
+    """Returns the IDs of the models that the run needs."""
+    return [bundle.model_id for bundle in (spec.bundle, spec.draft) if bundle is not None]
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """Announces a model whose archive has `size` bytes. The models with the IDs in `keep` are not removed for it."""
+
+    size: int
+    keep: frozenset[str] = frozenset()
+
+
 class Received(msgspec.Struct, frozen=True):
-    """How many bytes of a model's archive have come, and whether the model is there."""
+    """How many bytes of the archive have come, whether the model is there, and the IDs of all models that are."""
 
     bytes: int
     complete: bool
+    models: frozenset[str]

@@ -20,7 +20,7 @@ from typing import Any
 from modelrunner.cluster.raygroups import Groups, NodeLimits
 
 _LOOK = 1.0  # seconds between two looks at the nodes
-_AGAIN = 60.0  # seconds until a node on which no host came up is tried again
+_AGAIN = 15.0  # seconds until a node on which no host came up is tried again
 _PATIENCE = 10.0  # seconds in which an actor must answer
 _KEY = "MODELRUNNER_HOST_KEY"
 

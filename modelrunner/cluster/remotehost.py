@@ -17,6 +17,7 @@ from modelrunner.backend import ExplainsErrors
 from modelrunner.cluster.messages import (
     NAME,
     SILENCE,
+    Expected,
     Fault,
     HostAddress,
     HostReport,
@@ -24,6 +25,7 @@ from modelrunner.cluster.messages import (
     RunnerOrder,
     RunnerReport,
     RunnerStarted,
+    models_of,
 )
 from modelrunner.cluster.reservations import Reservations
 from modelrunner.concurrency.joint import JointWork
@@ -32,7 +34,7 @@ from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.questions import settled
 from modelrunner.engine.runner import EngineProcess, Runner
 from modelrunner.engineapi import OPENAI
-from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.errors import BackendUnavailable, EngineFailed, InsufficientDisk, ModelRunnerError
 from modelrunner.models.runspecs import values_of
 from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
@@ -54,8 +56,8 @@ T = TypeVar("T")
 
 class RemoteHost:
     """A `Host` that listens at `where`. `changed` is called when it comes, goes, or tells of a runner's change.
-    `state` is a word for it: joining, ready, draining, silent, gone, or another version. What its runners take they
-    have in `reservations`, None where nobody else gives the machine away."""
+    `state` is a word for it: joining, ready, draining, silent, gone, or another version; what a ready one lacks is told
+    behind it. What its runners take they have in `reservations`, None where nobody else gives the machine away."""
 
     def __init__(
         self,
@@ -73,6 +75,8 @@ class RemoteHost:
         self.is_draining = False
         self.report: HostReport | None = None
         self.runners: dict[str, HostRunner] = {}
+        self._missing: dict[str, str] = {}  # by backend: why its engine cannot be had there
+        self._full = ""  # why the last model could not be brought there
         self.trusted = ssl.create_default_context(cadata=where.certificate)
         self._store, self._changed = store, changed
         self._seen = 0.0
@@ -94,15 +98,17 @@ class RemoteHost:
             return "silent" if self.gone.is_set() else "joining"
         if self.report.version != __version__:
             return f"of version {self.report.version}, and this daemon of {__version__}: it is not used"
-        return "draining" if self.is_draining else "ready"
+        lacks = "; ".join(filter(None, [*self._missing.values(), self._full]))
+        return ("draining" if self.is_draining else "ready") + (f", but {lacks}" if lacks else "")
 
     @property
-    def _is_usable(self) -> bool:
+    def is_usable(self) -> bool:
+        """True while it answers, in our version."""
         return self.report is not None and self.report.version == __version__
 
     def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
         """See `Host`. One that drains has no more than its runners hold."""
-        if self.report is None or not self._is_usable:
+        if self.report is None or not self.is_usable:
             return None
         if self.is_draining:
             held = [each.memory for each in runners]
@@ -129,14 +135,22 @@ class RemoteHost:
         """See `Host`."""
         return self.report is not None and model_id in self.report.models
 
+    def lacks(self, backend: str) -> bool:
+        """See `Host`. It is tried again once the host has come anew."""
+        return backend in self._missing
+
     async def fetch(self, spec: RunSpec) -> None:
-        """See `Host`. One transfer for all that wait for the same model; it goes on where an earlier one stopped."""
-        models = [bundle.model_id for bundle in (spec.bundle, spec.draft) if bundle is not None]
-        for id in models:
-            if not self.has(id):
-                if (work := self._fetching.get(id)) is None:
-                    work = self._fetching[id] = self._sending(id)
-                await work.follow()
+        """See `Host`."""
+        for id in models_of(spec):
+            await self.bring(id)
+
+    async def bring(self, id: str) -> None:
+        """Sends the model there if it lacks it: one transfer for all that wait for it, which goes on where an earlier
+        one stopped. Raises what `Host.fetch` does."""
+        if not self.has(id):
+            if (work := self._fetching.get(id)) is None:
+                work = self._fetching[id] = self._sending(id)
+            await work.follow()
 
     def _sending(self, id: str) -> JointWork[None, None]:
         work: JointWork[None, None] = JointWork(lambda report: self._send(id), stops_alone=True, name=f"send {id[:19]}")
@@ -146,7 +160,16 @@ class RemoteHost:
     async def _send(self, id: str) -> None:
         archive = await asyncio.to_thread(archive_of, self._store, id)
         place = f"/models/{id.removeprefix('sha256:')}"
-        there = await self.call("GET", place, Received)
+        keep = frozenset([each for runner in self.runners.values() for each in models_of(runner.spec)])
+        body = msgspec.json.encode(Expected(archive.size, keep))
+        try:
+            there = await self.call("POST", place, Received, content=body, timeout=_LONG)
+        except InsufficientDisk as error:
+            self._full = str(error)
+            raise
+        self._full = ""
+        if self.report is not None:  # some may have gone for it
+            self.report = msgspec.structs.replace(self.report, models=there.models)
         if there.complete:
             return
         log.info("sending %s to the host %s, from byte %d of %d", id[:19], self.name, there.bytes, archive.size)
@@ -171,10 +194,14 @@ class RemoteHost:
                 async for line in answer.aiter_lines():
                     told = msgspec.json.decode(line)
                     if "fault" in told:
-                        raise msgspec.convert(told["fault"], Fault).error()
+                        error = msgspec.convert(told["fault"], Fault).error()
+                        if isinstance(error, BackendUnavailable):
+                            self._missing[backend] = f"{backend} cannot be had there: {error}"
+                            self._changed()
+                        raise error
                     stage(f"on {self.name}: {told['message']}")
-        except httpx.HTTPError as error:
-            raise self.unreachable(error) from error
+        except httpx.HTTPError as failure:
+            raise self.unreachable(failure) from failure
 
     def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
         """See `Host`."""
@@ -260,6 +287,7 @@ class RemoteHost:
             for id in report.runners.keys() - self.runners.keys():  # of an earlier connection
                 await self.call("DELETE", f"/runners/{id}", type(None), timeout=_LONG)
             self.gone = asyncio.Event()
+            self._missing.clear()
         before, self.report = self.report, report
         for id, told in report.runners.items():
             if id in self.runners:

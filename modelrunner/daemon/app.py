@@ -312,9 +312,11 @@ class Daemon:
             KeyRoutes(parts.keys),
             OllamaRoutes(parts.library, parts.scheduler, parts.publisher, Maker(parts.library, parts.quantizer)),
             ResidencyRoutes(parts.residency, parts.preloader),
-            HostRoutes(parts.library, self._members),
+            HostRoutes(parts.library, parts.resolver, self._members),
             UiRoutes(),
-            SystemRoutes(self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox),
+            SystemRoutes(
+                self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox, self._members
+            ),
         )
         documented = DocumentRoutes(route for family in families for route in family.routes())
         app.add_routes(documented.routes())

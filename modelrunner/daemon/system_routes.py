@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -18,6 +19,9 @@ from modelrunner.daemon.logs import daemon_log, engine_log
 from modelrunner.daemon.parts import Parts
 from modelrunner.models.health import DaemonHealth
 from modelrunner.processes.log import read_log
+
+if TYPE_CHECKING:
+    from modelrunner.cluster.members import Members
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class SystemRoutes:
         parts: Parts,
         active_requests: Callable[[], int],
         sandbox: str,
+        members: "Members | None" = None,
     ) -> None:
         self._addresses = addresses
         self._lifecycle = lifecycle
@@ -48,6 +53,7 @@ class SystemRoutes:
         self._health_check = parts.health_check
         self._active_requests = active_requests
         self._sandbox = sandbox
+        self._members = members
         self._logs = addresses.data / "logs"
 
     def routes(self) -> list[web.RouteDef]:
@@ -91,6 +97,8 @@ class SystemRoutes:
                 devices=wireforms.devices(self._scheduler.devices(), self._scheduler.memory()),
                 sandbox=self._sandbox,
                 sandboxes={runner.id: str(runner.sandbox) for runner in self._scheduler.runners() if runner.sandbox},
+                cluster=self._members.problem if self._members else "",
+                hosts={host.name: host.state for host in self._members.view()} if self._members else {},
                 model_dirs=dict.fromkeys(map(str, self._library.folders), "") | absent,
             )
         )

@@ -56,11 +56,12 @@ class LastUsed:
             async with aclosing(self._scheduler.events.subscribe()) as feed:
                 async for event in feed:
                     if event is not None and event.event in _LOADS and event.model:
-                        self._note(event.model)
+                        self.note(event.model)
             if self._scheduler.events.closed:
                 return
 
-    def _note(self, reference: str) -> None:
+    def note(self, reference: str) -> None:
+        """Records that the model is used now."""
         try:
             self._times[self._store.whole(reference)[0].id] = self._wall()
         except ModelRunnerError as error:  # removed meanwhile

@@ -112,10 +112,11 @@ async def _lag() -> float:
 
 
 def _runners(runners: list[RunnerView]) -> Iterator[Metric]:
-    labels = ("model", "backend", "runner")
-    states = GaugeMetricFamily("modelrunner_runners", "Runners by state", labels=("backend", "state"))
-    for pair, count in Counter([(view.backend_name, str(view.state)) for view in runners]).items():
-        states.add_metric(pair, count)
+    """Of the machine of the daemon the host is "", which Prometheus reads as no label."""
+    labels = ("model", "backend", "runner", "host")
+    states = GaugeMetricFamily("modelrunner_runners", "Runners by state", labels=("backend", "state", "host"))
+    for where, count in Counter([(view.backend_name, str(view.state), view.host) for view in runners]).items():
+        states.add_metric(where, count)
     yield states
     leases = GaugeMetricFamily("modelrunner_runner_leases", "Requests that a runner answers", labels=labels)
     memory = GaugeMetricFamily(
@@ -124,7 +125,7 @@ def _runners(runners: list[RunnerView]) -> Iterator[Metric]:
         labels=(*labels, "device", "figure"),
     )
     for view in runners:
-        key = view.model_name, view.backend_name, view.id
+        key = view.model_name, view.backend_name, view.id, view.host
         leases.add_metric(key, view.leases)
         for figure, value in (("estimated", view.memory.estimated), ("measured", view.memory.measured)):
             if value is not None:
@@ -188,6 +189,7 @@ async def fetch(runners: Iterable[RunnerView], limit: float = _LIMIT) -> list[En
 
 async def _ask(runner: RunnerView, path: str, limit: float) -> EngineMetrics:
     labels = {"model": runner.model_name, "backend": runner.backend_name, "runner": runner.id}
+    labels |= {"host": runner.host} if runner.host else {}
     try:
         status, body = await UpstreamPool(runner.endpoint).fetch("GET", path, timeout=limit)
     except (OSError, ModelRunnerError):

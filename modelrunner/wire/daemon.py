@@ -93,7 +93,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """The answer of `GET /version`: the values that `modelrunner status` shows. `sandbox` is the machine's means for
     it, "off" if the settings say so; `sandboxes` describe the sandbox of each runner, by its ID. `model_dirs` has a
-    text for each folder: "", or why it cannot be used. A device's place in `devices` is its number."""
+    text for each folder: "", or why it cannot be used. A device's place in `devices` is its number. `cluster` says why
+    the cluster cannot be used, "" if it can or there is none; `hosts` has the state of each of its hosts."""
 
     pid: int
     version: str
@@ -106,6 +107,8 @@ class Status(msgspec.Struct, frozen=True):
     sandboxes: dict[str, str] = {}
     model_dirs: dict[str, str] = {}
     devices: list[DeviceStatus] = []
+    cluster: str = ""
+    hosts: dict[str, str] = {}
 
 
 class RequestStatus(msgspec.Struct, frozen=True):

@@ -155,6 +155,20 @@ class Hosts(msgspec.Struct, frozen=True):
     problem: str
 
 
+class HostPreloadRequest(msgspec.Struct, frozen=True):
+    """The body of `POST /hosts/preload`: a model, and the names of the hosts that get it; none for all."""
+
+    model: str
+    hosts: list[str] = []
+
+
+class HostPreloads(msgspec.Struct, frozen=True):
+    """The answer of `POST /hosts/preload`. `problems` has, by host, "" or why it has not got the model."""
+
+    model: str
+    problems: dict[str, str]
+
+
 class DrainRequest(msgspec.Struct, frozen=True):
     """The body of `POST /hosts/NAME/drain`; false uses the host again."""
 

@@ -137,6 +137,7 @@ TABLE = {
         POST /engines/update-backend
         GET /engines/why
         GET /hosts
+        POST /hosts/preload
         POST /hosts/{name}/drain
         GET /engines/{backend}/_configure
         POST /engines/{backend}/_configure

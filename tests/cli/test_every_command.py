@@ -124,6 +124,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "keys revoke kim": {"DELETE /keys/kim": {}},
     "reload": {"POST /engines/reload": {"changes": [], "dry_run": False}},
     "hosts list": {"GET /hosts": HOSTS},
+    "hosts preload m": {"POST /hosts/preload": {"model": "m", "problems": {"b": ""}}},
     **{f"hosts {word} b": {"POST /hosts/b/drain": HOSTS} for word in ("drain", "use")},
     "configure m": {"GET /engines/_configure?model=m": []},
 }

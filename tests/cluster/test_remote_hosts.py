@@ -6,25 +6,39 @@ import signal
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import httpx
 import psutil
 import pytest
 
+from modelrunner.backend import BackendState, BackendStatus
 from modelrunner.cluster import hostserver, remotehost
 from modelrunner.cluster.hostserver import HostServer
+from modelrunner.cluster.members import Members
 from modelrunner.cluster.messages import NAME, HostAddress, HostReport
 from modelrunner.cluster.remotehost import RemoteHost
 from modelrunner.cluster.reservations import Order, RayLimits, Reservations
 from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.daemon import certificates
 from modelrunner.daemon.certificates import self_signed
 from modelrunner.daemon.parts import Parts, build
 from modelrunner.engine.localrunner import LocalRunner
-from modelrunner.errors import EngineFailed, InsufficientMemory, Unauthorized
+from modelrunner.errors import (
+    BackendUnavailable,
+    EngineFailed,
+    InsufficientDisk,
+    InsufficientMemory,
+    NotFound,
+    Unauthorized,
+)
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Lease, Target
 from modelrunner.store.layout import archive_of
+from modelrunner.telemetry.counters import EventCounters, RequestCounters
+from modelrunner.telemetry.exposition import Exposition
 from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
 from tests.api.conftest import make_settings
 from tests.fakes import FakeBackend
@@ -56,8 +70,10 @@ class Machine:
             parts.host,
             parts.registry,
             parts.specs,
+            parts.store,
             parts.library,
             parts.installer,
+            parts.last_used,
             key=key,
             address="127.0.0.1",
             tls=tls,
@@ -247,6 +263,93 @@ async def test_one_that_is_drained_gets_nothing_new(cluster: Cluster) -> None:
         await cluster.lease("a")
     cluster.host.is_draining = False
     (await cluster.lease("a")).release()
+
+
+async def test_what_was_not_used_for_longest_makes_room_on_the_disk(cluster: Cluster) -> None:
+    """Where a third model has room if one of two goes."""
+    store = cluster.there.parts.store
+    for name in ("a", "b", "a"):
+        (await cluster.lease(name)).release()
+    store.quota = store.used() + archive_of(cluster.head.parts.store, cluster.target("c").spec.model_id).size - 1
+    (await cluster.lease("c")).release()
+    assert sorted(tag for model in store.list() for tag in model.tags) == ["a", "c"]
+    (await cluster.lease("b")).release()
+    assert sorted(tag for model in store.list() for tag in model.tags) == ["b", "c"]
+
+
+async def test_a_host_without_room_on_its_disk_says_so(cluster: Cluster) -> None:
+    """And is used for what it has."""
+    (await cluster.lease("a")).release()
+    cluster.there.parts.store.quota = 2000
+    used = await cluster.lease("a")
+    with pytest.raises(InsufficientDisk, match=r"needs .* its models may have"):
+        await cluster.host.bring(cluster.target("b").spec.model_id)
+    assert "ready, but the model needs" in cluster.host.state
+    assert [model.tags for model in cluster.there.parts.store.list()] == [["a"]]
+    used.release()
+    cluster.there.parts.store.quota = None
+    (await cluster.lease("b")).release()
+    assert cluster.host.state == "ready"
+
+
+async def test_a_host_without_the_engine_is_left_out(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = cluster.there.backend
+    there.state = BackendStatus(BackendState.NOT_INSTALLED, "none")
+
+    async def refuse(progress: object, **options: object) -> None:
+        raise BackendUnavailable("there is no engine for this platform")
+
+    monkeypatch.setattr(there, "install", refuse)
+    with pytest.raises(BackendUnavailable, match="no engine for this platform"):
+        await cluster.lease()
+    assert cluster.host.state == "ready, but fake cannot be had there: there is no engine for this platform"
+    with pytest.raises(InsufficientMemory):
+        await cluster.lease()
+    cluster.head.parts.probe.set_limits(100 * MIB, None)
+    (await cluster.lease()).release()
+    assert [view.host for view in cluster.scheduler.runners()] == [""]
+
+
+async def test_a_clock_an_hour_apart_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the host is ahead: its certificate is of a time that has not come here."""
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(hours=1)
+
+    made = Cluster(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "datetime", Ahead)
+        await made.start()
+    await made.ready()
+    (await made.lease()).release()
+    await made.close()
+
+
+async def test_metrics_name_the_host_of_a_runner(cluster: Cluster) -> None:
+    (await cluster.lease()).release()
+    scheduler = cluster.scheduler
+    exposition = Exposition(scheduler, RequestCounters(), EventCounters(), lambda: 0)
+    body, _ = await exposition.render("")
+    of_runners = [line for line in body.decode().splitlines() if line.startswith("modelrunner_runner")]
+    assert of_runners
+    assert all('host="b"' in line for line in of_runners)
+
+
+async def test_models_are_brought_to_all_hosts_before_they_are_asked(cluster: Cluster) -> None:
+    parts = cluster.head.parts
+    members = Members(parts.scheduler, parts.registry, parts.store, "auto")
+    members.hosts["b"] = cluster.host
+    target = cluster.target("smol")
+    assert await members.preload(target, ()) == {"b": ""}
+    assert [model.tags for model in cluster.there.parts.store.list()] == [["smol"]]
+    assert cluster.scheduler.runners() == []
+    with pytest.raises(NotFound, match="no host 'c'"):
+        await members.preload(target, ["c"])
+    cluster.there.parts.store.quota = 1
+    [problem] = (await members.preload(cluster.target("other"), ["b"])).values()
+    assert "the model needs" in problem
 
 
 async def test_a_request_that_waits_takes_a_host_that_joins(tmp_path: Path) -> None:

@@ -329,6 +329,9 @@ class FakeHost:
     def has(self, model_id: str) -> bool:
         return True
 
+    def lacks(self, backend: str) -> bool:
+        return False
+
     async def fetch(self, spec: RunSpec) -> None: ...
 
     def start(self, id: RunnerId, spec: RunSpec) -> Runner:

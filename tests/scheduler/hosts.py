@@ -74,6 +74,9 @@ class SecondHost:
     def has(self, model_id: str) -> bool:
         return self.files.has(model_id)
 
+    def lacks(self, backend: str) -> bool:
+        return False
+
     async def fetch(self, spec: RunSpec) -> None:
         if not self.has(spec.model_id):
             await asyncio.to_thread(self.files.copy, spec)

@@ -46,7 +46,8 @@ async def test_each_device_has_its_bar(start_daemon: StartDaemon, open_page: Ope
     daemon = await start_daemon()
     memory = {"estimated": {"ram": GIB, "vram": [2 * GIB, 0]}, "measured": {"ram": GIB // 2, "vram": [3 * GIB, 0]}}
     runner = RUNNER | {"state": "ready", "loading": False, "memory": memory}
-    now = NOW | {"runners": [runner], "waiting": {}}
+    elsewhere = runner | {"id": "r2", "model_name": "far", "host": "b"}
+    now = NOW | {"runners": [runner, elsewhere], "waiting": {}}
     now |= {
         "budget": {"ram": 4 * GIB, "vram": [8 * GIB, 8 * GIB]},
         "free": {"ram": 3 * GIB, "vram": [5 * GIB, 8 * GIB]},
@@ -63,6 +64,7 @@ async def test_each_device_has_its_bar(start_daemon: StartDaemon, open_page: Ope
         "GPU 1: 0 B of 8.00 GiB in use",
     ):
         await expect(page.get_by_role("img", name=told, exact=True)).to_be_visible()
+    await expect(page.get_by_role("article", name="far")).to_contain_text("on b, device 0")
     part = page.get_by_role("img", name="GPU 0").locator(".measured")
     await expect(part).to_have_attribute("style", re.compile(r"width: 37\.5%"))
     first, second = page.locator(".device").nth(1), page.locator(".device").nth(2)

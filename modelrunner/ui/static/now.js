@@ -71,12 +71,18 @@ function Memory({ now, reasons }) {
     name: device ? `GPU ${device - 1}` : "Main memory",
     budget: size,
     free: free[device] || 0,
-    runners: now.runners.map((runner, i) => ({ runner, hue: i % HUES, figure: counted(runner, device) })),
+    runners: now.runners.map((runner, i) => ({ runner, hue: i % HUES, figure: counted(runner, device) })).filter(({ runner }) => !runner.host),
     device: device ? now.devices[device - 1] : null,
     queued: Object.entries(reasons).reduce((sum, [model, why]) => sum + (why?.needed && !loading.has(model) ? figures(why.needed)[device] || 0 : 0), 0),
   }));
   return html`<section class="card" aria-labelledby="memory"><h2 id="memory">Memory</h2>${devices.map((device) => html`<${Device} key=${device.name} ...${device} />`)}</section>`;
 }
+
+// Where a runner computes, if that is not the processor of this machine.
+const place = ({ host, memory }) => {
+  const devices = figures(memory.estimated).flatMap((size, device) => device && size ? [`device ${device - 1}`] : []);
+  return [host && `on ${host}`, ...devices].filter(Boolean).join(", ");
+};
 
 const unload = (name) => async () => {
   const done = await post("engines/unload", { models: [name] });
@@ -96,7 +102,7 @@ function Runner({ runner, hue, speed, time }) {
       <${Badge} kind=${STATES[runner.state]}>${runner.state}<//>
       ${runner.pinned && html`<${Badge}>pinned<//>`}
       ${runner.variant && html`<${Badge} kind="warn">${runner.variant}<//>`}
-      <span class="muted">${runner.backend_name} · ${runner.mode} · context ${number(runner.context_size)}</span>
+      <span class="muted">${runner.backend_name} · ${runner.mode} · context ${number(runner.context_size)}${place(runner) && ` · ${place(runner)}`}</span>
     </header>
     ${runner.loading && html`<div class="stage"><${Bar} label=${`Loading ${shortName(name)}`} /><p>${runner.stage || "starting"} · <span class="figure">${seconds(Math.max(0, Math.round((time - Date.parse(runner.started_at)) / 1000)))}</span></p></div>`}
     <dl>
