@@ -54,6 +54,7 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
     metavar="PATH[:SCALE]",
     help="A LoRA adapter: a GGUF file, or for vLLM a PEFT folder. May be given several times.",
 )
+@click.option("--hosts", metavar="NAME,...", help=MEANINGS["hosts"])
 @click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
 @click.option("--draft-ngram", metavar="on|off", help="Propose what followed the same words before: for edits, JSON.")
 @click.option("--draft-tokens", metavar="N", help="The number of tokens to propose at once.")
@@ -178,6 +179,8 @@ def _value(name: str, text: str) -> Any:
         return None
     if name == "chat_template":
         return _template(text)
+    if name == "hosts":
+        return text.split(",")
     if name in _NUMBERS:
         if not _WHOLE_NUMBER.fullmatch(text):
             raise click.UsageError(f"--{name.replace('_', '-')} must be a number, or default")

@@ -28,7 +28,7 @@ def list_hosts(client: HttpClient, as_json: bool) -> None:
 
 @hosts.command()
 @click.argument("model")
-@click.option("--host", "names", multiple=True, metavar="NAME", help="Only to this one; may be given several times.")
+@click.option("--on", "names", multiple=True, metavar="NAME", help="Only to this one; may be given several times.")
 @json_option
 @with_client(start=False)
 def preload(client: HttpClient, model: str, names: tuple[str, ...], as_json: bool) -> int:

@@ -7,9 +7,11 @@ import asyncio
 import hmac
 import logging
 import math
+import os
 import platform
 import secrets
 import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -22,9 +24,10 @@ from aiohttp import web
 from modelrunner import __version__
 from modelrunner.cluster.messages import (
     HEADLESS,
-    Expected,
+    SILENCE,
     Fault,
     HostReport,
+    ModelAnnounced,
     Received,
     RunnerOrder,
     RunnerReport,
@@ -83,6 +86,9 @@ class HostServer:
         self._runners: dict[str, HostedRun] = {}
         self._changes = asyncio.Event()
         self._heads = 0
+        self._left = asyncio.Event()  # while there is none
+        self._left.set()
+        self._closing = False
         app = web.Application(middlewares=[self._guarded], client_max_size=_LARGEST_ORDER)
         app.add_routes(
             [
@@ -110,8 +116,12 @@ class HostServer:
         return port
 
     async def close(self) -> None:
-        """Ends every runner. Returns when nothing is left of them."""
+        """Ends every runner. Returns when nothing is left of them. The head is told first: it asks elsewhere then."""
         self._watch.cancel()
+        self._closing = True
+        self._changes.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._left.wait(), _BEAT)
         await self._end_all()
         await self._app.cleanup()
 
@@ -122,7 +132,7 @@ class HostServer:
             await asyncio.sleep(_BEAT)
             quiet = 0.0 if self._heads else quiet + _BEAT
             if quiet >= HEADLESS and self._runners:
-                log.warning("the head has not asked for %d s: its runners end", HEADLESS)
+                log.warning("no head has asked for %d s: its runners end", HEADLESS)
                 await self._end_all()
 
     async def _end_all(self) -> None:
@@ -164,15 +174,22 @@ class HostServer:
         """Sends a report each second, and after each change of a runner, one in a line."""
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
+        if request.transport is not None:
+            _limit_silence(request.transport)
         self._heads += 1
+        self._left.clear()
         try:
-            while True:
+            while not self._closing:
                 self._changes.clear()
                 await response.write(msgspec.json.encode(self._report()) + b"\n")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changes.wait(), _BEAT)
+            await response.write_eof()
         finally:
             self._heads -= 1
+            if not self._heads:
+                self._left.set()
+        return response
 
     async def _start(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
@@ -233,7 +250,7 @@ class HostServer:
     async def _expect(self, request: web.Request) -> web.Response:
         """Makes room for a model. Raises `InsufficientDisk` if there cannot be enough."""
         digest = request.match_info["digest"]
-        path, expected = self._partial(digest), msgspec.json.decode(await request.read(), type=Expected)
+        path, expected = self._partial(digest), msgspec.json.decode(await request.read(), type=ModelAnnounced)
         received = path.stat().st_size if path.exists() else 0
         complete = any(model.id == f"sha256:{digest}" for model in self._library)
         if not complete:
@@ -241,7 +258,7 @@ class HostServer:
                 await self._make_room(expected, received)
         return _json(Received(received, complete, frozenset([model.id for model in self._library])))
 
-    async def _make_room(self, expected: Expected, received: int) -> None:
+    async def _make_room(self, expected: ModelAnnounced, received: int) -> None:
         """Removes models that were not used for longest, until another one fits. Its archive and its files are on the
         disk for a moment."""
         in_use = expected.keep.union(*[models_of(run.runner.spec) for run in self._runners.values()])
@@ -437,6 +454,13 @@ async def _pieces(path: Path) -> AsyncIterator[bytes]:
     with file:
         while piece := await asyncio.to_thread(file.read, _PIECE):
             yield piece
+
+
+def _limit_silence(transport: asyncio.Transport) -> None:
+    """Has the connection end if the peer does not take what is sent for `SILENCE`: packets are dropped, and nothing is
+    closed. Linux: tcp(7)."""
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE * 1000))
 
 
 def _rounded(budget: RequiredMemory) -> RequiredMemory:

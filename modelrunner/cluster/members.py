@@ -21,7 +21,7 @@ from modelrunner.store import Store
 from modelrunner.types import RequiredMemory
 
 log = logging.getLogger(__name__)
-_AGAIN = 10.0  # seconds until a lost cluster is asked again
+_AGAIN = 1.0, 30.0  # seconds until a lost cluster is asked again, at first and at most
 _LONGEST_LINE = 1 << 20
 
 
@@ -36,6 +36,7 @@ class ClusterMember(msgspec.Struct, frozen=True):
     port: int = 0
     certificate: str = ""
     cards: int = 0
+    labels: tuple[str, ...] = ()
     limits: RayLimits | None = None
     taken: str = ""
     gone: bool = False
@@ -73,15 +74,19 @@ class Members:
 
     async def run(self) -> None:
         """Follows the cluster until it is cancelled. The nodes are left by then."""
+        first, most = _AGAIN
+        pause = first
         while True:
             await self._follow()
+            pause = min(2 * pause, most) if self.problem else first
             for host in self.hosts.values():
                 host.leave()
             for held in self._reservations.values():
                 held.end()
             self._reservations.clear()
+            self.problem = self.problem or "Ray is lost, or the program that asks it has ended: it is started again"
             log.warning("the cluster: %s", self.problem)
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(pause)
 
     async def _follow(self) -> None:
         """Returns when the process has ended."""
@@ -138,7 +143,7 @@ class Members:
             if (former := self.hosts.get(told.name)) is not None:
                 former.leave()
             host = self.hosts[told.name] = RemoteHost(
-                told.name, where, self._registry, self._store, changed, reservations
+                told.name, where, self._registry, self._store, changed, reservations, told.labels
             )
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", told.name, told.address)

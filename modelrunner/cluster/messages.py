@@ -12,8 +12,9 @@ NAME = "modelrunner-host"
 """The name in the certificate of every host."""
 SILENCE = 10.0
 """Seconds without a report after which a host counts as gone; it reports each second."""
-HEADLESS = 20.0
-"""Seconds without a head after which a host ends its runners."""
+HEADLESS = 15.0
+"""Seconds without a head after which a host ends its runners. A head that does not take what is sent for `SILENCE` is
+gone: together less than 30."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -96,7 +97,7 @@ def models_of(spec: RunSpec) -> list[str]:
     return [bundle.model_id for bundle in (spec.bundle, spec.draft) if bundle is not None]
 
 
-class Expected(msgspec.Struct, frozen=True):
+class ModelAnnounced(msgspec.Struct, frozen=True):
     """Announces a model whose archive has `size` bytes. The models with the IDs in `keep` are not removed for it."""
 
     size: int

@@ -20,7 +20,7 @@ from typing import Any
 from modelrunner.cluster.raygroups import Groups, NodeLimits
 
 _LOOK = 1.0  # seconds between two looks at the nodes
-_AGAIN = 15.0  # seconds until a node on which no host came up is tried again
+_AGAIN = 2.0, 60.0  # seconds until a node on which no host came up is tried again, at first and at most
 _PATIENCE = 10.0  # seconds in which an actor must answer
 _KEY = "MODELRUNNER_HOST_KEY"
 
@@ -72,7 +72,7 @@ def main(address: str, label: str = "") -> None:
     actors: dict[str, Any] = {}
     starts: dict[str, Any] = {}  # those whose host has not said its port yet
     nodes: dict[str, dict[str, Any]] = {}
-    failed: dict[str, float] = {}  # when a node on which no host came up is tried again
+    failed: dict[str, tuple[float, float]] = {}  # when a node on which no host came up is tried again, and the pause
     limits: dict[str, NodeLimits] = {}  # those that were said
     name, _, value = label.partition("=")
     while True:
@@ -80,7 +80,7 @@ def main(address: str, label: str = "") -> None:
             id, labels = node["NodeID"], node.get("Labels") or {}
             if id == mine or (label and labels.get(name) != value):
                 continue
-            if node["Alive"] and id not in actors and time.monotonic() >= failed.get(id, 0.0):
+            if node["Alive"] and id not in actors and time.monotonic() >= failed.get(id, (0.0, 0.0))[0]:
                 nodes[id] = node
                 actors[id] = make.options(scheduling_strategy=at_node(id, soft=False)).remote()
                 starts[id] = actors[id].start.remote(node["NodeManagerAddress"], os.environ[_KEY])
@@ -93,10 +93,14 @@ def main(address: str, label: str = "") -> None:
                 told = {"problem": f"no host can be started there: {' '.join(str(error).split())[:300]}"}
             if "problem" in told:
                 ray.kill(actors.pop(id))
-                failed[id] = time.monotonic() + _AGAIN
+                pause = min(2 * failed[id][1], _AGAIN[1]) if id in failed else _AGAIN[0]
+                failed[id] = time.monotonic() + pause, pause
+            else:
+                failed.pop(id, None)
             limits.pop(id, None)
             cards = int(nodes[id]["Resources"].get("GPU", 0))
-            say(node=id, name=_name(nodes[id], id), cards=cards, **told)
+            labels = [f"{label}={value}" for label, value in (nodes[id].get("Labels") or {}).items()]
+            say(node=id, name=_name(nodes[id], id), cards=cards, labels=labels, **told)
         for id in [id for id in actors if id not in starts]:
             try:
                 there = ray.get(actors[id].is_there.remote(), timeout=_PATIENCE)

@@ -5,7 +5,7 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -17,10 +17,10 @@ from modelrunner.backend import ExplainsErrors
 from modelrunner.cluster.messages import (
     NAME,
     SILENCE,
-    Expected,
     Fault,
     HostAddress,
     HostReport,
+    ModelAnnounced,
     Received,
     RunnerOrder,
     RunnerReport,
@@ -67,8 +67,9 @@ class RemoteHost:
         store: Store,
         changed: Callable[[], None],
         reservations: Reservations | None = None,
+        labels: Collection[str] = (),
     ) -> None:
-        self.name, self.where = name, where
+        self.name, self.where, self.labels = name, where, labels
         self.registry, self.reservations = registry, reservations
         self.gone = asyncio.Event()
         """Set once the runners that it had are lost."""
@@ -161,7 +162,7 @@ class RemoteHost:
         archive = await asyncio.to_thread(archive_of, self._store, id)
         place = f"/models/{id.removeprefix('sha256:')}"
         keep = frozenset([each for runner in self.runners.values() for each in models_of(runner.spec)])
-        body = msgspec.json.encode(Expected(archive.size, keep))
+        body = msgspec.json.encode(ModelAnnounced(archive.size, keep))
         try:
             there = await self.call("POST", place, Received, content=body, timeout=_LONG)
         except InsufficientDisk as error:

@@ -15,12 +15,13 @@ from modelrunner.types import Hours, KeepAlive
 
 MAX_PARALLEL = 256
 Count = Annotated[int, msgspec.Meta(ge=1)]
+HostName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 TRAINED = -1  # the context size that the model was trained for
 # Fields that only the daemon uses: a change of them never needs another process.
 _NOT_THE_ENGINES = dict.fromkeys(
     (
         *("keep_alive", "pin", "preload", "max_tokens", "max_seconds", "recording", "replicas", "parameters"),
-        *("fallback", "template_arguments", "hours"),
+        *("fallback", "template_arguments", "hours", "hosts"),
     )
 )
 _OURS = frozenset(("model", "stream", "stream_options", "messages", "prompt", "input", "query", "documents", "texts"))
@@ -62,6 +63,7 @@ class ModelConfiguration(
     ends of the range; `max_tokens` and `max_seconds` are the limits of one request. `chat_template` is the text of a
     Jinja template, `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those
     that were packaged with the model. `fallback` is the model that answers where there is no memory for this one.
+    `hosts` are the names, or labels as NAME=VALUE, of the only hosts that may run it, "here" for the daemon's machine.
     `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
@@ -84,6 +86,7 @@ class ModelConfiguration(
     parameters: RequestParameters | None = None
     template_arguments: TemplateArguments | None = None
     fallback: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
+    hosts: Annotated[tuple[HostName, ...], msgspec.Meta(min_length=1, max_length=1000)] | None = None
     options: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -201,6 +204,7 @@ MEANINGS = {
     "parameters": "Fields of each request: `strip` removes some, `set` gives some their values.",
     "template-arguments": "Variables of the chat template for requests that leave them out, such as enable_thinking.",
     "fallback": "The model that answers where there is no memory for this one.",
+    "hosts": "The only hosts that may run it: names, labels as NAME=VALUE, or `here`.",
 }
 FIELDS = frozenset(ModelConfiguration.__struct_encode_fields__) - {"options"}
 NOTHING_SET = ModelConfiguration()

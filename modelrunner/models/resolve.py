@@ -153,7 +153,7 @@ class Resolver:
         limits = RequestLimits.of(settings.max_seconds, settings.max_tokens).least(self._limits)
         replicas = Replicas(*msgspec.structs.astuple(settings.replica_range))
         pinned = bool(settings.pin) and settings.holds(self._minute())
-        return RetainedSettings(keep_alive, pinned, limits, replicas, settings.parameters)
+        return RetainedSettings(keep_alive, pinned, limits, replicas, settings.parameters, settings.hosts or ())
 
     def backend_of(self, name: str | None, bundle: Bundle, mode: Mode | None = None) -> Backend:
         """Returns the named backend, else the configured backend, else the best for the bundle's format. Raises

@@ -1,7 +1,7 @@
 """What the scheduler knows of a machine on which it can run models."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from typing import NamedTuple, Protocol
 
 from modelrunner.engine.runner import Runner
@@ -24,6 +24,8 @@ class Host(Protocol):
 
     name: str
     """Unique; "" for the machine of the daemon."""
+    labels: Collection[str]
+    """What it is labelled with, each as NAME=VALUE."""
 
     def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
         """Returns the bytes that all our runners there together may hold, of main memory and of each device; `runners`

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from modelrunner.backend import Backend, Grows, HasVariants, Versioned
-from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.errors import EngineFailed, ModelRunnerError, Unavailable
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
@@ -23,6 +23,8 @@ from modelrunner.types import RequiredMemory, RunSpec, Variant
 
 _FORMAT: Final = 4
 _MAX_ENTRIES = 4096
+HERE = "here"
+"""How the settings of a model name the machine of the daemon among the hosts."""
 log = logging.getLogger(__name__)
 
 
@@ -159,9 +161,16 @@ class Account:
         return {name: budget for name, budget in budgets.items() if budget is not None}
 
     async def variants(self, target: Target, budgets: Mapping[str, RequiredMemory]) -> list[HostedVariant]:
-        """The ways to run the target, those of each host together, the preferred one first."""
+        """The ways to run the target, those of each host together, the preferred one first. Raises `Unavailable` if
+        none of the hosts is there that may run it."""
         model, backend = target.model_id, target.key.backend
-        hosts = [host for name in budgets if not (host := self._hosts[name]).lacks(backend)]
+        hosts = [host for name in budgets if not (host := self._hosts[name]).lacks(backend) and _may_run(host, target)]
+        if target.hosts and not hosts:
+            where = ", ".join(target.hosts)
+            raise Unavailable(
+                f"{target.name} may run on {where} alone, and no such host is there with its engine: `modelrunner "
+                "hosts list` shows the hosts"
+            )
         found = [(host, await self._variants(target, host, budgets[host.name])) for host in hosts]
         return [HostedVariant(each, host.name, not host.has(model)) for host, variants in found for each in variants]
 
@@ -215,6 +224,11 @@ class Account:
             log.warning("%s %s; its log may say why: `modelrunner logs %s`", slot.target.name, label, slot.target.name)
             slot.add_label(label)
         slot.count(measured, measured)
+
+
+def _may_run(host: Host, target: Target) -> bool:
+    wanted = target.hosts
+    return not wanted or (host.name or HERE) in wanted or any(label in wanted for label in host.labels)
 
 
 def _unused(planned: RequiredMemory, measured: RequiredMemory) -> list[int]:

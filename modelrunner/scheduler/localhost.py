@@ -6,7 +6,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from pathlib import Path
 
 from modelrunner.backend import RunsElsewhere
@@ -51,6 +51,7 @@ class LocalHost:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
+        self.labels: Collection[str] = ()
         self._registry = registry
         self._runtime_dir = runtime_dir
         self._logs = logs

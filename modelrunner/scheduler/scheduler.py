@@ -268,7 +268,7 @@ class Scheduler:
             if queue.target.model_id == model_id and queue.target.key.mode is mode:
                 queue.target = settings.applied(queue.target)
         if changed:
-            self._reconciler.changed()
+            self._reconciler.hosts_changed()
 
     async def pause(self, model_id: str, files: str) -> None:
         """Ends the runners of the model's files (`RunnerKey.files`) after their last request, and waits for that at

@@ -31,6 +31,7 @@ class Target:
     recording: bool = False
     replicas: Replicas = ONE
     parameters: RequestParameters | None = None
+    hosts: tuple[str, ...] = ()  # the names or labels of the only hosts that may run it, none for all
     fallback: str | None = None  # the model that answers if there is never memory for this one
     api: EngineApi = OPENAI  # of the runner's engine, as far as it is known before it runs
 
@@ -58,6 +59,7 @@ class RetainedSettings(NamedTuple):
     limits: RequestLimits = NO_LIMITS
     replicas: Replicas = ONE
     parameters: RequestParameters | None = None
+    hosts: tuple[str, ...] = ()
 
     def applied(self, target: Target) -> Target:
         return replace(target, **self._asdict())

@@ -95,7 +95,7 @@ def test_when_a_model_was_used_survives_a_restart(tmp_path: Path) -> None:
     scheduler: Any = type("Idle", (), {"runners": lambda self: []})()
     used = LastUsed(tmp_path / "used.json", store, scheduler, wall=lambda: 5e9)
     assert used.of(model) == model.created
-    used._note("a")
+    used.note("a")
     used.write()
     before = os.stat(tmp_path / "used.json")
     used.write()  # nothing is new

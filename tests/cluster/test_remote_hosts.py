@@ -33,6 +33,7 @@ from modelrunner.errors import (
     InsufficientMemory,
     NotFound,
     Unauthorized,
+    Unavailable,
 )
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Lease, Target
@@ -325,6 +326,20 @@ async def test_a_clock_an_hour_apart_does_no_harm(tmp_path: Path, monkeypatch: p
     await made.ready()
     (await made.lease()).release()
     await made.close()
+
+
+async def test_a_model_runs_on_the_hosts_that_its_settings_name(cluster: Cluster) -> None:
+    """By name or label. The machine of the daemon has room, too."""
+    cluster.head.parts.probe.set_limits(100 * MIB, None)
+    cluster.host.labels = ["pool=fast"]
+    for wanted, where in (("b", "b"), ("here", ""), ("pool=fast", "b")):
+        target = replace(cluster.target("smol"), hosts=("elsewhere", wanted))
+        async with asyncio.timeout(HUNG):
+            (await cluster.scheduler.acquire(target)).release()
+        assert [view.host for view in cluster.scheduler.runners()] == [where]
+        await cluster.scheduler.unload(all=True)
+    with pytest.raises(Unavailable, match="may run on elsewhere alone, and no such host is there"):
+        await cluster.scheduler.acquire(replace(cluster.target("smol"), hosts=("elsewhere",)))
 
 
 async def test_metrics_name_the_host_of_a_runner(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -328,6 +328,8 @@ class FakeHost:
 
     def has(self, model_id: str) -> bool:
         return True
+
+    labels: Collection[str] = ()
 
     def lacks(self, backend: str) -> bool:
         return False

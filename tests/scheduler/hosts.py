@@ -5,7 +5,7 @@ import asyncio
 import secrets
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,6 +73,8 @@ class SecondHost:
 
     def has(self, model_id: str) -> bool:
         return self.files.has(model_id)
+
+    labels: Collection[str] = ()
 
     def lacks(self, backend: str) -> bool:
         return False

@@ -80,7 +80,7 @@ async def test_an_engine_that_does_not_answer_is_left_out(tmp_path: Path) -> Non
     place = Endpoint(path=tmp_path / "engine.sock")
     async with await asyncio.start_unix_server(silent, str(place.path)), asyncio.timeout(HUNG):
         names = {"model_name": "m", "backend_name": "fake", "id": "r1"}
-        runner: Any = SimpleNamespace(state=Phase.READY, endpoint=place, metrics="/metrics", **names)
+        runner: Any = SimpleNamespace(state=Phase.READY, endpoint=place, metrics="/metrics", host="", **names)
         assert [answer.text for answer in await fetch([runner], limit=0.01)] == [None]
 
 

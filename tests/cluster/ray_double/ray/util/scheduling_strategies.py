@@ -1,0 +1,6 @@
+class NodeAffinitySchedulingStrategy:
+    def __init__(self, node, soft):
+        self.node = node
+
+
+class PlacementGroupSchedulingStrategy: ...

@@ -1,0 +1,192 @@
+"""A daemon with hosts, each a process of its own as on a cluster, with the double of Ray and engines of the tests."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.e2e.daemons import Daemon, environment, until
+from tests.fakes import FAKE_ENGINE
+from tests.pull.models import gguf
+
+DOUBLE = Path(__file__).parent / "ray_double"
+PYTHON = os.path.realpath(sys.executable)
+WORDS = 8
+CONFIG = """
+memory_budget = "{budget}"
+listen = ""
+[engines.mine]
+command = {command}
+endpoints = {{ "/v1/chat/completions" = "chat" }}
+memory = "64MiB"
+{more}
+"""
+
+
+class Network:
+    """A network of its own for a node, at `address`. `cut` drops all packets between it and the head."""
+
+    def __init__(self, number: int) -> None:
+        self._name, self._link = f"mr-{os.getpid()}-{number}", f"mr{os.getpid()}h{number}"[-15:]
+        self.address, here = f"10.213.{number}.2", f"10.213.{number}.1/24"
+        self.inside = ["ip", "netns", "exec", self._name]
+        _do("ip", "netns", "add", self._name)
+        _do("ip", "link", "add", self._link, "type", "veth", "peer", "name", "there", "netns", self._name)
+        _do("ip", "address", "add", here, "dev", self._link)
+        _do("ip", "link", "set", self._link, "up")
+        _do(*self.inside, "ip", "address", "add", f"{self.address}/24", "dev", "there")
+        for device in ("there", "lo"):
+            _do(*self.inside, "ip", "link", "set", device, "up")
+
+    def cut(self, cut: bool) -> None:
+        for chain, way in (("INPUT", "-i"), ("OUTPUT", "-o")):
+            _do(*self.inside, "iptables", "-A" if cut else "-D", chain, way, "there", "-j", "DROP")
+
+    def close(self) -> None:
+        _do("ip", "netns", "del", self._name)
+
+    @staticmethod
+    def is_possible() -> bool:
+        tools = all(shutil.which(tool) for tool in ("ip", "iptables"))
+        return tools and os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], check=False).returncode == 0
+
+
+def _do(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+class Rig:
+    """The head has no room for a model; each node has room for one of the `models`. Nodes that are `apart` have
+    networks of their own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: tuple[str, ...] = ("b", "c"),
+        models: tuple[str, ...] = ("m", "n"),
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.folder, self.models = folder, models
+        self.networks = {name: Network(number) for number, name in enumerate(nodes)} if apart else {}
+        self.ray = folder / "ray"
+        self.ray.mkdir()
+        self.tag = f"tag-of-{folder.name}-{os.getpid()}"
+        self._short = tempfile.TemporaryDirectory(prefix="mr-")  # paths of sockets are short
+        self.configure("1MiB", '[cluster]\nray_address = "127.0.0.1:1"', folder / "config.toml")
+        self.configure("100MiB", "", folder / "host.toml")
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self._joined = 0
+        for name in nodes:
+            self.join(name)
+        variables = environment(folder / "head", Path(self._short.name) / "head")
+        paths = [str(DOUBLE), str(Path(__file__).parents[2])]
+        variables |= {"PYTHONPATH": os.pathsep.join(paths), "FAKE_RAY": str(self.ray)}
+        self.head = Daemon(folder / "head", Path(self._short.name) / "head/modelrunner.sock", variables)
+
+    def configure(self, budget: str, more: str, file: Path) -> None:
+        engine = [PYTHON, str(FAKE_ENGINE), "--host", "{host}", "--port", "{port}", "--model", "{name}"]
+        engine += ["--only-for", self.tag, "--rate", "40", "--tokens", str(WORDS)]
+        file.write_text(CONFIG.format(budget=budget, command=json.dumps(engine), more=more))
+
+    def join(self, name: str) -> None:
+        """A node comes, or comes back."""
+        self._joined += 1
+        here = environment(self.folder / name, Path(self._short.name) / name)
+        variables = {key: value for key, value in here.items() if key.startswith("MODELRUNNER_")}
+        variables["MODELRUNNER_CONFIG"] = str(self.folder / "host.toml")
+        network = self.networks.get(name)
+        place = {"address": network.address if network else "127.0.0.1", "command": network.inside if network else []}
+        self.nodes[f"node{self._joined}"] = {"name": name, "alive": True, "environment": variables, **place}
+        self._write()
+
+    def die(self, name: str) -> None:
+        """Ray tells that the node is gone."""
+        for node in self.nodes.values():
+            if node["name"] == name:
+                node["alive"] = False
+        self._write()
+
+    def _write(self) -> None:
+        new = self.ray / "new"
+        new.write_text(json.dumps(self.nodes))
+        new.rename(self.ray / "nodes.json")
+
+    def start(self) -> None:
+        self.head.start()
+        until(lambda: self.states() and set(self.states().values()) == {"ready"})
+
+    def add_models(self) -> None:
+        for seed, name in enumerate(self.models):
+            file = self.folder / f"{name}.gguf"
+            file.write_bytes(gguf(seed=seed))
+            packaged = self.head.run("package", "--gguf", str(file), name)
+            assert packaged.returncode == 0, packaged.stderr
+
+    def states(self) -> dict[str, str]:
+        return {host["name"]: host["state"] for host in self.head.get("/hosts").json()["hosts"]}
+
+    def ask(self, model: str, **fields: Any) -> Any:
+        body = {"model": model, "messages": [{"role": "user", "content": "x"}], **fields}
+        return self.head.post("/engines/mine/v1/chat/completions", body)
+
+    def engines(self) -> list[psutil.Process]:
+        """All that live, wherever they are."""
+        return [process for process in psutil.process_iter() if self.tag in _words(process)]
+
+    def host(self, name: str) -> psutil.Process | None:
+        """The process of the host on that node."""
+        return next((p for p in self._of(name) if "host" in _words(p)[-2:]), None)
+
+    def actor(self, name: str) -> psutil.Process | None:
+        return next((p for p in self._of(name) if "-c" in _words(p)), None)
+
+    def members(self) -> psutil.Process | None:
+        """The process that asks Ray."""
+        below = self.head.descendants()
+        return next((p for p in below if "modelrunner.cluster.raymembers" in _words(p)), None)
+
+    def _of(self, name: str) -> Iterator[psutil.Process]:
+        place = str(self.folder / name)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("MODELRUNNER_DATA_DIR") == place:
+                    yield process
+
+    def close(self) -> None:
+        """Ends everything. Fails if something is left."""
+        if self.head.process is not None:
+            self.head.stop()
+        until(lambda: not self.engines() and not [p for node in self.nodes.values() for p in self._of(node["name"])])
+        for network in self.networks.values():
+            network.close()
+        for process in psutil.Process().children():  # whose parents were killed
+            if process.status() == psutil.STATUS_ZOMBIE:
+                process.wait()
+        self._short.cleanup()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
+    except psutil.Error:
+        return []
+
+
+def killed(process: psutil.Process | None, how: int = signal.SIGKILL) -> bool:
+    """True if it was there to be killed."""
+    if process is None:
+        return False
+    with suppress(psutil.Error):
+        process.send_signal(how)
+        return True
+    return False
