@@ -21,15 +21,14 @@ from tests.pull.models import gguf
 DOUBLE = Path(__file__).parent / "ray_double"
 PYTHON = os.path.realpath(sys.executable)
 WORDS = 8
-CONFIG = """
-memory_budget = "{budget}"
-listen = ""
-[engines.mine]
-command = {command}
-endpoints = {{ "/v1/chat/completions" = "chat" }}
-memory = "64MiB"
-{more}
-"""
+
+
+def engine_table(*more: str) -> str:
+    """A table of the configuration: the engine `mine`, which says `WORDS` words, 40 in a second."""
+    engine = [PYTHON, str(FAKE_ENGINE), "--host", "{host}", "--port", "{port}", "--model", "{name}"]
+    command = json.dumps([*engine, "--rate", "40", "--tokens", str(WORDS), *more])
+    endpoints = '{ "/v1/chat/completions" = "chat" }'
+    return f'[engines.mine]\ncommand = {command}\nendpoints = {endpoints}\nmemory = "64MiB"\n'
 
 
 class Network:
@@ -94,9 +93,8 @@ class Rig:
         self.head = Daemon(folder / "head", Path(self._short.name) / "head/modelrunner.sock", variables)
 
     def configure(self, budget: str, more: str, file: Path) -> None:
-        engine = [PYTHON, str(FAKE_ENGINE), "--host", "{host}", "--port", "{port}", "--model", "{name}"]
-        engine += ["--only-for", self.tag, "--rate", "40", "--tokens", str(WORDS)]
-        file.write_text(CONFIG.format(budget=budget, command=json.dumps(engine), more=more))
+        engine = engine_table("--only-for", self.tag)
+        file.write_text(f'memory_budget = "{budget}"\nlisten = ""\n{engine}{more}\n')
 
     def join(self, name: str) -> None:
         """A node comes, or comes back."""
