@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from simulator import Rules
 
-from modelrunner.scheduler.eviction import Eviction
+from modelrunner.scheduler.eviction import Eviction, MayGo
 from modelrunner.scheduler.plan import Plan
-from modelrunner.scheduler.state import Phase, Policy, Slot, State
+from modelrunner.scheduler.state import Group, Phase, Policy, Slot, State
 
 
 class _OldestRequestFirst(Plan):
@@ -62,6 +62,14 @@ class _QueueKeepsItsRunner(Eviction):
         return super().spared(slot, urgent)
 
 
+class _RestForAll(Eviction):
+    """An idle runner rests, whenever the request came that its room is for."""
+
+    def may_go(self, group: Group, host: str) -> MayGo:
+        oldest = replace(group.waiting[0], since=-math.inf)
+        return super().may_go(replace(group, waiting=(oldest,), turn=group.since), host)
+
+
 def _plan(policy: type[Eviction]) -> type[Plan]:
     return type(f"{policy.__name__}Plan", (Plan,), {"eviction": policy})
 
@@ -83,6 +91,7 @@ DROPPED = {
     "queued for goes last": Rules(plan=_plan(_QueuedForLast)),
     "a queue keeps its runner": Rules(plan=_plan(_QueueKeepsItsRunner)),
     "a wait without limit": Rules(Policy(patience=math.inf)),
+    "spared from all requests": Rules(plan=_plan(_RestForAll)),
     "spared for two loads": Rules(Policy(spare=2.0)),
     "as the router": Rules(Policy(600.0, math.inf, loads=math.inf, spare=0.0)),
 }

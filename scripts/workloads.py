@@ -138,6 +138,14 @@ def slow_loads() -> Workload:
     return Workload("slow loads", about, models, 400 * MIB, clients, seconds=600.0)
 
 
+def swap() -> Workload:
+    models = [Model("a", 300 * MIB, load=0.28, work=0.1), Model("b", 300 * MIB, load=0.57, work=0.1)]
+    turns = cycle("ab")
+    client = Client(lambda r: next(turns))
+    about = "a client that asks two models in turn, room for one; its waits"
+    return Workload("swap", about, models, 400 * MIB, [client])
+
+
 def workloads() -> Iterator[Workload]:
     """Four by which rules are kept or dropped, then those that show a promise."""
     about = "64 clients ask for three models, of which two fit, as `scripts/bench contention` does"
@@ -150,6 +158,7 @@ def workloads() -> Iterator[Workload]:
     yield slow_loads()
     yield poller()
     yield its_own_batch()
+    yield swap()
 
 
 def _devices(name: str, about: str, sizes: Sequence[int], devices: Sequence[int], on: Sequence[int]) -> Workload:

@@ -2,7 +2,9 @@
 
 A switch and back costs price = load(group's model) + load(runner). Let wait = min(patience, 8 * price).
 
-- An idle runner goes once it has been idle for load(runner), or the group has waited for `wait`.
+- An idle runner goes at once for a request that came after its last answer: that may be the same client's, who has
+  changed the model. For one that came before, so that two want the room in turn, it goes once it has been idle for
+  load(runner), or the group has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.
@@ -46,7 +48,8 @@ class Proposal(NamedTuple):
 
 class _Victim(NamedTuple):
     """A runner of `size` that loads in `load` seconds. It may go at `earliest` + `price` if the group has waited for
-    `wait` by then. An idle one may go after its rest since `idle_since` in any case."""
+    `wait` by then. An idle one may go after its rest since `idle_since` in any case, and at once for a group that began
+    to wait later."""
 
     slot: Slot
     id: RunnerId
@@ -116,12 +119,12 @@ class Eviction:
     def may_go(self, group: Group, host: str) -> MayGo:
         """Those on `host` that may go for `group` now, in their order."""
         policy, load = self.policy, _load_time(group.load_seconds, group.options[0].memory)
-        now, began, again = [], group.since, math.inf
+        now, began, asked, again = [], group.since, group.waiting[0].since, math.inf
         for candidate in self._those_for(host, group.key in self.urgent):
             _, id, _, own, earliest, idle_since = candidate
             if id in self.gone:
                 continue
-            if idle_since > -math.inf:
+            if idle_since > asked:
                 price = load + own
                 wait, rest = policy.loads * price, policy.spare * own
                 waited = began + (wait if wait < policy.patience else policy.patience)

@@ -489,13 +489,14 @@ class PlanMachine(RuleBasedStateMachine):
         mine = [w for w in self.waiting.values() if w.where == where]
         if all(w.batch for w in mine) or any(failed == where for failed, _ in self.failures):
             return
-        waited = self.now - max(min(w.since for w in mine), self.turns.get(where, -math.inf))
+        asked = min(w.since for w in mine)
+        waited = self.now - max(asked, self.turns.get(where, -math.inf))
         live = [s for s in self.slots.values() if s.phase not in (Phase.DRAINING, Phase.STOPPING)]
         best = self.best(OPTIONS[NAMES[where]], [s for s in live if s.pinned])
-        if self.fitting(best, [s for s in live if self.is_spared(s, waited)]):
+        if self.fitting(best, [s for s in live if self.is_spared(s, asked, waited)]):
             assert self.fitting(best, live)
 
-    def is_spared(self, slot: Slot, waited: float) -> bool:
+    def is_spared(self, slot: Slot, asked: float, waited: float) -> bool:
         patience = POLICY.patience
         waiting = [w for w in self.waiting.values() if w.where == slot.key]
         urgent = any(not w.batch or self.is_aged(w) for w in waiting)
@@ -506,7 +507,8 @@ class PlanMachine(RuleBasedStateMachine):
         if slot.phase is Phase.SLEEPING or not (slot.interactive or urgent or not slot.leases):
             return False
         if not slot.leases:
-            return waited < patience + ROUNDING and self.now < slot.last_used + LOAD_SECONDS + ROUNDING
+            rests = asked < slot.last_used and self.now < slot.last_used + LOAD_SECONDS + ROUNDING
+            return rests and waited < patience + ROUNDING
         fresh = self.now < slot.ready_at + 2 * LOAD_SECONDS + ROUNDING
         return fresh or waited < patience + ROUNDING
 

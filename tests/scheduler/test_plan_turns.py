@@ -170,19 +170,26 @@ def test_a_wait_for_memory_begins_anew_with_each_turn_of_the_model() -> None:
 
 
 def test_an_idle_runner_stays_for_as_long_as_its_load_took() -> None:
-    """At most until the request has waited as for a busy one."""
-    waiting = group("x", 6, NOW - 1, load=1.0)
+    """For a request that came before its last answer ended; at most until that has waited as for a busy one."""
+    waiting = group("x", 6, NOW - 2, load=1.0)
     used = slot("a", 6, idle=0.5, load=1.0)
     assert everything(waiting, used, policy=POLICY)[-1] == WakeAt(NOW + 0.5)
     assert decide(waiting, slot("a", 6, idle=1.0, load=1.0), policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
     slow = slot("a", 6, idle=1.0, load=40.0)
-    assert everything(waiting, slow, policy=POLICY)[-1] == WakeAt(NOW + 5)
+    assert everything(waiting, slow, policy=POLICY)[-1] == WakeAt(NOW + 4)
     assert decide(group("x", 6, NOW - 6, load=1.0), slow, policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
+
+
+@pytest.mark.parametrize("idle", [1.0, 1.5])
+def test_an_idle_runner_goes_at_once_for_a_request_that_came_later(idle: float) -> None:
+    """Nobody has shown that two want the room in turn: a client may have changed its model."""
+    late = group("x", 6, NOW - 1, load=1.0)
+    assert decide(late, slot("a", 6, idle=idle, load=40.0), policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
 
 
 def test_another_runner_goes_while_one_is_spared() -> None:
     fresh, settled = slot("fresh", 6, idle=3.0, load=4.0), slot("settled", 4, idle=2.0, load=1.0)
-    assert decide(group("x", 4, NOW - 1), fresh, settled, policy=POLICY) == [Stop(runner("settled"), Reason.ROOM)]
+    assert decide(group("x", 4, NOW - 4), fresh, settled, policy=POLICY) == [Stop(runner("settled"), Reason.ROOM)]
 
 
 def test_the_defaults_keep_the_promise_of_ten_seconds() -> None:

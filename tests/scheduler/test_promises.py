@@ -140,8 +140,10 @@ async def test_a_client_in_a_loop_keeps_its_runner_for_the_time_of_a_load() -> N
     """It comes back within the second that its model takes to load."""
     world = World(10, {"loop": Engine(6, load_seconds=1.0), "other": Engine(6, load_seconds=1.0)})
     scheduler = world.scheduler()
-    await answer(scheduler, "loop", 0.5)
+    first = asyncio.create_task(answer(scheduler, "loop", 0.5))
+    await asyncio.sleep(1.2)
     waiting = asyncio.create_task(answer(scheduler, "other", 0.5))
+    await first
     for _ in range(3):
         await asyncio.sleep(0.9)
         assert await answer(scheduler, "loop", 0.1) == 0.0
@@ -150,6 +152,39 @@ async def test_a_client_in_a_loop_keeps_its_runner_for_the_time_of_a_load() -> N
     assert world.resident() == ["other"]
     await waiting
     await scheduler.close(0)
+
+
+@virtual
+async def test_a_lone_client_that_changes_its_model_waits_for_the_load_alone() -> None:
+    """However soon after an answer, and however slowly both load; a stop takes a tenth of a second here."""
+    world = World(10, {"a": Engine(6, load_seconds=5.0), "b": Engine(6, load_seconds=40.0)})
+    scheduler = world.scheduler()
+    for _ in range(3):
+        for name, load in (("a", 5.0), ("b", 40.0)):
+            assert await answer(scheduler, name, 1.0) <= load + 0.1 + 1e-6
+            assert await answer(scheduler, name, 1.0) == 0.0
+    await scheduler.close(0)
+
+
+@virtual
+async def test_two_clients_in_loops_get_many_answers_for_each_load() -> None:
+    """One that asks without a pause and one that thinks for a moment: the first change of models costs a load each, and
+    from then on one always waits for the other."""
+    world = World(10, {"a": Engine(6, load_seconds=1.0), "b": Engine(6, load_seconds=1.0)})
+    scheduler = world.scheduler()
+    answers = 0
+
+    async def ask_for_ever(name: str, pause: float) -> float:
+        nonlocal answers
+        while True:
+            await answer(scheduler, name, 0.2)
+            answers += 1
+            await asyncio.sleep(pause)
+
+    clients = [asyncio.create_task(ask_for_ever("a", 0.0)), asyncio.create_task(ask_for_ever("b", 0.5))]
+    await asyncio.sleep(300.0)
+    assert answers >= 10 * len(world.started)
+    await stop(scheduler, clients)
 
 
 @pytest.mark.parametrize(("healthy", "waited"), [(61.0, 0.0), (30.0, 1.0)])
