@@ -63,7 +63,7 @@ class LocalHost:
         self._clock = clock
 
     def budget(self, runners: Iterable[Held]) -> RequiredMemory:
-        """See `Host`. The figure is at most a second old, that of a device five."""
+        """See `Host`. The figure was measured after the last call, or at most 1.5 seconds before it."""
         return self._probe({held.runner.process.pid: held.memory for held in runners if held.runner.process})
 
     def kind(self, devices: tuple[int, ...]) -> str:
@@ -71,7 +71,7 @@ class LocalHost:
         return kind_of(platform.machine(), self._probe.devices(), devices)
 
     def devices(self) -> tuple[Device, ...]:
-        """See `Host`. The figures are at most five seconds older than the last plan."""
+        """See `Host`. The figures are those of the budget."""
         return self._probe.devices()
 
     def numbers(self, backend: str) -> tuple[int, ...] | None:

@@ -15,9 +15,11 @@ from modelrunner.processes.processtree import process_tree
 from modelrunner.scheduler.devices import Device, devices, joined
 from modelrunner.types import EngineDevice, RequiredMemory
 
-# A measurement stays valid for this many seconds. Our own runners do not change the budget; memory that other programs
-# take is noticed this much later.
-_AGE, _DEVICES_AGE = 1.0, 5.0
+BUDGET_LOOK = 2.0
+"""Seconds between two looks at the budget for the sake of idle runners. A look starts the measurement that the next one
+sees, so memory that other programs take is noticed within twice this time."""
+# A measurement stays valid for this many seconds, less than `BUDGET_LOOK`. Our own runners do not change the budget.
+_AGE, _DEVICES_AGE = 1.0, 1.5
 _FORGOTTEN = 60.0  # seconds
 log = logging.getLogger(__name__)
 

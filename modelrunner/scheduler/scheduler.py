@@ -16,6 +16,7 @@ from modelrunner.scheduler.diagnostics import Diagnostics
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.host import Host
 from modelrunner.scheduler.ledger import Account, Ledger
+from modelrunner.scheduler.memory import BUDGET_LOOK
 from modelrunner.scheduler.placement import candidates, free_now
 from modelrunner.scheduler.queues import Ticket
 from modelrunner.scheduler.reconciler import Reconciler
@@ -27,7 +28,6 @@ from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey, RunSpe
 log = logging.getLogger(__name__)
 # Seconds in Retry-After while nothing was measured yet.
 _RETRY_AFTER = 5.0
-_BUDGET_LOOK = 4.0  # seconds between two looks at the budget
 
 
 class Scheduler:
@@ -247,7 +247,7 @@ class Scheduler:
     async def watch_budget(self) -> NoReturn:
         """Lets idle runners go, within some seconds, when other programs take the memory that they hold."""
         while True:
-            await asyncio.sleep(_BUDGET_LOOK)
+            await asyncio.sleep(BUDGET_LOOK)
             self._reconciler.look_at_budget()
 
     def paused(self) -> Collection[str]:

@@ -13,7 +13,7 @@ import pytest
 from modelrunner.processes.query import hung, output_of
 from modelrunner.scheduler import nvml
 from modelrunner.scheduler.devices import Device, devices, held_by, joined, nvidia_cards, visible
-from modelrunner.scheduler.memory import MemoryProbe
+from modelrunner.scheduler.memory import BUDGET_LOOK, MemoryProbe
 from modelrunner.types import EngineDevice, RequiredMemory
 from tests.waiting import HUNG
 
@@ -329,12 +329,37 @@ def test_an_engine_that_ends_leaves_its_memory_to_others_at_once(tmp_path: Path)
     probe = MemoryProbe(7, 0, root=tmp_path, look=look, clock=lambda: now[0])
     probe.refresh({me: RequiredMemory(0, (80,))})
     assert probe().vram == (100,)
-    now[0] = 1.5
+    now[0] = 1.2
     assert probe({}).vram == (100,)
-    for thread in [t for t in threading.enumerate() if t.name == "memory probe"]:
-        thread.join()
+    end_looks()
     assert probe({}).vram == (100,), "though the driver was not asked since"
     assert len(looks) == 2
+
+
+@pytest.mark.parametrize("plan", [0.0, 0.5, 1.0, 1.7])
+def test_what_other_programs_take_is_known_within_five_seconds(tmp_path: Path, plan: float) -> None:
+    """To who looks as often as the scheduler does, whenever a plan looked between."""
+    now, free = [100.0], [20]
+    probe = MemoryProbe(7, 0, root=tmp_path, look=lambda: (Device(24, free[0]),), clock=lambda: now[0])
+
+    def look(at: float) -> tuple[int, ...]:
+        now[0] = at
+        found = probe({}).vram
+        end_looks()
+        return found
+
+    look(100.0)
+    look(100.0 + plan)
+    free[0], taken = 10, now[0]
+    looks = iter(range(1, 100))
+    while look(100.0 + next(looks) * BUDGET_LOOK) == (20,):
+        assert now[0] - taken < 5.0
+    assert now[0] - taken < 5.0
+
+
+def end_looks() -> None:
+    for thread in [t for t in threading.enumerate() if t.name == "memory probe"]:
+        thread.join()
 
 
 def test_a_driver_that_does_not_answer_leaves_the_last_figures(
