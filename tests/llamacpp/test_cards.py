@@ -167,6 +167,27 @@ async def test_a_fresh_install_chooses_for_the_card_and_says_what_is_missing(
             assert f"{missing} `modelrunner install llama.cpp --variant {variant}`" in place
 
 
+@pytest.mark.parametrize("machine", ["arm64", "x86_64"])
+async def test_a_fresh_install_on_macos_takes_the_prebuilt_engine_with_metal(
+    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unasked, and by its name, with a compiler here or none; a variant of other systems is refused."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setenv("PIP_INDEX_URL", make_index(tmp_path / "index", ""))
+    wheel = next((tmp_path / "index").rglob("*.whl"))
+    settings = {"version": WHEEL_VERSION, "wheel_sha256": [hashlib.sha256(wheel.read_bytes()).hexdigest()]}
+    backend = LlamaCppBackend(BackendContext(tmp_path / "engines", tmp_path / "cache", tmp_path / "logs", settings))
+    for variant in ("", "metal"):
+        said: list[InstallProgress] = []
+        await backend.install(said.append, variant=variant)
+        assert str(backend.status()) == f"Running: llama.cpp {WHEEL_VERSION} (wheel, metal)"
+        assert "idle" not in " ".join(step.message for step in said)
+    with pytest.raises(BadRequest, match="the variant cuda does not run on Darwin; this machine can have metal, cpu"):
+        await backend.install(lambda step: None, variant="cuda")
+
+
 def in_cache(folder: Path, kind: EngineKind, variant: str) -> None:
     """Puts an engine that cannot be run into a cache."""
     (folder / "bin").mkdir(parents=True)
