@@ -178,6 +178,7 @@ def devices(seen: Sequence[Device], memory: MemoryUse) -> list[wire.DeviceStatus
             utilization=device.utilization,
             temperature=device.temperature,
             fault=device.fault,
+            hides_processes=device.hides_processes,
         )
         for number, device in enumerate(seen)
     ]

@@ -69,3 +69,5 @@ def _load(device: wire.DeviceStatus) -> Iterator[str]:
         yield f"{device.utilization} % busy"
     if device.temperature is not None:
         yield f"{device.temperature} °C"
+    if device.hides_processes:
+        yield "measured by its free memory"

@@ -64,8 +64,7 @@ def list_runners(client: HttpClient, watch: bool, as_json: bool) -> int:
     if as_json:
         output.json(raw)
     else:
-        on_devices = any(runner.memory.estimated.vram for runner in runners)
-        _print(runners, client.call("GET", "/version", wire.Status).devices if on_devices else [])
+        _print(runners, client.call("GET", "/version", wire.Status).devices)
     return 0
 
 

@@ -5,12 +5,12 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from modelrunner import durable
 from modelrunner.backend import Backend, Diagnoses, ExplainsErrors, SavesState, Sleeps
@@ -55,6 +55,20 @@ _OwnedOrder = Callable[[RunSpec, Endpoint, str | None], Awaitable[None]]
 _OTHER_PORTS = 5  # tried when one is taken
 
 
+class OnDevices(Protocol):
+    """What the processes of one engine hold of the machine's devices. Threads call it, for it asks drivers."""
+
+    def begin(self) -> None:
+        """Notes what the devices have before the engine takes memory of them."""
+
+    def end(self) -> None:
+        """Notes that the engine has given it back. Returns at once."""
+
+    def held(self, pid: int, planned: Sequence[int]) -> tuple[int, ...]:
+        """Returns the bytes that the engine `pid` holds of each device, where `planned` were expected; empty if nobody
+        can tell."""
+
+
 class LocalRunner:
     """A `Runner` whose engine is a child process of this daemon, under its guardian and in its sandbox.
 
@@ -75,11 +89,11 @@ class LocalRunner:
         clock: Callable[[], float] = time.monotonic,
         oom_kills: Callable[[], int] = oom_kills,
         other_port: Callable[[], Endpoint] | None = None,
-        on_devices: Callable[[int], tuple[int, ...]] = lambda pid: (),
+        on_devices: OnDevices | None = None,
     ) -> None:
         """`folder` is for the files of this run, such as its socket. The run makes and removes it. `other_port` chooses
-        another endpoint if something else listens on the endpoint of an engine that starts. `on_devices` measures the
-        bytes that the processes of an engine hold of each device, in a thread; empty if no driver tells."""
+        another endpoint if something else listens on the endpoint of an engine that starts. `on_devices` measures what
+        the engine holds of devices."""
         self.id = id
         self.key = key
         self.served = Served(spec.bundle.name, key.backend, id)
@@ -101,6 +115,7 @@ class LocalRunner:
         self._backend = backend
         self._folder = folder
         self._on_devices = on_devices
+        self._planned: tuple[int, ...] = ()  # bytes on each device
         self._clock = clock
         self._last_words = LastWords(backend, spec.bundle.name, oom_kills)
         self._changed: Callable[[], None] = lambda: None
@@ -160,6 +175,7 @@ class LocalRunner:
 
     async def _keep_engine(self) -> NoReturn:
         """Starts the engine once and keeps it until it ends. Raises as `run` does, and `PortTaken`."""
+        await self._take_devices()
         running = self._backend.run(self.spec, self._permitted())
         engine: asyncio.Task[Any] = asyncio.create_task(running, name=f"engine of runner {self.id}")
         excess = asyncio.create_task(self._watch_excess())
@@ -201,9 +217,11 @@ class LocalRunner:
     async def sleep(self) -> None:
         self._watchdog.resting = True
         await self._ask("fall asleep", self._sleeper().sleep, self._launch.process.stop_grace)
+        self._leave_devices()
 
     async def wake(self) -> None:
         self.stage = "waking up"
+        await self._take_devices()
         await self._ask("wake up", self._sleeper().wake, self._stall_limit)
         self.stage, self._watchdog.resting = "", False
 
@@ -242,10 +260,20 @@ class LocalRunner:
 
     def _measured(self, pid: int) -> RequiredMemory:
         memory = memory_of(pid)
-        return replace(memory, shared=min(memory.shared, self.spec.bundle.size), vram=self._on_devices(pid))
+        vram = self._on_devices.held(pid, self._planned) if self._on_devices is not None else ()
+        return replace(memory, shared=min(memory.shared, self.spec.bundle.size), vram=vram)
 
     def expect(self, memory: RequiredMemory) -> None:
+        self._planned = memory.vram
         self._excess.limit = memory_limit(memory)
+
+    async def _take_devices(self) -> None:
+        if self._on_devices is not None and any(self._planned):
+            await asyncio.to_thread(self._on_devices.begin)
+
+    def _leave_devices(self) -> None:
+        if self._on_devices is not None and any(self._planned):
+            self._on_devices.end()
 
     async def _watch_excess(self) -> NoReturn:
         await self._has_process.wait()
@@ -339,6 +367,7 @@ class LocalRunner:
 
     def _end(self) -> None:
         self.process = None
+        self._leave_devices()
         self.abandoned.end()
         self.upstream.close()
         if self.endpoint.path is not None:

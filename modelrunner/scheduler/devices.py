@@ -64,12 +64,27 @@ class Device:
         """Returns what tells it from others for as long as the machine runs, as far as something does."""
         return self.uuid or self.address or self.name
 
+    @property
+    def hides_processes(self) -> bool:
+        """Returns True if its driver does not say what a process holds."""
+        return self.held is None and bool(self.vendor) and not self.is_listed
+
 
 def kind_of(machine: str, there: Sequence[Device], numbers: Iterable[int]) -> str:
     """Returns the kind of hardware (`Host.kind`) of the devices with these `numbers` out of those that are `there`;
     `machine` is the processor's architecture."""
     chosen = [there[number] for number in numbers if number < len(there)]
     return ", ".join((machine, *[f"{device.name} {format_bytes(device.total)}".strip() for device in chosen]))
+
+
+def out_of_use(there: Sequence[Device], budget: Sequence[int]) -> Iterator[str]:
+    """Yields a sentence about each device that a plan can hardly use: it is gone, or other programs fill it. `budget`
+    are the bytes that our runners may hold of each."""
+    for number, (device, room) in enumerate(zip(there, budget, strict=False)):
+        if device.fault:
+            yield f"device {number} ({device.name}) is not used: {device.fault}"
+        elif device.others and room < device.total // 10:
+            yield f"other programs hold {format_bytes(device.others)} of device {number} ({device.name})"
 
 
 def devices(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Device, ...]:
@@ -145,6 +160,25 @@ def _plain(address: str) -> str:
     """Returns an address or UUID as everybody writes it: NVML gives a PCI domain eight digits."""
     text = address.lower().removeprefix("gpu-")
     return text[4:] if len(text) == len("00000000:01:00.0") and text.startswith("0000") else text
+
+
+def in_old_places(cards: Sequence[Device], before: Sequence[Device]) -> list[Device]:
+    """Returns the drivers' cards, each with the number that it had, and a fault for one that is gone. Devices that only
+    an engine knew are left to `joined`, which adds them in the engine's order, unless a card comes after them."""
+    old = [device for device in before if device.vendor or not device.names]
+    left = list(cards)
+    found: list[Device] = []
+    for device in old:
+        here = next((card for card in left if card.id == device.id), None)
+        if here is not None:
+            left.remove(here)
+        found.append(here or lost(device, _SILENT))
+    return found + left
+
+
+def lost(device: Device, fault: str) -> Device:
+    """Returns a device that cannot be used, and why."""
+    return replace(device, total=0, free=0, held={}, others=0, utilization=None, temperature=None, fault=fault)
 
 
 def _nvidia(environ: Mapping[str, str], root: Path) -> tuple[Device, ...]:

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import failures, why
+from modelrunner.scheduler.devices import out_of_use
 from modelrunner.scheduler.events import Events
 from modelrunner.scheduler.host import Host
 from modelrunner.scheduler.queues import Queue
 from modelrunner.scheduler.reconciler import Reconciler
-from modelrunner.scheduler.state import Group, Phase, RunnerId, RunOption, RunPlace
+from modelrunner.scheduler.state import Group, Phase, RunnerId, RunOption, RunPlace, State
 from modelrunner.scheduler.target import Target
 from modelrunner.scheduler.why import Explanation, FitForecast, Obstacle, Standing
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
@@ -44,14 +45,16 @@ class Diagnostics:
         slot = self._slots.first(target.key)
         stage, variant = (slot.runner.stage, slot.variant.label) if slot else ("", "")
         context = why.ExplainContext(self._names(), stage, variant, self._where, self._load_left(target.key))
-        answer = why.explain(self._reconciler.state(), group, context, self._clock())
+        state = self._reconciler.state()
+        answer = why.explain(state, group, context, self._clock())
         runner = slot.runner.id if slot else None  # which may have been started for another preset
         concerned = [
             e
             for e in self._events.recent()
             if target.name in (e.model, e.details.get("room_for")) or e.runner == runner
         ]
-        return replace(answer, events=tuple(concerned[-_SHOWN_EVENTS:]))
+        reason = self._with_devices(answer.reason, state)
+        return replace(answer, reason=reason, events=tuple(concerned[-_SHOWN_EVENTS:]))
 
     def absent(self, model: str, state: Standing, waiting_for: Obstacle, reason: str) -> Explanation:
         """Explains a model that cannot be loaded yet."""
@@ -62,8 +65,9 @@ class Diagnostics:
     async def fit(self, target: Target) -> FitForecast:
         """Says whether the target's model would get its memory now. Raises what the backend's estimate raises."""
         target = self._slots.standing(target)
-        group = await self._group(target)
-        return why.fit(self._reconciler.state(), group, self._names(), self._clock(), self._where)
+        group, state = await self._group(target), self._reconciler.state()
+        found = why.fit(state, group, self._names(), self._clock(), self._where)
+        return replace(found, reason=self._with_devices(found.reason, state))
 
     def fit_bytes(self, name: str, size: int) -> FitForecast:
         """Makes the forecast for a model with an unknown header. It needs at least the size of its files in bytes,
@@ -142,6 +146,15 @@ class Diagnostics:
     def _where(self, place: RunPlace) -> str:
         host = self._hosts.get(place.host)
         return place.text(dict(enumerate(device.name for device in host.devices())) if host else {})
+
+    def _with_devices(self, reason: str, state: State) -> str:
+        """Returns the reason with the devices that the plan does without."""
+        told = [
+            f"{name}: {each}" if name else each
+            for name, budget in state.hosts.items()
+            for each in out_of_use(self._hosts[name].devices(), budget.vram)
+        ]
+        return "; ".join([reason, *told])
 
     def _load_left(self, key: RunnerKey) -> float | None:
         """Seconds until the model is loaded, by its last load: 0 for a ready runner, None before the first load, and

@@ -17,9 +17,9 @@ from modelrunner.engine.runner import Runner
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.processes.log import read_log
-from modelrunner.processes.processtree import process_tree
 from modelrunner.sandbox import Permissions
-from modelrunner.scheduler.devices import Device, devices, held_by, kind_of
+from modelrunner.scheduler.devicememory import DeviceMemory, EngineOnDevices
+from modelrunner.scheduler.devices import Device, devices, kind_of
 from modelrunner.scheduler.host import Held
 from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.scheduler.state import RunnerId
@@ -56,6 +56,7 @@ class LocalHost:
         self._runtime_dir = runtime_dir
         self._logs = logs
         self._probe = probe or MemoryProbe()
+        self._on_devices = DeviceMemory(devices, self._probe.devices)
         self._permissions = permissions
         self._stop_grace = stop_grace
         self._stall_limit = stall_limit
@@ -112,7 +113,7 @@ class LocalHost:
             wedge_limit=self._wedge_limit,
             clock=self._clock,
             other_port=free_port if backend.uses_tcp else None,
-            on_devices=_on_devices,
+            on_devices=EngineOnDevices(self._on_devices),
         )
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
@@ -129,11 +130,3 @@ class LocalHost:
         model = spec.model_id.rpartition(":")[2][:16]
         another = f"-{number}" if number else ""
         return self._logs / f"engine-{key.backend}-{model}-{key.mode}-{key.revision:x}{another}.log"
-
-
-def _on_devices(pid: int) -> tuple[int, ...]:
-    """Bytes that the engine holds of each device; empty if a driver does not say, or does not answer."""
-    try:
-        return held_by(devices(), (process.pid for process in process_tree(pid)))
-    except (OSError, ValueError):  # the probe logs it
-        return ()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 
 from modelrunner.processes.processtree import process_tree
-from modelrunner.scheduler.devices import Device, devices, joined
+from modelrunner.scheduler.devices import Device, devices, in_old_places, joined, lost
 from modelrunner.types import EngineDevice, RequiredMemory
 
 BUDGET_LOOK = 2.0
@@ -134,10 +134,10 @@ class MemoryProbe:
             late = self._clock() >= self._devices_seen + _FORGOTTEN
             self._say(f"{error}: {'no device is used' if late else 'the last figures stay'}")
             if late:
-                self._seen = tuple([_gone(device, str(error)) for device in self._seen])
+                self._seen = tuple([lost(device, str(error)) for device in self._seen])
             return (_MemoryTotals(0, 0),) * len(self._devices) if late else self._devices
         self._devices_seen = self._clock()
-        self._seen, self._numbers = joined(_in_old_places(cards, self._seen), self._list_devices())
+        self._seen, self._numbers = joined(in_old_places(cards, self._seen), self._list_devices())
         gone = [str(number) for number, device in enumerate(self._seen) if device.fault]
         self._say(f"device {', '.join(gone)} does not answer, and is not used" if gone else "")
         ours |= _process_ids(runners)
@@ -151,24 +151,6 @@ class MemoryProbe:
         if fault != self._fault:
             log.warning("devices: %s", fault or "all answer again")
         self._fault = fault
-
-
-def _in_old_places(cards: Sequence[Device], before: Sequence[Device]) -> list[Device]:
-    """Returns the drivers' cards, each with the number that it had, and a fault for one that is gone. Devices that only
-    an engine knew are left to `joined`, which adds them in the engine's order, unless a card comes after them."""
-    old = [device for device in before if device.vendor or not device.names]
-    left = list(cards)
-    found: list[Device] = []
-    for device in old:
-        here = next((card for card in left if card.id == device.id), None)
-        if here is not None:
-            left.remove(here)
-        found.append(here or _gone(device, "it does not answer"))
-    return found + left
-
-
-def _gone(device: Device, fault: str) -> Device:
-    return replace(device, total=0, free=0, held={}, others=0, utilization=None, temperature=None, fault=fault)
 
 
 class _MemoryTotals(NamedTuple):

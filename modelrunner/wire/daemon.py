@@ -76,7 +76,8 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 class DeviceStatus(msgspec.Struct, frozen=True):
     """A device of this machine. `total` and `free` are bytes, `others` those that other programs hold, and `budget`
     those that our runners together may hold. `engines` says what each engine calls it. `utilization` (percent) and
-    `temperature` (degrees Celsius) are null where the driver does not say. A device with a `fault` is not used."""
+    `temperature` (degrees Celsius) are null where the driver does not say. A device with a `fault` is not used. Where
+    the driver `hides_processes`, what a runner was measured to hold is by how much its load made `free` smaller."""
 
     name: str
     address: str
@@ -88,6 +89,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     utilization: int | None
     temperature: int | None
     fault: str
+    hides_processes: bool = False
 
 
 class Status(msgspec.Struct, frozen=True):

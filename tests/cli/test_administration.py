@@ -135,22 +135,25 @@ def test_each_device_is_shown_and_a_lost_or_filled_one_is_a_fault(daemon: FakeDa
         "utilization": 7,
         "temperature": 61,
         "fault": "",
+        "hides_processes": True,
     }
-    filled = {**sound, "free": gib, "budget": 0, "utilization": None, "temperature": None}
+    filled = {**sound, "free": gib, "budget": 0, "utilization": None, "temperature": None, "hides_processes": False}
     lost = {**filled, "total": 0, "free": 0, "fault": "it does not answer"}
     daemon.answers |= {"GET /version": {**STATUS, "devices": [sound, filled, lost]}, "GET /engines/status": {}}
     daemon.answers |= {"GET /models": []}
     shown = cli("status").out
-    assert "NVIDIA A30 (CUDA0 of llama.cpp): 20GiB of 24GiB free, 7 % busy, 61 °C" in shown
+    assert "NVIDIA A30 (CUDA0 of llama.cpp): 20GiB of 24GiB free, 7 % busy, 61 °C, measured by its free memory" in shown
     assert "NVIDIA A30 (CUDA0 of llama.cpp): not used, it does not answer" in shown
     runner = {**RUNNER, "memory": {"estimated": {"ram": 1, "vram": [2 * gib, 0]}, "measured": {"ram": 1, "vram": []}}}
     daemon.answers["GET /engines/ps"] = [runner]
     rows = [re.split(r" {2,}", line) for line in cli("ps").out.splitlines()[-3:]]
     assert [row[0:1] + row[2:] for row in rows] == [
-        ["0", "24GiB", f"{runner['model_name']} 2GiB", "1GiB", "7 % busy, 61 °C"],
+        ["0", "24GiB", f"{runner['model_name']} 2GiB", "1GiB", "7 % busy, 61 °C, measured by its free memory"],
         ["1", "24GiB", "1GiB"],
         ["2", "0B", "1GiB", "not used, it does not answer"],
     ]
+    daemon.answers["GET /engines/ps"] = []
+    assert cli("ps").out.splitlines()[-1].endswith("not used, it does not answer")
     found = {each["check"]: each for each in json.loads(cli("doctor", "--json").out)}
     assert [found[f"device {number}"]["state"] for number in range(3)] == ["ok", "warning", "error"]
     assert "other programs fill it" in found["device 1"]["text"]

@@ -98,7 +98,7 @@ SHOWN = {
 @pytest.mark.parametrize("command", SHOWN)
 def test_what_is_listed_is_a_table_or_the_daemons_json(daemon: FakeDaemon, cli: Cli, command: str) -> None:
     route, answer, part = SHOWN[command]
-    daemon.answers[route] = answer
+    daemon.answers |= {"GET /version": STATUS, route: answer}
     table = cli(*command.split())
     assert (table.code, table.err) == (0, "")
     assert part in table.out
@@ -613,7 +613,7 @@ def test_help_loads_no_command_and_no_library_but_click() -> None:
 
 
 def test_ps_loads_no_heavy_library(daemon: FakeDaemon) -> None:
-    daemon.answers["GET /engines/ps"] = [RUNNER]
+    daemon.answers |= {"GET /engines/ps": [RUNNER], "GET /version": STATUS}
     code = (
         "import sys; from modelrunner.cli import main; main(['ps']); "
         "heavy = {'rich', 'prompt_toolkit', 'pydantic', 'asyncio', 'aiohttp', 'httpx'}; "

@@ -87,7 +87,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "list": {"GET /models": [MODEL]},
     "inspect m": {"GET /models/m": MODEL},
     "show m": {"GET /models/m/show": SHOWN},
-    "ps": {"GET /engines/ps": [RUNNER]},
+    "ps": {"GET /engines/ps": [RUNNER], "GET /version": STATUS},
     "df": {"GET /engines/df": USAGE},
     "status": {"GET /version": STATUS},
     "version": {"GET /version": STATUS},

@@ -12,6 +12,7 @@ import pytest
 
 from modelrunner.processes.query import hung, output_of
 from modelrunner.scheduler import nvml
+from modelrunner.scheduler.devicememory import DeviceMemory, EngineOnDevices
 from modelrunner.scheduler.devices import Device, devices, held_by, joined, nvidia_cards, visible
 from modelrunner.scheduler.memory import BUDGET_LOOK, MemoryProbe
 from modelrunner.types import EngineDevice, RequiredMemory
@@ -468,3 +469,89 @@ def test_a_program_that_cannot_be_ended_is_asked_once(tmp_path: Path, monkeypatc
 def test_a_program_that_fails_says_why() -> None:
     with pytest.raises(OSError, match="sh failed with status 3: no such device"):
         output_of(["sh", "-c", "echo no such device >&2; exit 3"])
+
+
+class Hiding:
+    """Two cards whose driver tells nothing of processes once one uses them, as in a container."""
+
+    def __init__(self) -> None:
+        self.taken = [0, 0]
+
+    def __call__(self) -> tuple[Device, ...]:
+        return tuple(
+            Device(100, 90 - size, None if size else {}, "NVIDIA A30", "NVIDIA", f"0000:0{number}:00.0")
+            for number, size in enumerate(self.taken)
+        )
+
+    def take(self, *sizes: int) -> None:
+        self.taken = [before + size for before, size in zip(self.taken, sizes, strict=True)]
+
+
+def begun(machine: DeviceMemory) -> EngineOnDevices:
+    engine = EngineOnDevices(machine)
+    engine.begin()
+    return engine
+
+
+def test_where_processes_are_hidden_a_load_is_measured_by_what_is_less_free() -> None:
+    driver = Hiding()
+    machine = DeviceMemory(driver, tuple)
+    first = begun(machine)
+    driver.take(0, 30)
+    assert first.held(os.getpid(), (0, 40)) == (0, 30)
+    second = begun(machine)
+    driver.take(20, 25)
+    assert second.held(os.getpid(), (20, 20)) == (20, 25)
+    assert first.held(os.getpid(), (0, 40)) == (0, 30), "what came later is not its own"
+    second.end()
+    assert second.held(os.getpid(), (20, 20)) == ()
+    assert first.held(os.getpid(), (0, 40)) == (0, 30)
+
+
+@pytest.mark.parametrize("taken", [0, 19, 61])
+def test_a_difference_far_from_what_was_planned_is_another_programs(taken: int) -> None:
+    driver = Hiding()
+    driver.take(10, 0)
+    engine = begun(DeviceMemory(driver, tuple))
+    driver.take(taken, 0)
+    assert engine.held(os.getpid(), (40,)) == ()
+
+
+def test_a_difference_counts_only_if_no_other_engine_began_or_ended_meanwhile() -> None:
+    driver = Hiding()
+    machine = DeviceMemory(driver, tuple)
+    old = begun(machine)
+    driver.take(10, 0)
+    assert old.held(os.getpid(), (10,)) == (10, 0)
+    loading = begun(machine)
+    beside = begun(machine)
+    driver.take(40, 0)
+    for engine in (loading, beside):
+        assert engine.held(os.getpid(), (40,)) == ()
+    later = begun(machine)
+    old.end()
+    driver.take(20, 0)
+    assert later.held(os.getpid(), (20,)) == ()
+    last = begun(machine)
+    driver.take(0, 20)
+    assert last.held(os.getpid(), (0, 20)) == (0, 20)
+
+
+def test_a_driver_that_tells_is_asked_once_for_each_measurement() -> None:
+    looks = []
+
+    def look() -> tuple[Device, ...]:
+        looks.append(1)
+        return (Device(100, 40, {os.getpid(): 50}, "NVIDIA A30", "NVIDIA"),)
+
+    machine = DeviceMemory(look, tuple)
+    for expected in (2, 3):  # the first time nobody knows whether it tells
+        assert begun(machine).held(os.getpid(), (70,)) == (50,)
+        assert len(looks) == expected
+
+
+def test_what_is_held_has_the_numbers_of_the_budget() -> None:
+    """Device 0 fell off the bus, and the driver counts the others anew."""
+    first, second = ask(Gpu("GPU-a"), Gpu("GPU-b", address="00000000:02:00.0", processes=((os.getpid(), GIB),)))
+    machine = DeviceMemory(lambda: (second,), lambda: (first, second))
+    assert begun(machine).held(os.getpid(), (0, GIB)) == (0, GIB)

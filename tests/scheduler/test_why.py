@@ -117,6 +117,21 @@ async def test_the_device_is_named() -> None:
 
 
 @virtual
+async def test_a_device_that_a_plan_does_without_is_named() -> None:
+    class Carded(FakeHost):
+        def devices(self) -> tuple[Device, ...]:
+            lost = Device(0, 0, name="NVIDIA A30", fault="it does not answer")
+            return (lost, Device(100, 8, name="NVIDIA A10", others=92), Device(100, 60, name="NVIDIA T4", others=40))
+
+    there = World(100, {"a": Engine(1)}, vram=(0, 0, 50))
+    scheduler = there.scheduler(hosts=[Carded(there)])
+    said = "; device 0 (NVIDIA A30) is not used: it does not answer; other programs hold 92B of device 1 (NVIDIA A10)"
+    for reason in ((await why(scheduler, "a")).reason, (await scheduler.diagnostics.fit(target("a"))).reason):
+        assert reason.endswith(said)
+    await scheduler.close(0)
+
+
+@virtual
 async def test_a_pin_is_named_as_what_is_in_the_way() -> None:
     scheduler = world().scheduler()
     await loaded(scheduler, "a", pinned=True)

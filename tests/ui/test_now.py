@@ -51,7 +51,10 @@ async def test_each_device_has_its_bar(start_daemon: StartDaemon, open_page: Ope
     now |= {
         "budget": {"ram": 4 * GIB, "vram": [8 * GIB, 8 * GIB]},
         "free": {"ram": 3 * GIB, "vram": [5 * GIB, 8 * GIB]},
-        "devices": [DEVICE, DEVICE | {"name": "AMD card1", "utilization": None, "fault": "it does not answer"}],
+        "devices": [
+            DEVICE,
+            DEVICE | {"name": "AMD card1", "utilization": None, "hides_processes": True, "fault": "it does not answer"},
+        ],
     }
     body = f"event: now\ndata: {json.dumps(now)}\n\n"
     page = await open_page(daemon, "#/models")
@@ -72,6 +75,7 @@ async def test_each_device_has_its_bar(start_daemon: StartDaemon, open_page: Ope
     said = "NVIDIA A30 · 10.0 GiB in all · other programs hold 1.00 GiB · 7 % busy · 61 °C"
     await expect(first.get_by_text(said)).to_be_visible()
     await expect(second).to_contain_text("not used it does not answer")
+    await expect(second).to_contain_text("61 °C · measured by its free memory")
 
 
 async def test_why_a_model_waits_and_a_cancel(start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path):

@@ -38,6 +38,7 @@ function useReasons(now) {
 const about = (device) => device && [
   device.name, `${bytes(device.total)} in all`, device.others > 0 && `other programs hold ${bytes(device.others)}`,
   device.utilization != null && `${device.utilization} % busy`, device.temperature != null && `${device.temperature} °C`,
+  device.hides_processes && "measured by its free memory",
 ].filter(Boolean).join(" · ");
 
 function Device({ name, budget, free, runners, queued, device }) {
