@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None, help="30, or 5 of daemons")
     parser.add_argument("--before", type=Path, help="an older checkout")
     arguments = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it every start compiles the modules that have changed
     if arguments.before is not None:
         compare(arguments.before.resolve(), arguments.rounds or 5)
         return

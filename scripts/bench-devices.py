@@ -1,17 +1,23 @@
 """What llama.cpp's runs take of each device, and how fast they are there: models of random weights in the sizes that
-people use, run by a daemon of this script's own, each in several placements. Prints the table of docs/memory.md, in MiB
-(predicted / measured) and tokens per second.
+people use, run by a daemon of this script's own, each in several placements: with all layers on each device, in
+parts over all of them, with some layers on the processor. Prints the table of docs/memory.md, in MiB (predicted /
+measured) and tokens per second, then how often models are loaded that are asked in turn, and by a Zipf law.
 
 A row of `fit` is what the daemon predicts before the first load, `ready` what it measures right after the load, and
 `full` what it measures after the context of every sequence was filled. Speeds are the engine's own figures for one
-prompt and one answer.
+prompt and one answer. The models that are asked in turn are as many as there are devices, and each takes most of the
+room that is left of one; by a Zipf law there are two more.
 
 Usage: bench-devices.py [--sizes 1B,8B] [--llama-server PROGRAM] [--rows REGEX] [--folder FOLDER]
+
+Without a card Mesa's llvmpipe plays two: GGML_VK_VISIBLE_DEVICES=0,0 in the environment, --sizes tiny, and the program
+of `modelrunner install llama.cpp --variant vulkan`.
 """
 
 import argparse
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -24,11 +30,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
+from tests.hindsight import fewest_loads
 from tests.models import random_llama
 from tests.models.random_llama import Sizes
 
 MIB = 1 << 20
+_LOADS = 'modelrunner_events_total{event="load"'
 # Named after published models of that shape: Llama 3.2 1B, Llama 3.1 8B, Qwen 2.5 32B.
 SIZES = {
     "tiny": Sizes(),
@@ -37,20 +46,36 @@ SIZES = {
     "32B": Sizes(5120, 27_648, 64, 40, 8, 131_072, 152_064, quantized=True),
 }
 
-COLUMNS = ("model, context / sequences", "fit", "variant", "predicted", "ready", "full", "load", "prompt", "answer")
+# With 32,768 tokens it takes 1.2 of the `ROOM` that each device may give: two do not stand on one.
+IN_TURN, TOKENS, ROOM = Sizes(512, 512, 11, 8, 8, 98_304), 32_768, 1843 * MIB
+COLUMNS = (
+    "model, context / sequences",
+    "fit",
+    "variant",
+    "devices",
+    "ready, predicted",
+    "ready",
+    "full",
+    "load",
+    "prompt",
+    "answer",
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A way to run a model: `layers` of it on devices (a share of all, None for as many as fit)."""
+    """A way to run a model: `layers` of it on devices (a share of all, None for as many as fit), on one of these
+    `devices` (none for any)."""
 
     context: int
     parallel: int
     layers: float | None = None
     flags: tuple[str, ...] = ()
+    devices: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         placed = [] if self.layers is None else [f"{self.layers:.0%} of the layers"]
+        placed += [f"device {device}" for device in self.devices]
         return ", ".join(
             [f"{self.context} / {self.parallel}", *placed, *([" ".join(self.flags)] if self.flags else [])]
         )
@@ -66,6 +91,14 @@ CASES = (
     Case(8192, 1, layers=0.5),
     Case(8192, 1, layers=0.0),
 )
+
+
+def cases(devices: int) -> list[Case]:
+    """Returns the cases of a machine with so many devices."""
+    if devices < 2:
+        return list(CASES)
+    split = Case(8192, 1, flags=("--split-mode", "layer", "--tensor-split", ",".join(["1"] * devices)))
+    return [*CASES, *[Case(8192, 1, devices=(device,)) for device in range(devices)], split]
 
 
 class Daemon:
@@ -97,12 +130,18 @@ class Daemon:
         timings: dict[str, float] = answer.json()["timings"]
         return timings
 
+    def loads(self) -> int:
+        """Returns how often a runner was started."""
+        lines = self._client.get("/metrics").text.splitlines()
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(_LOADS))
+
 
 @contextmanager
-def serving(folder: Path, program: Path | None) -> Iterator[Daemon]:
+def serving(folder: Path, program: Path | None, settings: str = "") -> Iterator[Daemon]:
     """Runs a daemon with folders of its own, but for the cache of engines."""
     config = folder / "config.toml"
-    config.write_text(f'[backends."llama.cpp"]\nllama_server = "{program}"\n' if program else "", "utf-8")
+    engine = f'[backends."llama.cpp"]\nllama_server = "{program}"\n' if program else ""
+    config.write_text(settings + engine, "utf-8")
     places = {"DATA_DIR": folder / "data", "RUNTIME_DIR": folder / "run", "CONFIG": config, "LISTEN": ""}
     daemon = Daemon(os.environ | {f"MODELRUNNER_{name}": str(value) for name, value in places.items()})
     try:
@@ -125,7 +164,8 @@ def row(daemon: Daemon, name: str, sizes: Sizes, case: Case) -> None:
         "--runtime-flags",
         " ".join(case.flags),
     ]
-    daemon("configure", name, *words, *layers)
+    chosen = ["--set", f"llamacpp.devices={json.dumps(case.devices) if case.devices else 'null'}"]
+    daemon("configure", name, *words, *layers, *chosen)
     fit = daemon("fit", name)
     began = time.monotonic()
     daemon("preload", name)
@@ -139,6 +179,7 @@ def row(daemon: Daemon, name: str, sizes: Sizes, case: Case) -> None:
     cells = [
         figures(fit["needed"]),
         ready["variant"],
+        ", ".join(str(i) for i, size in enumerate(ready["memory"]["estimated"]["vram"]) if size) or "processor",
         figures(ready["memory"]["estimated"]),
         figures(ready["memory"]["measured"]),
         figures(full["memory"]["measured"]),
@@ -167,16 +208,38 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     with serving(folder, arguments.llama_server) as daemon:
         if arguments.llama_server is None:
             daemon.run("install", "llama.cpp")
-        print(
-            "| model, context / sequences | fit | variant | ready, predicted | ready | full | load | prompt | answer |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|", flush=True)
+        devices = daemon("status")["devices"]
+        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
         for name, file in files.items():
             daemon("package", "--gguf", str(file), f"random/{name.lower()}")
-            for case in CASES:
+            for case in cases(len(devices)):
                 case = replace(case, context=min(case.context, SIZES[name].context))
                 if arguments.rows.search(f"{name} {case}"):
                     row(daemon, f"random/{name.lower()}", SIZES[name], case)
+    if devices and arguments.rows.search("in turn"):
+        reserve = max(0, min(device["total"] for device in devices) - ROOM)
+        settings = f"memory_budget = {psutil.virtual_memory().available * 9 // 10}\nmemory_reserve = {reserve}\n"
+        with serving(folder, arguments.llama_server, settings) as daemon:
+            in_turn(daemon, len(devices), folder)
+
+
+def in_turn(daemon: Daemon, devices: int, folder: Path) -> None:
+    """Asks models that take most of a device each, and prints how often they were loaded."""
+    names = [f"turn{number}" for number in range(max(2, devices) + 2)]
+    for number, name in enumerate(names):  # of other files each: names of the same files share a runner
+        file = random_llama.write(folder / f"{name}.gguf", replace(IN_TURN, vocabulary=200 + number))
+        daemon("package", "--gguf", str(file), name)
+        daemon("configure", name, "--context-size", str(TOKENS), "--parallel", "1")
+    by_chance = random.Random(6).choices(names, [1 / rank for rank in range(1, len(names) + 1)], k=80)
+    for law, asked in (("in turn", names[: max(2, devices)] * (60 // max(2, devices))), ("by a Zipf law", by_chance)):
+        daemon.run("unload", "--all")
+        before, began = daemon.loads(), time.monotonic()
+        for name in asked:
+            daemon.complete(name, "th", 1)
+        what = f"{len(set(asked))} models {law} on {devices} device{'s' if devices > 1 else ''}"
+        took, loads = time.monotonic() - began, daemon.loads() - before
+        least = fewest_loads(asked, devices)
+        print(f"{what}: {len(asked)} requests in {took:.0f} s, {loads} loads (known ahead: {least})", flush=True)
 
 
 def main() -> None:

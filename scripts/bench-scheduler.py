@@ -16,7 +16,6 @@ import asyncio
 import math
 import sys
 import timeit
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -29,6 +28,7 @@ from workloads import Workload, device_workloads, workloads
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import Group, Phase, Request, RunOption, Slot, State
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
+from tests.hindsight import fewest_loads
 from tests.scheduler.fakes import Engine, World, target
 
 GIB = 1 << 30
@@ -117,23 +117,6 @@ def show_places(seeds: int) -> None:
             best = mean(fewest_loads(o.asked, workload.places) for o in found)
             print(f"  fewest loads for these requests in their order, known ahead: {best:.0f}")
         print(f"  {workload.about}")
-
-
-def fewest_loads(asked: Sequence[str], places: int) -> int:
-    """Returns the fewest loads with which models of one place each can answer requests in this order: whoever is asked
-    for last makes room (L. A. Belady, IBM Systems Journal 5, 1966)."""
-    never, loaded, loads = len(asked), dict[str, int](), 0
-    following, last = [never] * len(asked), dict[str, int]()
-    for i in reversed(range(len(asked))):
-        following[i] = last.get(asked[i], never)
-        last[asked[i]] = i
-    for name, again in zip(asked, following, strict=True):
-        if name not in loaded:
-            loads += 1
-            if len(loaded) == places:
-                del loaded[max(loaded, key=lambda each: loaded[each])]
-        loaded[name] = again
-    return loads
 
 
 def cell(workload: Workload, found: list[Outcome]) -> str:

@@ -139,8 +139,12 @@ def test_each_device_is_shown_and_a_lost_or_filled_one_is_a_fault(daemon: FakeDa
     }
     filled = {**sound, "free": gib, "budget": 0, "utilization": None, "temperature": None, "hides_processes": False}
     lost = {**filled, "total": 0, "free": 0, "fault": "it does not answer"}
-    daemon.answers |= {"GET /version": {**STATUS, "devices": [sound, filled, lost]}, "GET /engines/status": {}}
-    daemon.answers |= {"GET /models": []}
+    idle = "Running: llama.cpp 1 (wheel); the NVIDIA card of this machine is idle: `modelrunner install llama.cpp`"
+    daemon.answers |= {
+        "GET /version": {**STATUS, "devices": [sound, filled, lost]},
+        "GET /engines/status": {"llama.cpp": idle},
+        "GET /models": [],
+    }
     shown = cli("status").out
     assert "NVIDIA A30 (CUDA0 of llama.cpp): 20GiB of 24GiB free, 7 % busy, 61 °C, measured by its free memory" in shown
     assert "NVIDIA A30 (CUDA0 of llama.cpp): not used, it does not answer" in shown
@@ -157,3 +161,5 @@ def test_each_device_is_shown_and_a_lost_or_filled_one_is_a_fault(daemon: FakeDa
     found = {each["check"]: each for each in json.loads(cli("doctor", "--json").out)}
     assert [found[f"device {number}"]["state"] for number in range(3)] == ["ok", "warning", "error"]
     assert "other programs fill it" in found["device 1"]["text"]
+    engine = found["engine llama.cpp"]
+    assert (engine["state"], engine["remedy"].endswith("idle: `modelrunner install llama.cpp`")) == ("warning", True)

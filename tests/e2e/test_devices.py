@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from modelrunner.config.locations import Locations
 from modelrunner_llamacpp.engines import EngineKind
 from tests.e2e.conftest import StartDaemon, cached_engine
 from tests.e2e.daemons import Daemon, command_line, until
+from tests.hindsight import fewest_loads
 from tests.models import random_llama
 from tests.models.random_llama import Sizes
 from tests.ports import reserved_port
@@ -213,20 +213,3 @@ def test_six_models_on_four_devices_load_little_more_often_than_in_hindsight(sta
     done, fewest = len(loads(daemon)), fewest_loads(asked, 4)
     print(f"{done} loads for {len(asked)} requests, in hindsight {fewest}")
     assert done <= 2 * fewest, "which one goes depends on the time that loads take; with the worst choice it is 44"
-
-
-def fewest_loads(asked: list[str], devices: int) -> int:
-    """Returns the loads of who knows the future: the model that is asked again last goes (Belady)."""
-
-    @cache
-    def next_use(model: str, since: int) -> int:
-        return next((at for at in range(since, len(asked)) if asked[at] == model), len(asked))
-
-    there, count = set[str](), 0
-    for at, model in enumerate(asked):
-        if model not in there:
-            count += 1
-            if len(there) == devices:
-                there.remove(max(there, key=lambda one: next_use(one, at)))
-            there.add(model)
-    return count
