@@ -22,8 +22,8 @@ _PROGRAM = {EngineKind.NATIVE: 19 * MIB, EngineKind.WHEEL: 42 * MIB, EngineKind.
 _PER_WORD = 215  # 0.21 KiB: tokenizer and sampling candidates
 _SEQUENCE = MIB  # a thread, a request and its tokens
 # A driver's memory on each device in use (context, kernels, library workspaces), and its libraries and buffers in main
-# memory: 335 and 320 MiB on an NVIDIA H200 (docs/memory.md).
-PER_DEVICE = 400 * MIB
+# memory: 343 and 320 MiB on an NVIDIA H200 (docs/memory.md).
+PER_DEVICE = 350 * MIB
 _DRIVER = 320 * MIB
 # The largest caches of a model without a configuration, regardless of its weights.
 _SMALL_CACHE = 1 << 30
@@ -32,6 +32,7 @@ _LONGEST = 131_072  # tokens of a context that nobody asked for
 _LAYER = re.compile(r"blk\.(\d{1,4})\..*")
 _EXPERTS = re.compile(r"\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 PROJECTOR = re.compile(r"(?:v|a|mm|resampler)\..*")
+_COPIES = 4  # of what goes into a batch, where several devices compute several batches at once (GGML_SCHED_MAX_COPIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def required(
         held = model.weights + model.projector + rearranged + sum(model.caches) + beside
         loaded = RequiredMemory(host + held, shared=model.weights)
     else:
-        loaded = _on_devices(model, placed, header, shape, options)
+        loaded = _on_devices(bundle, model, placed, options)
         main = placed.index(max(placed))
         vram = tuple(size + beside if i == main else size for i, size in enumerate(loaded.vram))
         loaded = replace(loaded, ram=loaded.ram + host + _DRIVER, vram=vram)
@@ -167,14 +168,16 @@ def required(
 
 def growth(spec: RunSpec, options: Mapping[str, str]) -> RequiredMemory:
     """Returns the main memory that is used only as prompts come: what goes into a batch and its attention mask, the
-    activations unless every layer is on a device, and the logits if every token is an output; checkpoints of states
-    that cannot be rolled back; the cache of prompts."""
+    activations unless there is a device, which computes large batches also of the layers that are not there, and the
+    logits if every token is an output; checkpoints of states that cannot be rolled back; the cache of prompts."""
     shape, header = Shape.of(options), Header(spec.bundle.header)
-    row = 4 * header.embedding + 2 * shape.context
-    if sum(placement(options, header.layers + 1)) <= header.layers:
+    placed = placement(options, header.layers + 1)
+    row = 4 * header.embedding + _mask(shape) * _batches(placed, header, options)
+    if not any(placed) or options.get("--op-offload") == "off":
         row += 4 * (2 * header.integer("feed_forward_length") + 5 * header.embedding)
-        if not shape.flash:  # the scores of all heads, and a copy at half the precision that values are multiplied by
-            row += 6 * header.integer("attention.head_count", 1) * shape.context
+    if sum(placed) <= header.layers and not shape.flash:
+        # The scores of all heads, and a copy at half the precision that values are multiplied by.
+        row += 6 * header.integer("attention.head_count", 1) * shape.context
     sequences = shape.parallel * _SEQUENCE
     if options.get("--embeddings") == "on":
         row += 4 * header.vocabulary * (2 if header.causal else 1)  # computed, and copied out
@@ -283,22 +286,56 @@ def check_devices(chosen: LlamaCppOptions, options: Mapping[str, str], count: in
 
 
 def _on_devices(
-    model: TensorSizes, placed: tuple[int, ...], header: Header, shape: Shape, options: Mapping[str, str]
+    bundle: Bundle, model: TensorSizes, placed: tuple[int, ...], options: Mapping[str, str]
 ) -> RequiredMemory:
     """Returns the memory of a run on devices, without the part of main memory that the process needs in any case."""
+    header, shape = Header(bundle.header), Shape.of(options)
     on_host = len(model.layers) + 1 - sum(placed)
+    batches, token = _batches(placed, header, options), 4 * header.embedding
+    more = shape.ubatch * (batches - 1) * (token + _mask(shape))
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
     blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output]
     vram, first = [], on_host
     for count in placed:
         end = first + count
         size = sum(blocks[first:end]) + PER_DEVICE + compute(header, shape, options, output=end == len(blocks))
-        vram.append(size if count else 0)
+        vram.append(size + more if count else 0)
+        if count and batches > 1 and first > on_host:  # what the device before it has computed
+            vram[-1] += shape.ubatch * batches * token
         first = end
     vram[next(i for i, count in enumerate(placed) if count)] += model.projector  # args.by_name
     mapped = sum(model.layers[:on_host]) + model.rest
+    if _mapped(options):
+        mapped = max(mapped, _mapped_part(bundle, on_host, _experts_on_host(options)))
     cached = sum(model.caches) - sum(caches[on_host:])
     return RequiredMemory(mapped + cached, tuple(vram), shared=mapped)
+
+
+def _mapped_part(bundle: Bundle, on_host: int, experts_on_host: int) -> int:
+    """Returns the bytes of the file that stay mapped: from the first to the last tensor of main memory, with those of
+    devices in between (load_all_data of llama-model-loader.cpp). A file may begin with the embedding and the output."""
+
+    def is_on_host(name: str) -> bool:
+        if match := _LAYER.fullmatch(name):
+            layer = int(match[1])
+            return layer < on_host or (layer < experts_on_host and _EXPERTS.search(name) is not None)
+        return not name.startswith("output")
+
+    tensors = [tensor for tensor in bundle.header.tensors if not PROJECTOR.fullmatch(tensor.name)]
+    kept = [number for number, tensor in enumerate(tensors) if is_on_host(tensor.name)]
+    return sum(tensor.size for tensor in tensors[kept[0] : kept[-1] + 1]) if kept else 0
+
+
+def _mask(shape: Shape) -> int:
+    """Returns the bytes of a token's row of the attention mask."""
+    return (2 if shape.flash else 4) * shape.context
+
+
+def _batches(placed: tuple[int, ...], header: Header, options: Mapping[str, str]) -> int:
+    """Returns how many batches there are at once: several where all layers are split over devices, which then compute
+    at the same time (pipeline_parallel of llama-context.cpp)."""
+    is_split = sum(1 for count in placed if count) > 1 and sum(placed) > header.layers
+    return _COPIES if is_split and options.get("--kv-offload") != "off" and not _experts_on_host(options) else 1
 
 
 def compute(header: Header, shape: Shape, options: Mapping[str, str], *, output: bool) -> int:
@@ -308,4 +345,4 @@ def compute(header: Header, shape: Shape, options: Mapping[str, str], *, output:
     scores = heads * shape.context * 4 if options.get("--flash-attn") == "off" else 0
     logits = header.vocabulary * 4 if output else 0
     activations = 4 * (2 * header.integer("feed_forward_length") + 6 * header.embedding)
-    return shape.ubatch * (logits + activations + 4 * shape.context + scores)
+    return shape.ubatch * (logits + activations + _mask(shape) + scores)

@@ -248,21 +248,36 @@ def test_a_run_that_may_grow_keeps_as_many_prompts_as_it_could_have_sequences() 
 
 # By NVIDIA's driver and the kernel on an H200, in MiB (docs/memory.md): main memory, and the device's.
 @pytest.mark.parametrize(
-    ("sizes", "parallel", "measured"),
+    ("sizes", "context", "parallel", "layers", "measured"),
     [
-        (ONE_BILLION, 1, (508, 1576)),
-        (ONE_BILLION, 4, (509, 2344)),
-        (EIGHT_BILLION, 1, (662, 5756)),
-        (EIGHT_BILLION, 4, (663, 8828)),
+        (ONE_BILLION, 8192, 1, 17, (508, 1576)),
+        (ONE_BILLION, 8192, 4, 17, (509, 2344)),
+        (ONE_BILLION, 8192, 1, 8, (1088, 1144)),
+        (EIGHT_BILLION, 8192, 1, 33, (662, 5756)),
+        (EIGHT_BILLION, 8192, 4, 33, (663, 8828)),
+        (EIGHT_BILLION, 32_768, 1, 33, (688, 8852)),
     ],
 )
 def test_what_a_run_on_a_device_holds_there_and_of_main_memory(
-    sizes: Sizes, parallel: int, measured: tuple[int, int]
+    sizes: Sizes, context: int, parallel: int, layers: int, measured: tuple[int, int]
 ) -> None:
-    layers = str(sizes.layers + 1)
-    flags = ("--n-gpu-layers", layers, "--split-mode", "none", "--main-gpu", "0")
-    found = required(spec(random_bundle(sizes), *flags, context=8192, parallel=parallel))
-    assert (found.ram / MIB, found.vram[0] / MIB) == pytest.approx(measured, rel=0.05)
+    flags = ("--n-gpu-layers", str(layers), "--split-mode", "none", "--main-gpu", "0")
+    found = required(spec(random_bundle(sizes), *flags, context=context, parallel=parallel))
+    assert (found.ram / MIB, found.vram[0] / MIB) == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize(("context", "measured"), [(8192, (104, 120)), (32_768, (200, 216))])
+def test_devices_that_share_all_layers_hold_several_batches(context: int, measured: tuple[int, int]) -> None:
+    """By the log of llama.cpp b10434 with two Vulkan devices, which left the output to the processor: the "compute
+    buffer size" of each."""
+    flags = ("--n-gpu-layers", "17", "--split-mode", "layer", "--tensor-split", "9,8")
+    run = spec(random_bundle(ONE_BILLION), *flags, context=context, parallel=1)
+    parts = memory.tensor_sizes(run.bundle, Shape(context, 1))
+    layers = [weights + cache for weights, cache in zip(parts.layers, parts.caches, strict=True)]
+    logits = 512 * 4 * ONE_BILLION.vocabulary
+    held = (sum(layers[:9]), sum(layers[9:]) + parts.output + logits)
+    buffers = [(size - held[i] - memory.PER_DEVICE) / MIB for i, size in enumerate(required(run).vram)]
+    assert buffers == pytest.approx(measured, abs=5)
 
 
 HOSTILE = [

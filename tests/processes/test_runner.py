@@ -102,6 +102,29 @@ async def test_states_and_stages_are_reported(watch, tmp_path):
     assert (runner.pid, runner.failure) == (None, None)
 
 
+async def test_devices_are_looked_at_before_the_engine_begins_and_when_it_is_gone(watch):
+    told = []
+
+    class Devices:
+        def begin(self):
+            told.append(("begin", watched.runner.pid))
+
+        def held(self, pid, planned):
+            told.append(("held", pid))
+            return planned
+
+        def end(self):
+            told.append(("end", watched.runner.pid))
+
+    watched = watch(on_devices=Devices())
+    watched.runner.expect(RequiredMemory(1 << 30, (0, 5)))
+    runner = await watched.ready()
+    pid, measured = runner.pid, await runner.memory()
+    assert measured.vram == (0, 5)
+    await watched.stop()
+    assert told == [("begin", None), ("held", pid), ("end", None)]
+
+
 @pytest.mark.parametrize("early", [True, False])
 async def test_ready_once_the_engine_is(watch, tmp_path, early):
     """It answers 503 before that, or does not listen at all."""
