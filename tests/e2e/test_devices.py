@@ -26,6 +26,7 @@ from tests.models import random_llama
 from tests.models.random_llama import Sizes
 from tests.ports import reserved_port
 
+HALF_GIB = 1 << 29
 # Layers of the made models. With a context of 32,768 tokens each layer takes 64 MiB of cache and a little more: of the
 # 1.8 GiB that a device may give, these take 0.7, 1.2 and 1.6 GiB, and the last one more than one device has.
 LAYERS = {"small": 4, "middle": 11, "large": 17, "split": 30}
@@ -183,6 +184,34 @@ def test_an_engine_that_is_killed_frees_its_device(start: Any) -> None:
     until(lambda: not daemon.runners())
     assert ask(daemon, "b") == ""
     assert places(daemon) == {"b": [0]}
+
+
+@pytest.mark.parametrize("means", ["own"], indirect=True)
+def test_an_allocation_that_fails_for_real_leads_to_another_device(start: Any, tmp_path: Path) -> None:
+    """Device 0 has less memory than it says: an engine that uses it may have no more than it needs to begin."""
+    daemon = start(2, a="middle")
+    assert daemon.run("configure", "a", "--set", "llamacpp.devices=[1]").returncode == 0
+    ask(daemon, "a")
+    [runner] = daemon.runners()
+    size = psutil.Process(runner["pid"]).memory_info().vms
+    program = daemon.data.parent / "llama-server"
+    real = cached_engine(EngineKind.NATIVE, vulkan=True) / "bin/llama-server"
+    program.write_text(f"""#!/bin/sh
+case "$*" in *"--device Vulkan0"*) ulimit -v {size - HALF_GIB >> 10} ;; esac
+exec {real} "$@"
+""")
+    program.chmod(0o755)
+    daemon.stop()
+    daemon.data.parent.joinpath("config.toml").write_text(f'[backends."llama.cpp"]\nllama_server = "{program}"\n')
+    daemon.start(sandbox="off")  # a script may start no other program there
+    assert daemon.run("configure", "a", "--set", "llamacpp.devices=null").returncode == 0
+    assert ask(daemon, "a") == ""
+    assert places(daemon) == {"a": [1]}
+    tries = len(loads(daemon))
+    assert tries > 1
+    assert daemon.run("unload", "a").returncode == 0
+    ask(daemon, "a")
+    assert (places(daemon), len(loads(daemon))) == ({"a": [1]}, tries + 1), "the next start knows it"
 
 
 @pytest.mark.parametrize("means", [pytest.param("rpc", marks=pytest.mark.nightly)], indirect=True)
