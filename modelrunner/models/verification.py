@@ -15,7 +15,7 @@ from modelrunner.jsonfile import JsonFile
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Digest, Store
 from modelrunner.store.records import Stamp
-from modelrunner.store.storereader import PlacedBlob
+from modelrunner.store.store import PlacedBlob
 
 RATE = 32 << 20
 """The most bytes that are read in a second: this takes a few percent of a CPU, and less of a disk than a pull."""

@@ -15,7 +15,7 @@ from modelrunner.models.verification import Verifier
 from modelrunner.scheduler.events import Events
 from modelrunner.store import Store
 from modelrunner.store.blobs import ReadProgress
-from modelrunner.store.storereader import PlacedBlob
+from modelrunner.store.store import PlacedBlob
 from tests.api.conftest import StartDaemon
 from tests.opened import opened_in
 from tests.store.samples import add_model, ingest
