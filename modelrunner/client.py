@@ -102,36 +102,6 @@ def _work(target: str, body: Any) -> _RequestSpec[wire.Progress]:
     return _RequestSpec("POST", target, _progress, body, "application/json")
 
 
-class _Common:
-    """The address and the form of requests and answers."""
-
-    def __init__(self, address: str | None = None, *, key: str | None = None) -> None:
-        """`address` is `unix:///path` or `http[s]://host:port`, by default MODELRUNNER_HOST or this user's daemon;
-        `key` is an API key, by default MODELRUNNER_API_KEY."""
-        self.address = address or start.address(Locations.find())
-        is_unix = self.address.startswith("unix://")
-        key = key or os.environ.get("MODELRUNNER_API_KEY")
-        self._socket = self.address.removeprefix("unix://") if is_unix else None
-        self._options: dict[str, Any] = {
-            "base_url": "http://localhost" if is_unix else self.address,
-            "headers": {"Authorization": f"Bearer {key}"} if key else {},
-            "timeout": _TIMES,
-        }
-
-    def _built(self, http: httpx.Client | httpx.AsyncClient, request: _RequestSpec[Any]) -> httpx.Request:
-        if request.file is not None:
-            form = {"file": ("requests.jsonl", request.file)}
-            return http.build_request(request.method, request.path, data={"purpose": "batch"}, files=form)
-        content = None if request.body is None else msgspec.json.encode(request.body)
-        head = {"Content-Type": "application/json", "Accept": request.accept}
-        return http.build_request(request.method, request.path, content=content, headers=head)
-
-    def _unreachable(self, error: httpx.HTTPError) -> ModelRunnerError:
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return DaemonUnreachable(f"no daemon answers at {self.address}: start one with `modelrunner serve`")
-        return AnswerBroken(f"the answer of the daemon at {self.address} broke off: {error}")
-
-
 def _refusal(status: int, content: bytes) -> ModelRunnerError:
     try:
         fault = msgspec.json.decode(content).get("error")
@@ -180,8 +150,34 @@ def _last(content: bytes) -> wire.Progress:
     return found[-1]
 
 
-class _ClientMethods(_Common):
-    """The methods of both clients."""
+class _ClientMethods:
+    """The methods of both clients, the address, and the form of requests and answers."""
+
+    def __init__(self, address: str | None = None, *, key: str | None = None) -> None:
+        """`address` is `unix:///path` or `http[s]://host:port`, by default MODELRUNNER_HOST or this user's daemon;
+        `key` is an API key, by default MODELRUNNER_API_KEY."""
+        self.address = address or start.address(Locations.find())
+        is_unix = self.address.startswith("unix://")
+        key = key or os.environ.get("MODELRUNNER_API_KEY")
+        self._socket = self.address.removeprefix("unix://") if is_unix else None
+        self._options: dict[str, Any] = {
+            "base_url": "http://localhost" if is_unix else self.address,
+            "headers": {"Authorization": f"Bearer {key}"} if key else {},
+            "timeout": _TIMES,
+        }
+
+    def _built(self, http: httpx.Client | httpx.AsyncClient, request: _RequestSpec[Any]) -> httpx.Request:
+        if request.file is not None:
+            form = {"file": ("requests.jsonl", request.file)}
+            return http.build_request(request.method, request.path, data={"purpose": "batch"}, files=form)
+        content = None if request.body is None else msgspec.json.encode(request.body)
+        head = {"Content-Type": "application/json", "Accept": request.accept}
+        return http.build_request(request.method, request.path, content=content, headers=head)
+
+    def _unreachable(self, error: httpx.HTTPError) -> ModelRunnerError:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return DaemonUnreachable(f"no daemon answers at {self.address}: start one with `modelrunner serve`")
+        return AnswerBroken(f"the answer of the daemon at {self.address} broke off: {error}")
 
     @_WholeAnswer
     def models(self) -> _RequestSpec[list[wire.Model]]:

@@ -46,19 +46,6 @@ def _one_of(known: frozenset[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class _Table(BaseModel):
-    """A table whose keys are written with dashes, as in the API of docker/model-runner. Underscores are accepted,
-    too."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=lambda name: name.replace("_", "-"),
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
-
-
 class RopeParameters(BaseModel):
     """The values of `rope_parameters` (`rope_scaling`) in config.json: the encoding of positions beyond the trained
     ones."""
@@ -102,8 +89,9 @@ class HfOverrides(BaseModel):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-class VllmOptions(_Table):
-    """The settings are all optional.
+class VllmOptions(BaseModel):
+    """The settings are all optional. Their keys are written with dashes, as in the API of docker/model-runner;
+    underscores are accepted, too.
 
     - `dtype` is the type of weights that are not quantized, and of activations; `kv-cache-dtype` is the cache's.
       `quantization` is needed only if the model's own config.json does not say it.
@@ -118,6 +106,14 @@ class VllmOptions(_Table):
     - `sleep` releases memory of an idle engine before it is stopped (CUDA). 1 moves the weights to main memory, 2 drops
       them; both drop the cache.
     """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
