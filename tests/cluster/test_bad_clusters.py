@@ -31,6 +31,7 @@ def test_a_ray_that_cannot_be_asked(rig: Rig, fault: str) -> None:
     assert rig.states() == {}
 
 
+@pytest.mark.nightly
 def test_a_machine_has_one_head(rig: Rig, tmp_path: Path) -> None:
     """The second head says why it has no host, and the first one's host goes on."""
     rig.start()
