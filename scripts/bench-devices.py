@@ -40,7 +40,7 @@ MIB = 1 << 20
 _LOADS = 'modelrunner_events_total{event="load"'
 # Named after published models of that shape: Llama 3.2 1B, Llama 3.1 8B, Qwen 2.5 32B.
 SIZES = {
-    "tiny": Sizes(),
+    "tiny": Sizes(context=512),  # for devices that the processor plays
     "1B": Sizes(2048, 8192, 16, 32, 8, 131_072, 128_256, quantized=True),
     "8B": Sizes(4096, 14_336, 32, 32, 8, 131_072, 128_256, quantized=True),
     "32B": Sizes(5120, 27_648, 64, 40, 8, 131_072, 152_064, quantized=True),
