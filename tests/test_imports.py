@@ -17,7 +17,7 @@ PACKAGE = ROOT / "modelrunner"
 SHARED = {
     *("modelrunner", "boundedjson", "chattemplates", "concurrency", "database", "durable", "errors", "lora", "types"),
     *("aliases", "defaults", "engineapi", "jsonfile", "modelformat", "modelfile", "progress", "sandbox", "schema"),
-    "units",
+    *("rotatedfile", "units"),
 }
 # Part -> what else it may use, as docs/architecture.md draws it. A part is a subpackage or a module of the package.
 ALLOWED: dict[str, set[str]] = {
@@ -91,6 +91,7 @@ ALLOWED: dict[str, set[str]] = {
     "progress": set(),
     "pull": {"oci", "store", "web", "wire"},
     "scheduler": {"backend", "engine", "plugins", "processes"},
+    "rotatedfile": set(),
     "sandbox": set(),
     "schema": set(),
     "sdk": {"backend", "engine", "processes", "web"},

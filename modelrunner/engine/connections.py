@@ -283,14 +283,13 @@ class UpstreamConnection(asyncio.Protocol):
         return self._body is not None and self._events and self._body.at_event_boundary()
 
     def has_last_event(self) -> bool:
-        """True if the last event of an event stream was handed on, for a receiver that is told."""
+        """True if the last event of an event stream was handed on."""
         return self._body is not None and self._events and is_last_event(self._body.tail)
 
     @property
     def received(self) -> tuple[int, bytes]:
-        """The bytes of the body so far and the last of them, with the framing of chunks where the receiver gets it
-        (then only a piece of them for a receiver that is not told); 0 and b"" for a body that came in one piece with
-        its head."""
+        """The bytes of the body so far and the last of them (`Body.tail`), with the framing of chunks where the
+        receiver gets it; 0 and b"" for a body that came in one piece with its head."""
         return (self._body.size, self._body.tail) if self._body is not None else (0, b"")
 
     @property
@@ -386,7 +385,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
             return
         self._events = head.kind == b"text/event-stream"
-        self._body = body = head.body(length, splice=receiver.splices(head.status), end=receiver.is_told)
+        self._body = body = head.body(length, splice=receiver.splices(head.status))
         self._held_back = (head, length)
         self._hand_on(receiver, body, body.take(data))
 

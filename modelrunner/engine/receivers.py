@@ -11,10 +11,7 @@ FETCH_LIMIT = 16 << 20
 
 class Receiver(Protocol):
     """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
-    last. All calls come from the event loop, none from inside `UpstreamPool.send`. A receiver that `is_told` reads
-    `UpstreamConnection.received` at the end."""
-
-    is_told: bool
+    last. All calls come from the event loop, none from inside `UpstreamPool.send`."""
 
     def splices(self, status: int) -> bool:
         """Returns True to take a body of unknown length with its chunk framing. The call comes once the status is
@@ -34,8 +31,6 @@ class Receiver(Protocol):
 
 class Collector:
     """A `Receiver`. `done` gets the status and the body, or the failure."""
-
-    is_told = False
 
     def __init__(self) -> None:
         self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()

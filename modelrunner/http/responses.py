@@ -12,7 +12,6 @@ from modelrunner.http.responsebodies import (
     Body,
     ChunkedBody,
     ChunkedBodyAsSent,
-    ChunkedBodyWithEnd,
     CloseDelimitedBody,
     SizedBody,
 )
@@ -86,16 +85,14 @@ class ResponseHead:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._found.append((name.lower(), value))
 
-    def body(self, length: int | None, *, splice: bool, end: bool) -> Body:
+    def body(self, length: int | None, *, splice: bool) -> Body:
         """Makes a reader for a body of this length. With `splice`, the reader returns a body of unknown length in
-        chunks; with `end`, the reader keeps the last bytes of such a body."""
+        chunks."""
         if length is not None:
             return SizedBody(length)
         if not self.chunked:
             return CloseDelimitedBody(splice, self.kind)
-        if not splice:
-            return ChunkedBody()
-        return ChunkedBodyWithEnd() if end else ChunkedBodyAsSent()
+        return ChunkedBodyAsSent() if splice else ChunkedBody()
 
 
 class ResponseHeads:

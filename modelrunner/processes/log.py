@@ -2,7 +2,6 @@
 files, which grow and are rotated."""
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -10,20 +9,17 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from modelrunner import durable
+from modelrunner.rotatedfile import RotatedFile
 
 TAIL_BYTES = 16 << 10
 LINE_BYTES = 4 << 10
 _CHUNK = 64 << 10  # bytes of a log that are read at a time
 _POLL = 0.2  # seconds between two looks at a log that is followed
-_RETRY = 5.0  # seconds until a log that could not be written is tried again
-log = logging.getLogger(__name__)
 
 
 class EngineLog:
-    """`path` and its predecessor `path.1` together stay within `limit` bytes. With a full disk or a read-only folder,
-    output is lost until the file can be written again. `on_line` gets at most the first 4 KiB of a line; a carriage
-    return ends a line too, as progress bars use it."""
+    """A `RotatedFile`. `on_line` gets at most the first 4 KiB of a line; a carriage return ends a line too, as progress
+    bars use it."""
 
     def __init__(
         self,
@@ -32,20 +28,14 @@ class EngineLog:
         on_line: Callable[[str], None] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = path
-        self._half = max(limit // 2, 1)
+        self._file = RotatedFile(path, limit, "the engine's log", clock)
         self._on_line = on_line
         self._tail = bytearray()
         self._partial = b""
-        self._size = 0
-        self._clock = clock
-        self._file: int | None = None
-        self._failed: float | None = None  # since when it cannot be written
-        self._try(self._open)
 
     def feed(self, chunk: bytes) -> None:
         """Takes output of the engine, in pieces of any size."""
-        self._try(lambda: self._write(chunk[-self._half :]))
+        self._file.write(chunk)
         self._tail += chunk[-TAIL_BYTES:]
         del self._tail[:-TAIL_BYTES]
         if self._on_line:
@@ -60,46 +50,12 @@ class EngineLog:
     def close(self) -> None:
         self._emit([self._partial])
         self._partial = b""
-        self._close_file()
+        self._file.close()
 
     def _emit(self, lines: list[bytes]) -> None:
         for line in lines:
             if line and self._on_line:
                 self._on_line(line[:LINE_BYTES].decode(errors="replace"))
-
-    def _open(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = durable.open_ours(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._size = os.fstat(self._file).st_size
-
-    def _write(self, data: bytes) -> None:
-        if self._file is None:
-            if self._failed is not None and self._clock() - self._failed < _RETRY:
-                return
-            self._open()
-        if self._size and self._size + len(data) > self._half:
-            self._close_file()
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._open()
-        assert self._file is not None
-        self._size += os.write(self._file, data)
-        if self._failed is not None:
-            log.info("the engine's log %s is written again", self._path)
-            self._failed = None
-
-    def _try(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:
-            if self._failed is None:
-                log.warning("the engine's log %s is not written for now: %s", self._path, error)
-            self._failed = self._clock()
-            self._close_file()
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 async def read_log(

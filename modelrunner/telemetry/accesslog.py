@@ -1,8 +1,6 @@
 """The access log: a line for each request, in a file of its own."""
 
-import logging
 from functools import lru_cache
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Literal
@@ -10,9 +8,11 @@ from typing import Literal
 import msgspec
 
 from modelrunner.gateway.request.observers import Observers, RequestRecord
+from modelrunner.rotatedfile import RotatedFile
 
 Form = Literal["off", "text", "json"]
-LOG_BYTES = 8 << 20  # per file; one older file is kept
+LOG_BYTES = 16 << 20
+"""Of the file and one older file together."""
 
 
 class AccessLog:
@@ -22,40 +22,39 @@ class AccessLog:
         self._path = path
         self._observers = observers
         self._render = _text
-        self._handler: RotatingFileHandler | None = None
+        self._file: RotatedFile | None = None
 
     def use(self, form: Form) -> None:
-        """Switches to another form of the lines, or off. Raises `OSError`."""
+        """Switches to another form of the lines, or off."""
         self.close()
         if form != "off":
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._render = _json if form == "json" else _text
-            self._handler = RotatingFileHandler(self._path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+            self._file = RotatedFile(self._path, LOG_BYTES, "the access log")
             self._observers.add(self)
 
     def close(self) -> None:
         self._observers.remove(self)
-        if self._handler is not None:
-            self._handler.close()
-            self._handler = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def finished(self, record: RequestRecord) -> None:
-        assert self._handler is not None
-        self._handler.handle(logging.makeLogRecord({"msg": self._render(record), "levelno": logging.INFO}))
+        assert self._file is not None
+        self._file.write(self._render(record))
 
 
-def _json(record: RequestRecord) -> str:
-    return msgspec.json.encode(record.flat()).decode()
+def _json(record: RequestRecord) -> bytes:
+    return msgspec.json.encode(record.flat()) + b"\n"
 
 
-def _text(record: RequestRecord) -> str:
+def _text(record: RequestRecord) -> bytes:
     labels, tokens = record.labels, record.tokens
     second, milliseconds = divmod(int(record.time * 1e3), 1000)
     caller = _word(labels.caller) if labels.caller else "-"
     return (
         f"{_date(second)}.{milliseconds:03}Z {record.request_id} {labels.route} {_word(record.model)} {record.status} "
-        f"{record.duration:.3f}s {tokens.prompt}+{tokens.answer} {caller} {record.error or '-'} {record.peer or '-'}"
-    )
+        f"{record.duration:.3f}s {tokens.prompt}+{tokens.answer} {caller} {record.error or '-'} {record.peer or '-'}\n"
+    ).encode()
 
 
 def _word(text: str) -> str:

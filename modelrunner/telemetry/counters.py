@@ -1,9 +1,14 @@
 """Counters and histograms of requests and events for Prometheus."""
 
-from collections.abc import Iterable
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.scheduler import EventRecord
@@ -30,35 +35,40 @@ _OF_RUNNERS = frozenset(("load", "ready", "sleep", "wake", "evict", "stop", "cra
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, of times that nobody asks for
 
 
+class _Times:
+    """Times in seconds, counted by upper `bounds`."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        bounds = [floatToGoString(bound) for bound in (*self._bounds, math.inf)]  # type: ignore[no-untyped-call]
+        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+
+
 class RequestCounters:
-    """Counts finished requests. Models that no runner served share one label value, since clients choose their
-    names."""
+    """Counts finished requests. Models that no runner served share one label value, since clients choose their names.
+    The client library's own counters would take five times as long."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        labels = ("family", "model", "backend", "status", "error", "key")
-        self._requests = Counter("modelrunner_requests", "Requests that ended", labels, registry=registry)
-        self._tokens = Counter(
-            "modelrunner_tokens", "Tokens, as the engines count", ("model", "type"), registry=registry
-        )
-        self._times = [
-            Histogram(name, meaning, ("family", "model"), registry=registry, buckets=bounds)
-            for name, meaning, bounds in _TIMES
-        ]
-        self._times_of: dict[
-            tuple[str, str], list[Histogram]
-        ] = {}  # a look-up by labels costs more than an observation
+        self._requests = defaultdict[tuple[str, str, str, int, str, str], int](int)
+        self._tokens = defaultdict[tuple[str, str], int](int)
+        self._times: dict[tuple[str, str], list[_Times]] = {}
 
     def add(self, record: RequestRecord) -> None:
         labels, served, tokens = record.labels, record.served, record.tokens
-        model, backend = (served.model, served.backend) if served.model else (_UNKNOWN, _UNKNOWN)
-        self._requests.labels(labels.family, model, backend, str(record.status), record.error, labels.key).inc()
+        family, model, backend = labels.family, served.model or _UNKNOWN, served.backend if served.model else _UNKNOWN
+        self._requests[family, model, backend, record.status, record.error, labels.key] += 1
         if not served.model:
             return
-        times = self._times_of.get((labels.family, model))
-        if times is None:
-            times = [each.labels(labels.family, model) for each in self._times]
-            self._times_of[labels.family, model] = times
+        if (times := self._times.get((family, model))) is None:
+            times = self._times[family, model] = [_Times(bounds) for _, _, bounds in _TIMES]
         queue, load, first_token, each_token, duration = times
         queue.observe(record.queued)
         load.observe(record.loading)
@@ -70,10 +80,22 @@ class RequestCounters:
         counts = ("input", tokens.prompt), ("output", tokens.answer), ("cached", tokens.cached)
         for kind, count in (*counts, ("drafted", tokens.drafted)):
             if count:
-                self._tokens.labels(model, kind).inc(count)
+                self._tokens[model, kind] += count
 
     def families(self) -> Iterable[Metric]:
-        return self._registry.collect()
+        labels = ("family", "model", "backend", "status", "error", "key")
+        requests = CounterMetricFamily("modelrunner_requests", "Requests that ended", labels=labels)
+        for (family, model, backend, status, error, key), count in self._requests.items():
+            requests.add_metric((family, model, backend, str(status), error, key), count)
+        tokens = CounterMetricFamily("modelrunner_tokens", "Tokens, as the engines count", labels=("model", "type"))
+        for of, count in self._tokens.items():
+            tokens.add_metric(of, count)
+        yield from (requests, tokens)
+        for number, (name, meaning, _) in enumerate(_TIMES):
+            histogram = HistogramMetricFamily(name, meaning, labels=("family", "model"))
+            for of, times in self._times.items():
+                times[number].add_to(histogram, of)
+            yield histogram
 
 
 class EventCounters:

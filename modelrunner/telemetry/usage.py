@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from modelrunner import wire
@@ -60,7 +61,7 @@ class Usage:
         model = record.served.model
         if not model:
             return
-        day = time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
+        day = _date(int(self._wall()) // 86400)
         key = day, record.labels.caller, model
         if len(self._new) >= _MOST_KEPT and key not in self._new:
             key = day, _OTHERS, model
@@ -135,3 +136,9 @@ class Usage:
             wire.UsageTotals(name, requests, prompt, answer, round(seconds, 3))
             for name, requests, prompt, answer, seconds in rows
         ]
+
+
+@lru_cache(maxsize=2)
+def _date(day: int) -> str:
+    """Returns the date of a day since 1970."""
+    return time.strftime("%Y-%m-%d", time.gmtime(day * 86400))

@@ -22,8 +22,8 @@ from tests.waiting import HUNG
 class Recorder:
     """A receiver that keeps what it is told."""
 
-    def __init__(self, decoded: bool = False, is_told: bool = True) -> None:
-        self.decoded, self.is_told = decoded, is_told
+    def __init__(self, decoded: bool = False) -> None:
+        self.decoded = decoded
         self.connection: Any = None
         self.head: tuple[int, dict[bytes, bytes], int | None] | None = None
         self.body = bytearray()
@@ -57,8 +57,8 @@ class Recorder:
 REQUEST = UpstreamPool(Endpoint(path=Path("anywhere"))).request("POST", "/v1/chat/completions", b"{}")
 
 
-async def exchange(pool: UpstreamPool, *, decoded: bool = False, is_told: bool = True) -> Recorder:
-    recorder = Recorder(decoded, is_told)
+async def exchange(pool: UpstreamPool, *, decoded: bool = False) -> Recorder:
+    recorder = Recorder(decoded)
     recorder.connection = pool.send(REQUEST, recorder)
     await recorder.wait()
     return recorder
@@ -203,9 +203,8 @@ async def test_a_connection_does_not_serve_again_after_a_stream(socket_path: Pat
         assert engine.connections == 2
 
 
-@pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("cut", range(1, len(SSE + event("hello") + b"0\r\n\r\n")))
-async def test_an_answer_may_be_cut_anywhere(socket_path: Path, cut: int, is_told: bool) -> None:
+async def test_an_answer_may_be_cut_anywhere(socket_path: Path, cut: int) -> None:
     whole = SSE + event("hello") + b"0\r\n\r\n"
 
     async def script(call: Call) -> None:
@@ -214,7 +213,7 @@ async def test_an_answer_may_be_cut_anywhere(socket_path: Path, cut: int, is_tol
         await call.send(whole[cut:])
 
     async with scripted_engine(socket_path, script) as engine:
-        recorder = await exchange(UpstreamPool(engine.endpoint), is_told=is_told)
+        recorder = await exchange(UpstreamPool(engine.endpoint))
         assert (recorder.error, bytes(recorder.body)) == (None, whole[len(SSE) :])
 
 
@@ -258,7 +257,7 @@ async def test_chunk_extensions_are_passed_on(socket_path: Path, extension: byte
     raw = extension + b"\r\n" + b"x" * 13 + b"\r\n" + last + b"\r\n\r\n"
     async with scripted_engine(socket_path, script_of(SSE, raw)) as engine:
         pool = UpstreamPool(engine.endpoint)
-        assert (await exchange(pool)).body == (await exchange(pool, is_told=False)).body == raw
+        assert (await exchange(pool)).body == raw
         assert (await exchange(pool, decoded=True)).body == b"x" * 13
 
 
@@ -329,15 +328,14 @@ async def test_interim_answers_are_skipped(socket_path: Path) -> None:
         b"HTTP/1.1 102 Processing\r\n\r\n" * 3000,
     ],
 )
-@pytest.mark.parametrize("is_told", [False, True])
-async def test_what_is_not_one_well_formed_answer_fails(socket_path: Path, answer: bytes, is_told: bool) -> None:
+async def test_what_is_not_one_well_formed_answer_fails(socket_path: Path, answer: bytes) -> None:
     async with scripted_engine(socket_path, script_of(answer)) as engine:
-        recorder = await exchange(UpstreamPool(engine.endpoint), is_told=is_told)
+        recorder = await exchange(UpstreamPool(engine.endpoint))
         assert isinstance(recorder.error, EngineProtocolError)
         await engine.until(lambda e: e.open == 0)
 
 
-@pytest.mark.parametrize(("decoded", "is_told"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("decoded", [False, True])
 @pytest.mark.parametrize(
     ("sent", "boundary"),
     [
@@ -349,11 +347,9 @@ async def test_what_is_not_one_well_formed_answer_fails(socket_path: Path, answe
         (chunk(b"data: \xe2\x82"), False),
     ],
 )
-async def test_where_an_answer_was_cut_is_known(
-    socket_path: Path, sent: bytes, boundary: bool, decoded: bool, is_told: bool
-) -> None:
+async def test_where_an_answer_was_cut_is_known(socket_path: Path, sent: bytes, boundary: bool, decoded: bool) -> None:
     async with scripted_engine(socket_path, script_of(SSE, sent, close=True)) as engine:
-        recorder = await exchange(UpstreamPool(engine.endpoint), decoded=decoded, is_told=is_told)
+        recorder = await exchange(UpstreamPool(engine.endpoint), decoded=decoded)
         assert isinstance(recorder.error, ConnectionResetError)
         assert recorder.connection.at_event_boundary() is boundary
 
@@ -365,9 +361,8 @@ async def test_a_chunk_that_looks_like_a_boundary_is_none(socket_path: Path) -> 
 
 
 @pytest.mark.parametrize("length", [1, 10, 100, 2000])
-@pytest.mark.parametrize("is_told", [False, True])
-async def test_the_size_and_the_end_of_a_stream_are_known(socket_path: Path, length: int, is_told: bool) -> None:
-    """The end at its whole length for a receiver that is told, else at least the last piece."""
+async def test_the_size_and_the_end_of_a_stream_are_known(socket_path: Path, length: int) -> None:
+    """The end from the last event but one on, if each comes by itself."""
     pieces = [event(str(number) * length) for number in range(200)]
     whole = b"".join(pieces) + b"0\r\n\r\n"
 
@@ -379,10 +374,10 @@ async def test_the_size_and_the_end_of_a_stream_are_known(socket_path: Path, len
         await call.send(b"0\r\n\r\n")
 
     async with scripted_engine(socket_path, script) as engine:
-        size, end = (await exchange(UpstreamPool(engine.endpoint), is_told=is_told)).connection.received
+        size, end = (await exchange(UpstreamPool(engine.endpoint))).connection.received
         assert size == len(whole)
         assert whole.endswith(end)
-        assert len(end) >= (TAIL if is_told else len(b"0\r\n\r\n"))
+        assert end.endswith((pieces[-1] + b"0\r\n\r\n")[-TAIL:])
 
 
 async def test_an_aborted_exchange_closes_the_connection_and_says_nothing(socket_path: Path) -> None:

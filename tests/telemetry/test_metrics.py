@@ -12,11 +12,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from modelrunner.concurrency.feed import Feed
 from modelrunner.errors import RequestNotFound
 from modelrunner.gateway.calls import labels
-from modelrunner.gateway.request.observers import RequestRecord
+from modelrunner.gateway.request.observers import Observers, RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry import exposition
+from modelrunner.telemetry.accesslog import AccessLog
+from modelrunner.telemetry.counters import RequestCounters
 from modelrunner.telemetry.exposition import EngineMetrics, fetch, merged, read_drafts
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.telemetry import Telemetry
@@ -128,6 +130,44 @@ async def test_requests_are_chosen_by_model_and_status(tmp_path: Path) -> None:
     assert ids(RequestFilter(), 1) == ["c"]
     with pytest.raises(RequestNotFound):
         requests.telemetry.cancel("a")
+
+
+def test_requests_and_their_times_are_counted() -> None:
+    """A time on a bound counts below it, one above all bounds counts as well; models without a runner are one."""
+    counters, asked = RequestCounters(), labels("openai", "/v1/completions")
+    for duration, first_byte in ((0.05, 0.01), (0.06, 0.05), (601.0, None)):
+        counters.add(
+            RequestRecord(
+                "a", asked, 200, "", "m", Served("full/m", "b"), 0.0, 0.0, first_byte, duration, tokens=Tokens(5, 2)
+            )
+        )
+    counters.add(RequestRecord("b", asked, 404, "model_not_found", "anything"))
+    told = {(name, *each.values()): value for name, each, value in series(counters.families())}
+    of = "openai", "full/m"
+    assert told["modelrunner_requests_total", "openai", "full/m", "b", "200", "", ""] == 3
+    assert told["modelrunner_requests_total", "openai", "unknown", "unknown", "404", "model_not_found", ""] == 1
+    assert {kind: told.get(("modelrunner_tokens_total", "full/m", kind)) for kind in ("input", "output", "cached")} == {
+        "input": 15,
+        "output": 6,
+        "cached": None,
+    }
+    below = {each[-1]: value for each, value in told.items() if each[0].endswith("duration_seconds_bucket")}
+    assert [below[bound] for bound in ("0.02", "0.05", "0.1", "600.0", "+Inf")] == [0, 1, 2, 2, 3]
+    assert told["gen_ai_server_request_duration_seconds_sum", *of] == pytest.approx(601.11)
+    assert told["gen_ai_server_time_to_first_token_seconds_count", *of] == 2
+    assert told["gen_ai_server_time_per_output_token_seconds_sum", *of] == pytest.approx(0.04 + 0.01)
+
+
+def test_an_access_log_that_cannot_be_written_costs_lines_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AccessLog(tmp_path / "logs" / "access.log", Observers())
+    (tmp_path / "logs").touch()  # in the place of the folder
+    log.use("text")
+    for _ in range(3):
+        log.finished(RequestRecord("a", labels("openai", "/v1/completions"), 200))
+    log.close()
+    assert caplog.text.count("access.log is not written for now") == 1
 
 
 def test_each_device_is_told_as_far_as_its_driver_tells() -> None:

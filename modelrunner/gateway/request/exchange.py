@@ -57,10 +57,10 @@ class Exchange:
     """Its maker starts it. Without `is_told` it counts nowhere: other requests do in its place."""
 
     __slots__ = (
-        *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_leases"),
-        *("_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_rounds", "_side"),
-        *("_sink", "_status", "_taken", "_trace", "_translation", "_upstream", "_writer"),
-        *("ask", "is_told", "lease", "on_data"),
+        *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_is_told"),
+        *("_leases", "_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_rounds"),
+        *("_side", "_sink", "_status", "_taken", "_trace", "_translation", "_upstream", "_writer"),
+        *("ask", "lease", "on_data"),
     )
 
     def __init__(self, exchanges: Exchanges, ask: Inference, sink: Sink, *, is_told: bool = True) -> None:
@@ -85,7 +85,7 @@ class Exchange:
         self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
         # Allowances or observers hear of its end.
-        self.is_told = is_told and (bool(ask.counted) or in_flight.observers.active)
+        self._is_told = is_told and (bool(ask.counted) or in_flight.observers.active)
         self._trace = begun(ask.head.traceparent) if in_flight.tracing else None
         self._received: tuple[int, bytes] = (0, b"")  # as of `UpstreamConnection`, once the answer is over
         self._opening = b""  # the first bytes of a stream whose family counts there
@@ -296,7 +296,7 @@ class Exchange:
         return self._sink.takes_chunks and status == 200 and self._translation is None
 
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
-        if self.is_told and not self._is_further_round:
+        if self._is_told and not self._is_further_round:
             self._first_byte = perf_counter()
             if length == len(data):
                 self._received = length, data[-TAIL:]
@@ -366,7 +366,7 @@ class Exchange:
         if self._rounds is not None and self._refusal is None and self._rounds.go_on():
             self._next_round(lease, self._rounds)
             return
-        if self.is_told and not self._received[0]:
+        if self._is_told and not self._received[0]:
             self._received = upstream.received
         if self._in_flight.quarantine.alert:
             self._in_flight.quarantine.answered(lease.runner.key, self.ask)
@@ -503,4 +503,4 @@ class Exchange:
                 self.lease.abandon(self._upstream, hold_place(self.ask.counted))
             else:
                 self.lease.release()
-        self._in_flight.end(self, is_told=self.is_told)
+        self._in_flight.end(self, is_told=self._is_told)
