@@ -19,6 +19,9 @@ from typing import Any
 import psutil
 from streams import Target, get_json, healthy, stream
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from modelrunner.processes.processtree import MARK
+
 MODELRUNNER = Path(sys.executable).with_name("modelrunner")
 
 
@@ -54,13 +57,15 @@ async def look(socket: Path, model: str, other: Path) -> tuple[int, list[str], d
     runners: Any = await get_json(socket, "/engines/ps")
     [runner] = runners
     process, memory = psutil.Process(runner["pid"]), runner["memory"]
+    environment = process.environ()
+    environment.pop(MARK, None)  # the daemon ends what it has marked
     argv = [word.replace(runner["endpoint"].removeprefix("unix://"), str(other)) for word in process.cmdline()]
     if "--slot-save-path" in argv:
         at = argv.index("--slot-save-path")
         del argv[at : at + 2]
     size = max(memory["estimated"]["ram"], (memory["measured"] or {"ram": 0})["ram"])
     await get_json(socket, "/engines/unload", "POST", b'{"all": true}')
-    return size, argv, process.environ()
+    return size, argv, environment
 
 
 async def swap(socket: Path, hand: ByHand, models: list[str], turns: int) -> None:
