@@ -9,7 +9,8 @@ from wcwidth import wcwidth
 
 _FENCE = "```"
 _BACK = "\x1b[%dD\x1b[K"  # ECMA-48: the cursor to the left, and the rest of the line erased
-_SHOWN, _TIMES = 600, 8  # characters that are looked at, and how often they say the same
+_SHOWN, _TIMES = 600, 6  # characters that a repetition fills at least, and how often it says the same
+_MARK = 60  # characters at the end of a text that are looked for before
 
 
 class Wrapper:
@@ -95,16 +96,11 @@ def _is_in_background(terminal: int) -> bool:
 
 
 def repeats(text: str) -> bool:
-    """Returns whether the last 600 characters are one passage, repeated eight times or more. A model that begins
-    to repeat itself at temperature 0 never ends."""
-    tail = text[-_SHOWN:]
-    if len(tail) < _SHOWN:
+    """Returns whether the text ends with one passage that stands there at least six times in a row, and fills 600
+    characters or more. A model that begins to repeat itself at temperature 0 never ends."""
+    if len(text) < _SHOWN:
         return False
-    # The failure function of Knuth, Morris and Pratt (1977) gives the shortest period of the tail.
-    border = [0] * len(tail)
-    for i in range(1, len(tail)):
-        k = border[i - 1]
-        while k and tail[i] != tail[k]:
-            k = border[k - 1]
-        border[i] = k + 1 if tail[i] == tail[k] else 0
-    return len(tail) - border[-1] <= _SHOWN // _TIMES
+    mark = text[-_MARK:]
+    period = len(text) - _MARK - text.rfind(mark, 0, -1)  # from the mark to where it stood before
+    times = max(_TIMES, -(-_SHOWN // period))
+    return len(text) >= period * times and text.endswith(text[-period:] * times)

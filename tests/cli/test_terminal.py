@@ -66,7 +66,10 @@ def test_code_keeps_its_lines() -> None:
     assert "\n".join(wrapped([code], 20)) == code
 
 
-@pytest.mark.parametrize("passage", ["a", "Yes. ", "The capital of France is Paris.\n", "0123456789" * 6])
+PASSAGE = "".join(f"It has a reason, number {n}. " for n in range(10))
+
+
+@pytest.mark.parametrize("passage", ["a", "Yes. ", "The capital of France is Paris.\n", "0123456789" * 6, PASSAGE])
 def test_an_answer_that_says_the_same_again_and_again_repeats(passage: str) -> None:
     assert repeats("It begins well. " + passage * 700)
 
@@ -75,3 +78,5 @@ def test_ordinary_answers_do_not_repeat() -> None:
     table = "".join(f"| {number} | {number * number} |\n" for number in range(200))
     assert not repeats(table)
     assert not repeats("short " * 20)
+    assert not repeats(PASSAGE * 5)
+    assert not repeats("")
