@@ -20,6 +20,7 @@ from modelrunner.cli.common_options import with_client
 from modelrunner.errors import ModelRunnerError
 
 _SHOWN = 5  # models that a message names
+_PRESETS = "launch/"  # before the names of the presets that are made here
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -83,29 +84,51 @@ def _suited(
 ) -> AgentTarget:
     """Returns the target with a model that can do what the agent asks for, or with a preset of it. Raises
     `ModelRunnerError` that says what is missing, and `click.UsageError` where the user has to choose."""
-    models = client.call("GET", "/models", list[wire.Model])
+    models = [each for each in client.call("GET", "/models", list[wire.Model]) if not each.name.startswith(_PRESETS)]
     suited = [model for model in models if not _lack(agent, model)]
+    several: list[wire.Model] = []
     if target.model:
         model = client.call("GET", path("models", target.model), wire.Model)
         chosen = target.model
     else:
-        chatting = [model for model in models if "chat" in model.capabilities]
-        if len(suited or chatting) != 1:
-            raise click.UsageError(f"name the model: --model {_listed(suited or chatting, ' or ') or 'MODEL'}")
-        [model] = suited or chatting
-        chosen = model.name
+        found = suited or [model for model in models if "chat" in model.capabilities]
+        if not found:
+            raise click.UsageError(
+                "no model here chats: pull one (`modelrunner help clients`), or name it: --model MODEL"
+            )
+        model = _largest(client, found)
+        several, chosen = found if len(found) > 1 else [], model.name
     if lack := _lack(agent, model):
-        others = f"; of the models here {_listed(suited, ', ')} can do it" if suited else ""
+        others = f"; of the models here {_listed(suited)} can do it" if suited else ""
         raise ModelRunnerError(f"{name} cannot work with {chosen}, {lack}{others}")
     window = model.context_window or _trained(model) or 4096
+    preset = f"{_PRESETS}{name}-{re.sub('[^a-z0-9]+', '-', chosen.lower()).strip('-')}"
+    told, start = [], chosen
+    if several:
+        told.append(f"{_listed(several)} can work with {name}, and {chosen} is the largest of them that fits")
+    if window < agent.window:
+        told.append(f"{name}'s first question needs a window of {agent.window:,} tokens, and {chosen} has {window:,}")
+        start = f"the preset {preset}, which has them"
+    if told and not dry_run:
+        _agreed("; ".join(told), start, yes=yes)
     if window >= agent.window:
         return AgentTarget(target.url, chosen, target.key, window)
-    preset = f"launch/{name}-{re.sub('[^a-z0-9]+', '-', chosen.lower()).strip('-')}"
     if not dry_run:
-        told = f"{name}'s first question needs a window of {agent.window:,} tokens, and {chosen} has {window:,}"
-        _agreed(told, f"Start it with the preset {preset}, which has them, and leave {chosen} as it is?", yes=yes)
         _make(client, chosen, preset, agent.window)
     return AgentTarget(target.url, preset, target.key, agent.window)
+
+
+def _largest(client: HttpClient, models: list[wire.Model]) -> wire.Model:
+    """Returns the model that needs the most memory among those that can be loaded here, the first one if none can."""
+    needs: dict[str, int] = {}
+    for model in models if len(models) > 1 else ():
+        try:
+            fit = client.call("GET", f"{path('models', model.name)}/fit", wire.Fit)
+        except ModelRunnerError:  # such as for an engine that is not installed
+            continue
+        if fit.fits != "never" and fit.needed is not None:
+            needs[model.name] = fit.needed.ram + sum(fit.needed.vram)
+    return max(models, key=lambda model: needs.get(model.name, -1))
 
 
 def _trained(model: wire.Model) -> int:
@@ -125,17 +148,17 @@ def _lack(agent: Agent, model: wire.Model) -> str:
     return ""
 
 
-def _listed(models: list[wire.Model], between: str) -> str:
-    return between.join(model.name for model in models[:_SHOWN])
+def _listed(models: list[wire.Model]) -> str:
+    return ", ".join(model.name for model in models[:_SHOWN])
 
 
-def _agreed(told: str, question: str, *, yes: bool) -> None:
+def _agreed(told: str, start: str, *, yes: bool) -> None:
     """Asks the user. Raises `ModelRunnerError` without a terminal, and `click.Abort` for a no."""
     if yes:
         return
     if not (sys.stdin and sys.stdin.isatty() and output.is_terminal(sys.stderr)):
-        raise ModelRunnerError(f"{told}: with --yes it starts with a preset of the model that has them")
-    if not click.confirm(f"{told}. {question}", default=True, err=True):
+        raise ModelRunnerError(f"{told}: with --yes it starts with {start}; --model names another one")
+    if not click.confirm(f"{told}. Start it with {start}?", default=True, err=True):
         raise click.Abort
 
 

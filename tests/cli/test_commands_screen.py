@@ -6,6 +6,7 @@ import re
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -311,6 +312,30 @@ def test_launch_takes_a_preset_for_a_window_that_is_too_small(agents: Path, daem
     result = cli("launch", "claude", "--model", "my/model", "--yes")
     assert (result.code, len(daemon.asked("DELETE", f"/models/{preset}"))) == (1, 1)
     assert "it needs 9 GiB" in result.err
+
+
+def test_launch_offers_the_largest_of_several_models_that_fits(agents: Path, daemon: FakeDaemon, cli: Cli) -> None:
+    fit = {"free": {"ram": 1}, "budget": {"ram": 1}, "would_evict": [], "reason": ""}
+    models = {
+        "a/small": ("now", 1),
+        "a/large": ("after_eviction", 2),
+        "a/huge": ("never", 3),
+        "launch/claude-x": ("now", 9),
+    }
+    listed = [MODEL | {"tags": [name], "capabilities": ["chat", "tools"], "context_window": 65536} for name in models]
+    daemon.answers["GET /models"] = listed
+    for name, (fits, needed) in models.items():
+        daemon.answers[f"GET /models/{quote(name, safe='')}/fit"] = fit | {"fits": fits, "needed": {"ram": needed}}
+    result = cli("launch", "claude")
+    assert result.code == 1
+    assert "a/small, a/large, a/huge can work with claude, and a/large is the largest of them that fits" in result.err
+    assert "with --yes it starts with a/large" in result.err
+    with screen(agents, "launch", "claude", columns=160) as terminal:
+        terminal.wait_for("Start it with a/large?")
+        terminal.type("y")
+        terminal.wait_for("claude  at http://127.0.0.1:7/anthropic")
+        assert terminal.ended() == 0
+    assert "ANTHROPIC_MODEL=a/large" in cli("launch", "claude", "--dry-run").out
 
 
 def test_launch_refuses_a_model_that_cannot_do_it(agents: Path, daemon: FakeDaemon, cli: Cli) -> None:
