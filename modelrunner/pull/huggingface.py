@@ -19,6 +19,7 @@ from modelrunner import wire
 from modelrunner.errors import SourceFailed
 from modelrunner.pull.hub import FileSize, Hub, Listing, RepositoryName, chosen_files
 from modelrunner.pull.hubsource import HubSource
+from modelrunner.pull.selection import quantizations
 from modelrunner.types import ModelFormat
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import ask
@@ -50,6 +51,7 @@ class _SearchResult(msgspec.Struct, frozen=True, rename={"task": "pipeline_tag"}
     likes: int = 0
     task: str | None = None
     gated: bool | str = False
+    siblings: list[_Sibling] = []
 
 
 class _Repository(msgspec.Struct, frozen=True):
@@ -101,6 +103,7 @@ class HuggingFaceHub(Hub):
             "sort": "downloads",
             "direction": "-1",
             "limit": str(limit),
+            "full": "true",  # with the names of the files
         }
         answer = await self.get(f"{self.endpoint}/api/models?{urlencode(parameters)}")
         self.require_found(answer, "the search")
@@ -109,7 +112,14 @@ class HuggingFaceHub(Hub):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise SourceFailed("the hub's answer is not a list of models; check HF_ENDPOINT") from None
         return [
-            wire.Offer(f"hf.co/{each.id}", each.downloads, each.likes, each.task or "", bool(each.gated))
+            wire.Offer(
+                f"hf.co/{each.id}",
+                each.downloads,
+                each.likes,
+                each.task or "",
+                bool(each.gated),
+                quantizations(sibling.name for sibling in each.siblings),
+            )
             for each in found[:limit]
             if _NAME.fullmatch(each.id)
         ]

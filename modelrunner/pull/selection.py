@@ -50,8 +50,8 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
     `wanted`; `place` names the source in both.
     """
     candidates = _candidates(names)
+    models = _models(candidates)
     projectors = [c for c in candidates if "mmproj" in c.stem.lower()]
-    models = [c for c in candidates if c not in projectors and "imatrix" not in c.stem.lower()]
     if not models:
         raise UnsupportedModel(
             f"{place} holds no complete model in GGUF, safetensors or a format of a backend; look for a conversion"
@@ -65,6 +65,16 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> dict[str, st
     if projectors:
         chosen["mmproj.gguf"] = min(projectors, key=lambda c: c.order(_PROJECTOR_ORDER)).files[0]
     return chosen
+
+
+def quantizations(names: Iterable[str]) -> list[str]:
+    """Returns the quantizations that `choose` finds, the one that it takes by default first."""
+    models = sorted(_models(_candidates(names)), key=lambda c: c.order(DEFAULT_ORDER))
+    return list(dict.fromkeys(model.quantization for model in models if model.quantization))
+
+
+def _models(candidates: Iterable[_Candidate]) -> list[_Candidate]:
+    return [c for c in candidates if not any(word in c.stem.lower() for word in ("mmproj", "imatrix"))]
 
 
 def _candidates(names: Iterable[str]) -> list[_Candidate]:

@@ -34,13 +34,15 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """`GET /models/search`: a model that a hub offers."""
+    """`GET /models/search`: a model that a hub offers. A pull of `name` takes the first of its `quantizations`, one of
+    `name:QUANTIZATION` another one."""
 
     name: str
     downloads: int
     likes: int
     task: str
     gated: bool
+    quantizations: list[str] = []
 
 
 class CheckOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

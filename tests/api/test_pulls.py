@@ -189,7 +189,9 @@ async def test_where_a_model_is_from_and_whether_it_is_the_newest(start_daemon: 
         async with daemon.unix.get(f"/updates{query}") as answer:
             assert await answer.json() == [{"name": pulled, "from": NAME, "newer": False, "reason": ""}]
     async with daemon.tcp.get("/models/search?q=tiny&limit=3") as answer:
-        assert [found["name"] for found in await answer.json()] == ["hf.co/Org/Tiny-GGUF"]
+        (found,) = await answer.json()
+    assert found["name"] == "hf.co/Org/Tiny-GGUF"
+    assert found["quantizations"] == ["Q4_K_M"]
     for query in ("", "?q=", "?q=x&format=onnx", "?q=x&limit=many", "?q=" + "x" * 500):
         async with daemon.tcp.get(f"/models/search{query}") as answer:
             assert answer.status == 400

@@ -124,6 +124,7 @@ class Hub:
         word, kind = request.query["search"].lower(), request.query["filter"]
         found = [
             {"id": name, "downloads": 1200, "likes": 3, "pipeline_tag": "text-generation", "gated": "manual"}
+            | ({"siblings": [{"rfilename": path} for path in repository.files]} if "full" in request.query else {})
             for name, repository in self.repositories.items()
             if word in name.lower() and any(path.endswith(kind) for path in repository.files)
         ]

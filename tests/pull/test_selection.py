@@ -1,7 +1,7 @@
 import pytest
 
 from modelrunner.errors import InvalidModel, ModelNotFound, UnsupportedModel
-from modelrunner.pull.selection import choose, quantization_of, with_shards
+from modelrunner.pull.selection import choose, quantization_of, quantizations, with_shards
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,11 @@ def test_shards_are_taken_together_and_in_order() -> None:
         "model-00001-of-00002.gguf": "m-Q4_0-00001-of-00002.gguf",
         "model-00002-of-00002.gguf": "m-Q4_0-00002-of-00002.gguf",
     }
+
+
+def test_quantizations_are_offered_with_the_default_first() -> None:
+    offered = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q2_K-00001-of-00002.gguf", "mmproj-m-F16.gguf", "imatrix-Q6_K.gguf"]
+    assert quantizations([*offered, "README.md", "plain.gguf"]) == ["Q4_K_M", "Q8_0"]
 
 
 def test_an_incomplete_set_of_shards_is_not_offered() -> None:
