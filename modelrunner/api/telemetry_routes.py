@@ -1,5 +1,6 @@
 """Metrics, the last requests, and usage."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -26,8 +27,11 @@ _GROUPINGS = {grouping.name.lower(): grouping for grouping in Grouping}
 
 
 class TelemetryRoutes:
-    def __init__(self, telemetry: Telemetry, recordings: Recordings, board: Board) -> None:
+    def __init__(
+        self, telemetry: Telemetry, recordings: Recordings, board: Board, machine: Callable[[], wire.MachineHour]
+    ) -> None:
         self._telemetry = telemetry
+        self._machine = machine
         self._recordings = recordings
         self._board = board
 
@@ -36,6 +40,7 @@ class TelemetryRoutes:
             web.get("/metrics", self.metrics),
             web.get("/engines/now", self.now),
             web.get("/engines/history", self.history),
+            web.get("/engines/machine", self.machine),
             web.get("/engines/requests", self.requests),
             web.get("/engines/requests/{id}", self.recorded),
             web.post("/engines/requests/{id}/cancel", self.cancel),
@@ -62,6 +67,11 @@ class TelemetryRoutes:
         """Shows throughput and latency of the last hour, in steps of ten seconds. Steps without requests are left
         out."""
         return json_response(self._telemetry.history())
+
+    @documented(wire.MachineHour, query={})
+    async def machine(self, request: web.Request) -> web.Response:
+        """Shows processor, memory and devices of this machine in the last hour, in steps of ten seconds."""
+        return json_response(self._machine())
 
     @documented(
         {"application/json": list[wire.RequestStatus], "text/event-stream": Any},

@@ -8,6 +8,7 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,11 +40,13 @@ from modelrunner.batches.intake import BatchIntake
 from modelrunner.batches.worker import BatchWorker
 from modelrunner.config.locations import default_runtimes
 from modelrunner.config.settings import Settings
+from modelrunner.config.settingsfile import SettingsFile
 from modelrunner.daemon import instance, shapes
 from modelrunner.daemon.certificates import Certificate, self_signed
 from modelrunner.daemon.doorway import Doorway, open_port
 from modelrunner.daemon.instance import handed_over
 from modelrunner.daemon.parts import Parts, address_rates, build, make_reloader, set_aliases, set_interceptors
+from modelrunner.daemon.settings_routes import SettingsRoutes
 from modelrunner.daemon.system_routes import Addresses, SystemRoutes
 from modelrunner.gateway.access import Access, host_names
 from modelrunner.gateway.connection.server import InferenceServer
@@ -57,6 +60,7 @@ from modelrunner.processes import confinement, peers
 from modelrunner.scheduler import Scheduler
 from modelrunner.telemetry import tracing
 from modelrunner.telemetry.accesslog import AccessLog
+from modelrunner.telemetry.machine import MachineHistory
 from modelrunner.telemetry.recordings import Recordings
 from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.tools.toolbox import Toolbox
@@ -190,6 +194,7 @@ class Daemon:
         self._batches, self._files = open_store(settings.data_dir / "state", settings.files_limit)
         self._batch_worker = BatchWorker(self._batches, self._pipeline)
         observers = self._pipeline.observers
+        self._machine = MachineHistory(parts.scheduler.devices)
         self._telemetry = Telemetry(parts.scheduler, lambda: self._pipeline.running, settings.data_dir / "state")
         if settings.telemetry:
             observers.add(self._telemetry)
@@ -235,6 +240,7 @@ class Daemon:
             asyncio.create_task(parts.scheduler.watch_budget(), name="budget"),
             asyncio.create_task(self._batch_worker.run(), name="batches"),
             asyncio.create_task(self._telemetry.write_usage(), name="usage"),
+            asyncio.create_task(self._machine.run(), name="machine"),
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
         if self._members is not None:
@@ -302,7 +308,7 @@ class Daemon:
                 parts.configurations,
             ),
             ConfigurationRoutes(parts.library, parts.configurator, self._reloader, parts.registry),
-            TelemetryRoutes(self._telemetry, self._recordings, board),
+            TelemetryRoutes(self._telemetry, self._recordings, board, self._machine),
             OpenAIRoutes(parts.library),
             AnthropicRoutes(parts.library),
             ResponseRoutes(self._responses),
@@ -314,6 +320,7 @@ class Daemon:
             ResidencyRoutes(parts.residency, parts.preloader),
             HostRoutes(parts.library, parts.resolver, self._members),
             UiRoutes(),
+            SettingsRoutes(SettingsFile(self._settings), partial(self._reloader.reload, dry_run=True)),
             SystemRoutes(
                 self._doorway.addresses, lifecycle, parts, lambda: len(pipeline.running), sandbox, self._members
             ),

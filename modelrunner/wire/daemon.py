@@ -53,6 +53,21 @@ class ReloadResponse(msgspec.Struct, frozen=True):
     changes: list[Change]
 
 
+class Setting(msgspec.Struct, frozen=True):
+    """`GET /engines/settings`: a setting of the daemon. `value` is a text as the file or the environment has it, ""
+    for the default; `source` is "default", a variable, or a line of the file."""
+
+    name: str
+    value: str
+    source: str
+
+
+class SettingsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /engines/settings`: texts by the names of settings, "" for the default."""
+
+    values: Annotated[dict[str, Annotated[str, msgspec.Meta(max_length=100)]], msgspec.Meta(max_length=100)]
+
+
 class InstallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /engines/install-backend`, `update-backend` and `uninstall-backend`. `variant` is
     what the engine computes with, "" for the backend's own choice."""
@@ -157,6 +172,26 @@ class HistoryStep(msgspec.Struct, frozen=True):
     first_byte_p95: float | None
     duration_p50: float | None
     duration_p95: float | None
+
+
+class MachineStep(msgspec.Struct, frozen=True):
+    """The machine at `time`, in Unix seconds: the percentage of the processor that was busy in the ten seconds before,
+    the bytes in use of the main memory and of each device, and the percentage of each device that is busy, null where
+    its driver does not say."""
+
+    time: int
+    processor: float
+    memory: list[int]
+    busy: list[int | None]
+
+
+class MachineHour(msgspec.Struct, frozen=True):
+    """`GET /engines/machine`: the last hour of this machine, the oldest step first. `devices` are names; `totals` are
+    bytes of the main memory and of each device."""
+
+    devices: list[str]
+    totals: list[int]
+    steps: list[MachineStep]
 
 
 class RecordedText(msgspec.Struct, frozen=True):

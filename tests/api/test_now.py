@@ -11,7 +11,9 @@ from modelrunner import wire
 from modelrunner.gateway.calls import labels
 from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.gateway.request.tokens import Tokens
+from modelrunner.scheduler.devices import Device
 from modelrunner.telemetry.history import STEP, History
+from modelrunner.telemetry.machine import MachineHistory
 from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeClock
 from tests.waiting import HUNG
@@ -89,3 +91,27 @@ def test_what_is_kept_of_requests_is_bounded():
         clock.advance(STEP)
         history.add(record(200, tokens=Tokens(0, 1)))
     assert len(list(history)) <= 3600 // STEP + 1
+
+
+def test_the_hour_of_the_machine_is_bounded():
+    clock = FakeClock(1000.0)
+    card = Device(name="A card", total=100, free=30, utilization=7)
+    machine = MachineHistory(lambda: (card,), clock)
+    for _ in range(2 * 3600 // STEP):
+        clock.advance(STEP)
+        machine.look()
+    told = machine()
+    assert (told.devices, told.totals[1]) == (["A card"], 100)
+    assert len(told.steps) == 3600 // STEP
+    last = told.steps[-1]
+    assert (last.time, last.memory[1], last.busy) == (int(clock()), 70, [7])
+    assert 0 < last.memory[0] < told.totals[0]
+    assert 0 <= last.processor <= 100
+
+
+async def test_the_machine_is_told(start_daemon: StartDaemon):
+    daemon = await start_daemon()
+    async with daemon.tcp.get("/engines/machine") as answer:
+        told = await answer.json()
+    assert len(told["totals"]) == len(told["devices"]) + 1
+    assert told["steps"] == []

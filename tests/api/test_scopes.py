@@ -119,6 +119,7 @@ TABLE = {
         GET /engines/_configure/schema
         GET /engines/events
         GET /engines/history
+        GET /engines/machine
         POST /engines/install-backend
         GET /engines/now
         POST /engines/pause
@@ -127,6 +128,8 @@ TABLE = {
         POST /engines/prune
         GET /engines/ps
         POST /engines/reload
+        GET /engines/settings
+        POST /engines/settings
         GET /engines/requests
         POST /engines/requests/{id}/cancel
         POST /engines/resume

@@ -18,7 +18,7 @@ KEPT = "words-in-a-file"  # what clients have stored is on disk; nothing else of
 TOOLS = Path(__file__).parent.parent / "tools" / "server.py"
 TOLD = (
     *("/metrics", "/engines/requests", "/engines/now", "/engines/history", "/engines/ps", "/usage", "/usage?by=key"),
-    *("/keys", "/logs", "/version", "/health", "/ready", "/models", "/engines/df", "/v1/models"),
+    *("/keys", "/logs", "/version", "/health", "/ready", "/models", "/engines/df", "/v1/models", "/engines/machine"),
 )
 
 
