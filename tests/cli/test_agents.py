@@ -30,7 +30,7 @@ AGENTS = {
 TOOLS = {
     "claude": ("Bash", {"command": SUM, "description": "adds"}),
     "codex": ("exec_command", {"cmd": SUM}),
-    "opencode": ("bash", {"command": SUM, "description": "adds"}),
+    "opencode": ("bash", {"command": SUM}),
     "continue": ("Bash", {"command": SUM}),
 }
 """What the model calls first; aider has no tools."""

@@ -27,9 +27,11 @@ AGENTS = {
 TOOLS = {
     "claude": ("Bash", {"command": SUM, "description": "adds"}),
     "codex": ("exec_command", {"cmd": SUM}),
+    "opencode": ("bash", {"command": SUM}),
     "continue": ("Bash", {"command": SUM}),
 }
-"""What the model calls first. aider has no tools; OpenCode is asked for an answer alone."""
+"""What the model calls first, with the parameters that the tool's schema has: llama.cpp fails where a word is a whole
+call and the schema forbids a part of it. aider has no tools."""
 NOWHERE = "http://127.0.0.1:9"
 ALONE = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE),
