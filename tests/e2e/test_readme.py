@@ -162,5 +162,5 @@ def test_the_commands_of_the_readme_work_from_top_to_bottom(home: Home, prepared
     sample.write_text(local)
     assert home.shell(f"python3 {sample}").strip()
     (curl,) = (block for block in blocks("sh") if "curl" in block)
-    assert json.loads(home.shell(curl))["choices"][0]["message"]["content"]
+    assert json.loads(home.shell(curl.replace(LISTEN, address)))["choices"][0]["message"]["content"]
     home.shell("modelrunner shutdown")

@@ -20,8 +20,10 @@ FLAGS = [
     *("--disable-component-update", "--disable-sync"),
 ]
 PHONE = {"width": 390, "height": 844}
-VIEWS = ("now", "models", "chat", "requests", "usage")
+VIEWS = ("now", "models", "chat", "requests", "machine", "usage")
 DESK = {"width": 1280, "height": 860}
+ZOOMED = {"width": 640, "height": 430}
+"""The desk at a zoom of 200 %."""
 TALKS = {"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
 """Metadata of a model with a chat template."""
 OpenPage = Callable[..., Awaitable[Page]]
@@ -76,15 +78,18 @@ async def watch() -> AsyncIterator[Watch]:
 
 @pytest.fixture
 async def open_page(browser: Browser, watch: Watch) -> AsyncIterator[OpenPage]:
-    """`open_page(daemon, "#/models", scheme="dark", size=PHONE)` in a context of its own; `script` runs
-    before the page's own ones."""
+    """`open_page(daemon, "#/models", scheme="dark", size=PHONE)` in a context of its own; `scheme` is light, dark or
+    forced; `script` runs before the page's own ones."""
     contexts: list[BrowserContext] = []
 
     async def open(
         daemon: Daemon, view: str = "", *, scheme: str = "light", size: dict[str, int] = DESK, script: str = ""
     ) -> Page:
+        forced = scheme == "forced"  # a system's own few colours, in place of the page's
         context = await browser.new_context(
-            color_scheme=scheme,  # type: ignore[arg-type]
+            color_scheme="dark" if forced else scheme,  # type: ignore[arg-type]
+            forced_colors="active" if forced else "none",
+            device_scale_factor=2 if size == ZOOMED else 1,
             viewport=size,  # type: ignore[arg-type]
             reduced_motion="reduce",
         )

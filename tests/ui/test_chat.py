@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ print("hello")
 | name | size |
 |---|---|
 | smol | 5 KiB |
+"""
+FORMULAS = r"""It costs $5 and $10, and $x^2$ is \(y\), but $\nothing{x$ is none.
+
+$$
+\frac{a}{b}
+$$
+
+```python
+def half(x):  # half
+    return x / 2
+```
 """
 HOSTILE = """<img src=x onerror="document.title='owned'"> <script>document.title='owned'</script>
 [press](javascript:document.title='owned') [data](data:text/html,x) [here](https://example.com/page)
@@ -94,6 +106,46 @@ async def test_a_conversation(start_daemon: StartDaemon, open_page: OpenPage, tm
     await page.get_by_role("link", name="Write code").click()
     await expect(page.locator(".message.user .body")).to_have_text("Write more code")
     await expect(page.locator(".message.assistant")).to_have_count(1)
+
+
+async def test_formulas_and_code_are_shown_as_such(start_daemon: StartDaemon, open_page: OpenPage) -> None:
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    daemon.backend.knobs = ("--text", FORMULAS)
+    page = await open_page(daemon, "#/chat")
+    await say(page, "Explain it")
+    answer = page.locator(".message.assistant")
+    await expect(answer.get_by_text("first token")).to_be_visible()
+    await expect(answer.locator("math")).to_have_count(3)
+    await expect(answer.locator(".display mfrac")).to_have_count(1)
+    await expect(answer.locator("p").first).to_contain_text("costs $5 and $10")
+    await expect(answer.get_by_text("$\\nothing{x$")).to_be_visible()  # no formula: it stays as it was written
+    await expect(answer.locator(".code-word")).to_have_text(["def", "return"])
+    await expect(answer.locator(".code-comment")).to_have_text("# half")
+
+
+async def test_a_tool_of_the_daemon_is_run_when_a_person_says_so(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    server = {"command": [sys.executable, str(Path(__file__).parent.parent / "tools" / "server.py")]}
+    template = {"tokenizer.chat_template": "{{ tools }}" + TALKS["tokenizer.chat_template"]}
+    daemon = await start_daemon(models={"smol": 0}, metadata=template, mcp={"local": server}, tools_time=20.0)
+    record = tmp_path / "record"
+    calls = json.dumps([["local__add", {"a": 2, "b": 3}]])
+    daemon.backend.knobs = ("--round", calls, "--text", "It is five.", "--record", str(record))
+    page = await open_page(daemon, "#/chat")
+    await page.get_by_role("button", name="Options of this conversation").click()
+    await page.get_by_role("button", name="Add the daemon's tools").click()
+    await expect(page.get_by_label("Tools", exact=True)).to_have_value(re.compile("local__add"))
+    await page.get_by_role("button", name="Save").click()
+    await say(page, "What is 2 and 3?")
+    await page.get_by_role("button", name="Run it on the daemon").click()
+    await expect(page.get_by_text("Result of local__add")).to_be_visible()
+    _, second = await asked(record, 2)
+    called, result = second["messages"][-2:]
+    assert json.loads(called["tool_calls"][0]["function"]["arguments"]) == {"a": 2, "b": 3}
+    assert (result["role"], result["content"]) == ("tool", "5")
+    assert result["tool_call_id"] == called["tool_calls"][0]["id"]
+    await expect(page.get_by_role("button", name="Run it on the daemon")).to_have_count(0)
 
 
 async def test_stop_in_the_middle(start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path):

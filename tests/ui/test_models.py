@@ -70,6 +70,29 @@ async def test_a_pull_goes_on_without_the_page_and_everybody_sees_it(
     await expect(other.get_by_text("No model is here")).to_be_visible()
 
 
+async def test_a_model_of_the_hub_is_found_and_judged(start_daemon: StartDaemon, open_page: OpenPage, hub: Hub) -> None:
+    hub.repositories["Org/Tiny-GGUF"] = Repository({f"tiny-{name}.gguf": gguf(1 << 20) for name in ("Q4_K_M", "Q8_0")})
+    daemon = await start_daemon()
+    page = await open_page(daemon, "#/models")
+    words = page.get_by_label("Name of the model")
+    await words.fill("nothing like it")
+    await page.get_by_role("button", name="Search the hub").click()
+    await expect(page.get_by_text("The hub has no model in GGUF")).to_be_visible()
+    await words.fill("tiny")
+    await page.get_by_role("button", name="Search the hub").click()
+    offer = page.get_by_role("listitem", name=NAME)
+    await expect(offer).to_contain_text("1,200 downloads")
+    choice = offer.get_by_label(f"Quantization of {NAME}")
+    assert await choice.locator("option").all_inner_texts() == ["Q4_K_M", "Q8_0"]
+    await choice.select_option("Q8_0")
+    await offer.get_by_role("button", name=f"Would {NAME}:Q8_0 fit?").click()
+    await expect(offer.get_by_text("It fits", exact=True)).to_be_visible()
+    await offer.get_by_role("button", name=f"Pull {NAME}:Q8_0").click()
+    article = page.get_by_role("article", name=f"{NAME}:Q8_0")
+    await article.get_by_role("button", name="Verify").click()
+    await expect(page.get_by_text("is intact")).to_be_visible()
+
+
 async def test_a_pull_that_fails_says_why(start_daemon: StartDaemon, open_page: OpenPage, hub: Hub, watch):
     watch.allowed = ["404"]
     daemon = await start_daemon()

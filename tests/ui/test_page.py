@@ -9,7 +9,7 @@ from playwright.async_api import Route, expect
 
 from modelrunner.config.locations import Locations
 from tests.api.conftest import Daemon, StartDaemon
-from tests.ui.conftest import DESK, PHONE, TALKS, VIEWS, OpenPage, Watch, choose, say, show
+from tests.ui.conftest import DESK, PHONE, TALKS, VIEWS, ZOOMED, OpenPage, Watch, choose, say, show
 
 pytestmark = pytest.mark.engine
 
@@ -40,16 +40,24 @@ async def busy(start_daemon: StartDaemon, tmp_path: Path):
     await asyncio.gather(*waiting)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "sizes"),
+    [
+        ("light", {"light": DESK, "light-phone": PHONE, "light-zoomed": ZOOMED}),
+        ("dark", {"dark": DESK, "dark-phone": PHONE}),
+        ("forced", {"forced": DESK}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 async def test_every_view_is_accessible_and_photographed(
-    busy: Daemon, open_page: OpenPage, shots: Path, scheme: str
+    busy: Daemon, open_page: OpenPage, shots: Path, scheme: str, sizes: dict[str, dict[str, int]]
 ) -> None:
     for folder in sorted(CLIENTS.glob("npm-axe-core-*")):
         axe = (folder / "node_modules/axe-core/axe.min.js").read_text()
         break
     else:
         pytest.skip("axe-core is missing: scripts/install-clients")
-    for size, name in ((DESK, scheme), (PHONE, f"{scheme}-phone")):
+    for name, size in sizes.items():
         page = await open_page(busy, scheme=scheme, size=size)
         for view in VIEWS:
             await show(page, busy, view)

@@ -118,6 +118,9 @@ async def test_logs_of_daemon_and_runner_are_followed(start_daemon: StartDaemon,
     with path.open("a") as file:
         file.write("a line that came later\n")
     await expect(log).to_contain_text("a line that came later")
+    await page.get_by_label("Lines with").fill("LATER line")
+    await expect(log).to_have_text("a line that came later")
+    await page.get_by_label("Lines with").fill("")
     await page.get_by_label("Log of").select_option(label="smol (fake)")
     await expect(log).to_contain_text("POST /v1/chat/completions")
     lines = (await log.inner_text()).count("POST")

@@ -1,6 +1,6 @@
 // Answers: asked of the daemon as streams that go on in another connection, and kept while they grow. One tab reads each
 // stream, and holds a lock meanwhile: when it is closed or loaded again, a tab that waits for the lock goes on.
-import { call, events, ref } from "./api.js";
+import { call, events, post, ref } from "./api.js";
 import { Store } from "./live.js";
 import { commit, kept, listen, newId, now, open, tell } from "./talks.js";
 
@@ -19,15 +19,30 @@ function draw(id, news) {
 
 const words = (message) => [message.content, ...(message.files || []).map((file) => `${file.name}:\n\`\`\`\n${file.text}\n\`\`\``)].filter(Boolean).join("\n\n");
 
+const callId = (message, i) => `${message.id}-${i}`;
+
+// Lets the daemon run the calls of an answer, and returns a message with the result of each.
+export async function runCalls(answer) {
+  const ran = await Promise.all(answer.calls.map(({ name, text }) => post("v1/tools/execute", { name, arguments: JSON.parse(text || "{}") })));
+  let parent = answer.id;
+  return ran.map(({ name, text }, i) => {
+    const result = { id: newId(), talk: answer.talk, parent, role: "tool", call: callId(answer, i), name, content: text, at: now() };
+    parent = result.id;
+    return result;
+  });
+}
+
 // The body of a request for an answer to the messages. `plain` is for a model without a chat template.
 export function body(talk, messages, plain) {
   const { tools, schema, ...sampling } = talk.sampling;
   const common = { model: talk.model, stream: true, stream_options: { include_usage: true }, ...sampling };
   if (schema) common.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
-  const told = messages.filter((message) => message.role === "user" || message.content);
+  const called = (message) => messages[messages.indexOf(message) + 1]?.role === "tool"; // its calls were run
+  const told = messages.filter((message) => message.role !== "assistant" || message.content || called(message));
   if (plain) return { ...common, prompt: [talk.system, ...told.map(words)].filter(Boolean).join("\n\n") };
-  const said = told.map((message) => ({
+  const said = told.map((message) => (message.role === "tool" ? { role: "tool", tool_call_id: message.call, content: message.content } : {
     role: message.role,
+    ...(message.role === "assistant" && called(message) ? { tool_calls: message.calls.map((each, i) => ({ id: callId(message, i), type: "function", function: { name: each.name, arguments: each.text } })) } : {}),
     content: message.images?.length ? [{ type: "text", text: words(message) }, ...message.images.map((url) => ({ type: "image_url", image_url: { url } }))] : words(message),
   }));
   if (talk.system) said.unshift({ role: "system", content: talk.system });

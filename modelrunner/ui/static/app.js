@@ -10,6 +10,7 @@ const VIEWS = [
   ["models", "Models", () => import("./models.js").then((module) => module.Models)],
   ["chat", "Chat", () => import("./chat.js").then((module) => module.Chat)],
   ["requests", "Requests", () => import("./requests.js").then((module) => module.Requests)],
+  ["machine", "Machine", () => import("./machine.js").then((module) => module.Machine)],
   ["usage", "Usage", () => import("./usage.js").then((module) => module.Usage)],
 ];
 const THEMES = ["auto", "light", "dark"];

@@ -1,7 +1,7 @@
 // Chat: conversations with any model, streamed.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./preact-htm.js";
 import { get } from "./api.js";
-import { ask, begin, body, growing, stop, stopAllOf } from "./answers.js";
+import { ask, begin, body, growing, runCalls, stop, stopAllOf } from "./answers.js";
 import { Markdown } from "./markdown.js";
 import { Options } from "./options.js";
 import { Bar, Dialog, Empty, Fault, Field, Icon, IconButton, act, number, seconds, shortName, useLoaded } from "./parts.js";
@@ -37,13 +37,14 @@ function Waiting({ waiting }) {
   return html`<div class="waiting-line" role="status"><${Bar} part=${left != null && left + waited > 0 ? waited / (waited + left) : null} label="Waiting for the model" /><p class="figure">${parts.join(" · ")}</p></div>`;
 }
 
-function Answer({ message, waiting, tools }) {
+function Answer({ message, waiting, tools, run }) {
   const { content, reasoning, calls, stats, error } = message;
   return html`<article class="message assistant" aria-busy=${message.growing ? "true" : "false"}>
     <h2 class="who">${shortName(message.model || "Answer")}</h2>
     ${reasoning && html`<details class="thought"><summary>${message.growing && !content ? "Thinking…" : "Thought"}</summary><${Markdown} text=${reasoning} /></details>`}
     ${content && html`<${Markdown} text=${content} />`}
     ${calls?.map((call) => html`<details class="call" open><summary>Calls the tool <code>${call.name}</code></summary><pre class="plain mono">${call.text}</pre></details>`)}
+    ${run && html`<div><button type="button" class="small" onClick=${run}>Run ${calls.length > 1 ? "them" : "it"} on the daemon</button></div>`}
     ${waiting && html`<${Waiting} waiting=${waiting} />`}
     ${error && html`<div class="notice bad" role="alert"><p>${error}</p></div>`}
     ${!message.growing && html`<div class="tools">${tools}
@@ -60,6 +61,10 @@ const Asked = ({ message, tools }) => html`<article class="message user">
   ${message.content && html`<div class="body" dir="auto">${message.content}</div>`}<div class="tools">${tools}</div>
 </article>`;
 
+const Result = ({ message }) => html`<details class="call"><summary>Result of <code>${message.name}</code></summary><pre class="plain mono" dir="auto">${message.content}</pre></details>`;
+
+const ofDaemon = (calls) => calls?.length > 0 && calls.every((call) => call.name.includes("__")); // SERVER__TOOL
+
 function Aloud({ message, model }) {
   const mine = useStore(reading).id === message.id;
   return mine ? html`<${IconButton} icon="stop" label="Stop reading" onClick=${hush} />` : html`<${IconButton} icon="speaker" label="Read the answer aloud" onClick=${() => act(() => speak(message.id, message.content, model))} />`;
@@ -69,6 +74,7 @@ function Aloud({ message, model }) {
 // that speaks.
 function Line({ message, waiting, place, count, isLast, busy, voice, acts }) {
   return useMemo(() => {
+    if (message.role === "tool") return html`<${Result} message=${message} />`;
     const isAnswer = message.role === "assistant";
     const tools = html`${count > 1 && html`<span class="versions"><${IconButton} icon="left" label="Earlier version" disabled=${place === 0} onClick=${() => acts.turn(message, -1)} />
       <span class="figure">${place + 1} of ${count}</span><${IconButton} icon="right" label="Later version" disabled=${place === count - 1} onClick=${() => acts.turn(message, 1)} /></span>`}
@@ -76,7 +82,7 @@ function Line({ message, waiting, place, count, isLast, busy, voice, acts }) {
       ${isAnswer && voice && message.content && html`<${Aloud} message=${message} model=${voice} />`}
       ${!busy && !isAnswer && html`<${IconButton} icon="edit" label="Edit the message" onClick=${() => acts.edit(message)} />`}
       ${!busy && isAnswer && isLast && html`<${IconButton} icon="retry" label="Ask again" onClick=${() => acts.again(message)} />`}`;
-    return isAnswer ? html`<${Answer} message=${message} waiting=${waiting} tools=${tools} />` : html`<${Asked} message=${message} tools=${tools} />`;
+    return isAnswer ? html`<${Answer} message=${message} waiting=${waiting} tools=${tools} run=${!busy && isLast && ofDaemon(message.calls) && (() => acts.run(message))} />` : html`<${Asked} message=${message} tools=${tools} />`;
   }, [message, waiting, place, count, isLast, busy, voice]);
 }
 
@@ -286,6 +292,7 @@ function Frame({ rest, talks, fault, models }) {
   const acts = useRef({});
   Object.assign(acts.current, {
     edit: setEditing,
+    run: (message) => act(async () => put([...before(message), message], await runCalls(message))),
     again: (message) => put(before(message), []),
     turn: (message, step) => {
       const all = siblings(messages, message);

@@ -1,10 +1,22 @@
 // Markdown as elements of the page. No text of a model ever becomes HTML: each token becomes an element of its kind or
 // text, links lead to the web alone, and pictures become links, since this page asks no other host.
-import { html, useMemo, useRef, useState } from "./preact-htm.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "./preact-htm.js";
+import { coloured } from "./code.js";
 import { Marked } from "./marked.js";
 import { Icon, act } from "./parts.js";
 
-const marked = new Marked({ gfm: true, breaks: true });
+// TeX between $, $$, \( \) or \[ \]. A sum of money is none: a formula has no space inside its $, and no digit after it.
+const FORMULA = /^(?:\$\$((?:\\[^]|[^\\$]){1,5000}?)\$\$|\\\[([^]{1,5000}?)\\\]|\\\(([^]{1,2000}?)\\\)|\$(?![\s$])((?:\\.|[^\\$\n]){1,2000}?)(?<!\s)\$(?!\d))/;
+const formula = (level, start) => ({
+  name: `${level}Formula`, level, start: (text) => text.match(start)?.index,
+  tokenizer(text) {
+    const found = FORMULA.exec(text);
+    if (!found || (level === "block" && !(found[1] ?? found[2]))) return undefined;
+    const raw = level === "block" ? found[0] + text.slice(found[0].length).match(/^[ \t]*\n*/)[0] : found[0];
+    return { type: "formula", raw, text: (found[1] ?? found[2] ?? found[3] ?? found[4]).trim(), display: Boolean(found[1] ?? found[2]) };
+  },
+});
+const marked = new Marked({ gfm: true, breaks: true, extensions: [formula("block", /\n(?:\$\$|\\\[)/), formula("inline", /\$|\\[[(]/)] });
 const OPEN = 2; // blocks at the end of a text that more text may still change
 const PLAIN = new Set(["strong", "em", "del"]);
 
@@ -25,6 +37,7 @@ const inline = (tokens = []) => tokens.map((token) => {
     case "br": return html`<br />`;
     case "link": return link(token.href, token.title, inline(token.tokens));
     case "image": return link(token.href, token.title, token.text || token.href);
+    case "formula": return html`<${Formula} ...${token} />`;
     case "checkbox": return token.checked ? "☑ " : "☐ ";
     case "text": return token.tokens ? inline(token.tokens) : decoded(token.text);
     default: return token.text ?? token.raw;
@@ -37,6 +50,7 @@ const cell = (kind, { tokens, align }) => html`<${kind} dir="auto" align=${align
 function block(token) {
   switch (token.type) {
     case "space": case "def": return null;
+    case "formula": return html`<${Formula} ...${token} />`;
     case "code": return html`<${Code} text=${token.text} lang=${token.lang} />`;
     case "heading": return html`<h3 dir="auto">${inline(token.tokens)}</h3>`;
     case "hr": return html`<hr />`;
@@ -57,8 +71,28 @@ function Code({ text, lang }) {
   });
   return html`<div class="code">
     <header><span>${lang || "text"}</span><button type="button" class="small quiet" aria-label="Copy the code" onClick=${copy}><${Icon} name="copy" />${copied ? "Copied" : "Copy"}</button></header>
-    <pre tabindex="0" aria-label=${`Code, ${lang || "text"}`}><code>${text}</code></pre>
+    <pre tabindex="0" aria-label=${`Code, ${lang || "text"}`}><code>${coloured(text, lang)}</code></pre>
   </div>`;
+}
+
+let renderer; // a promise of KaTeX, which is fetched with the first formula
+
+// A formula as MathML, which the browser shows; what was written until then, and where it is no formula.
+function Formula({ raw, text, display }) {
+  const place = useRef(null);
+  useLayoutEffect(() => {
+    const element = place.current;
+    element.textContent = raw;
+    renderer ??= import("./katex.js").then(() => self.katex);
+    renderer.then((katex) => {
+      try {
+        if (element.textContent === raw) katex.render(text, element, { displayMode: display, output: "mathml", maxExpand: 100, maxSize: 20, strict: "ignore" });
+      } catch {
+        element.textContent = raw;
+      }
+    }, () => (renderer = undefined));
+  }, [raw]);
+  return html`<span class=${display ? "formula display" : "formula"} ref=${place}></span>`;
 }
 
 // A block is made again only when its own text changes.

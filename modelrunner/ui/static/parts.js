@@ -83,6 +83,8 @@ const ICONS = {
   sliders: "M4 8h8M16 8h4M4 16h4M12 16h8M14 6a2 2 0 1 0 0 4 2 2 0 0 0 0-4M10 14a2 2 0 1 0 0 4 2 2 0 0 0 0-4",
   down: "M12 4v11M7 10l5 5 5-5M5 20h14",
   up: "M12 15V4M7 9l5-5 5 5M5 20h14",
+  machine: "M7 7h10v10H7zM10 10h4v4h-4zM9 7V4M15 7V4M9 20v-3M15 20v-3M7 9H4M7 15H4M20 9h-3M20 15h-3",
+  verify: "M5 12l5 5 9-10",
   theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
   list: "M4 6h16M4 12h16M4 18h16",
   left: "M14 6l-6 6 6 6",

@@ -95,7 +95,14 @@ function Waterfall({ running, ended, skipped, counted }) {
   </section>`;
 }
 
-function Log({ source, follow }) {
+// The lines that have all of the words, in any case.
+function kept(lines, words) {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!wanted.length) return lines;
+  return lines.split("\n").filter((line) => wanted.every((word) => line.toLowerCase().includes(word))).join("\n");
+}
+
+function Log({ source, follow, words }) {
   const [lines, setLines] = useState("");
   const [fault, setFault] = useState(null);
   const [turn, setTurn] = useState(0);
@@ -119,20 +126,22 @@ function Log({ source, follow }) {
   useEffect(() => {
     if (follow && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [lines]);
-  return html`${fault && html`<${Fault} error=${fault} retry=${() => setTurn(turn + 1)} />`}<pre class="log" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Log">${lines || "The log is empty."}</pre>`;
+  return html`${fault && html`<${Fault} error=${fault} retry=${() => setTurn(turn + 1)} />`}<pre class="log" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Log">${!lines ? "The log is empty." : kept(lines, words) || "No line has these words."}</pre>`;
 }
 
 function Logs({ runners }) {
   const [open, setOpen] = useState(false);
   const [source, setSource] = useState("");
   const [follow, setFollow] = useState(true);
+  const [words, setWords] = useState("");
   const known = source === "" || runners.some((runner) => runner.id === source);
   return html`<section class="card" aria-labelledby="logs"><div class="row"><h2 id="logs">Logs</h2><button type="button" class="small" aria-expanded=${open ? "true" : "false"} onClick=${() => setOpen(!open)}>${open ? "Hide" : "Show"}</button></div>
     ${open && html`<div class="toolbar">
       <div class="field"><label for="log-of">Log of</label><select id="log-of" value=${source} onChange=${(event) => setSource(event.target.value)}><option value="">the daemon</option>
         ${runners.map((runner) => html`<option key=${runner.id} value=${runner.id}>${shortName(runner.model_name)} (${runner.backend_name})</option>`)}${!known && html`<option value=${source}>a runner that ended</option>`}</select></div>
+      <div class="field"><label for="log-words">Lines with</label><input id="log-words" type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></div>
       <label class="check"><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} />Follow</label></div>
-    <${Log} source=${source} follow=${follow} />`}
+    <${Log} source=${source} follow=${follow} words=${words} />`}
   </section>`;
 }
 
