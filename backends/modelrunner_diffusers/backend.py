@@ -1,6 +1,5 @@
 """The backend of diffusion models: diffusers behind a small HTTP server of ours."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,16 +13,13 @@ from modelrunner.sdk import (
     Launch,
     Mode,
     ModelFormat,
-    Permissions,
     RequiredMemory,
     RunSpec,
     ServiceCall,
     Variant,
-    run,
-    scrubbed_environment,
 )
 from modelrunner.sdk.diagnosis import Cause
-from modelrunner.sdk.packages import PackagesBackend, TorchSettings, diagnosis, interpreter
+from modelrunner.sdk.packages import PackagesBackend, TorchSettings, diagnosis
 from modelrunner.sdk.processors import allowed_processors
 from modelrunner_diffusers import memory
 from modelrunner_diffusers.memory import DiffusersOptions
@@ -31,7 +27,7 @@ from modelrunner_diffusers.model import DIFFUSERS, FORMAT
 
 IMAGES = Mode("image-generation")
 _PATH = "/v1/images/generations"
-_INSIDE = Path(__file__).with_name("inside")
+_PROGRAM = Path(__file__).with_name("inside") / "modelrunner_draw.py"
 _READS = frozenset(
     {
         *("model", "prompt", "negative_prompt", "n", "size", "seed", "steps", "guidance_scale", "response_format"),
@@ -62,29 +58,15 @@ class DiffusersBackend(PackagesBackend):
     options_model = DiffusersOptions
 
     async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
-        environment = self.environment()
         settings = {
             "model": str(spec.bundle.directory),
-            "socket": str(launch.endpoint.path),
-            "sequences": spec.parallel,
             "threads": allowed_processors(),
             "largest": memory.largest(spec),
             "side": spec.bundle.header.metadata.get("side"),
             "steps": DiffusersOptions.of(spec.options).steps,
         }
-        variables = {
-            "PYTHONNOUSERSITE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "DIFFUSERS_VERBOSITY": "error",
-            "TRANSFORMERS_VERBOSITY": "error",
-            "MODELRUNNER_DIFFUSERS": json.dumps(settings),
-        }
-        await run(
-            [str(interpreter(environment)), str(_INSIDE / "modelrunner_draw.py")],
-            env=scrubbed_environment() | variables | dict(spec.environment),
-            options=launch.process,
-            permissions=Permissions(reads=(environment, _INSIDE)),
-        )
+        variables = {"HF_HUB_OFFLINE": "1", "DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
+        await self.serve(_PROGRAM, spec, launch, settings, variables)
 
     def api(self, spec: RunSpec) -> EngineApi:
         return EngineApi({_PATH: EndpointApi(ApiShape.IMAGE, reads=_READS)}, metrics=None, settled="/settled")

@@ -1,6 +1,5 @@
 """The backend of Piper's voices: piper-tts behind a small HTTP server of ours."""
 
-import json
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, NoReturn
@@ -13,21 +12,18 @@ from modelrunner.sdk import (
     Launch,
     Mode,
     ModelFormat,
-    Permissions,
     RequiredMemory,
     RunSpec,
     ServiceCall,
-    run,
-    scrubbed_environment,
 )
 from modelrunner.sdk.diagnosis import Cause
-from modelrunner.sdk.packages import PackagesBackend, diagnosis, interpreter
+from modelrunner.sdk.packages import PackagesBackend, diagnosis
 from modelrunner.sdk.processors import allowed_processors
 from modelrunner_piper.model import FORMAT, PIPER
 
 SPEECH = Mode("speech")
 _PATH = "/v1/audio/speech"
-_INSIDE = Path(__file__).with_name("inside")
+_PROGRAM = Path(__file__).with_name("inside") / "modelrunner_speak.py"
 _PROCESS = 100 << 20
 """Bytes of the interpreter with its libraries."""
 _SEQUENCE = 320 << 20
@@ -55,20 +51,8 @@ class PiperBackend(PackagesBackend):
     )
 
     async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
-        environment = self.environment()
-        settings = {
-            "voice": str(spec.bundle.model_file),
-            "socket": str(launch.endpoint.path),
-            "sequences": spec.parallel,
-            "threads": min(allowed_processors(), 4),
-        }
-        variables = {"PYTHONNOUSERSITE": "1", "MODELRUNNER_PIPER": json.dumps(settings)}
-        await run(
-            [str(interpreter(environment)), str(_INSIDE / "modelrunner_speak.py")],
-            env=scrubbed_environment() | variables | dict(spec.environment),
-            options=launch.process,
-            permissions=Permissions(reads=(environment, _INSIDE)),
-        )
+        settings = {"voice": str(spec.bundle.model_file), "threads": min(allowed_processors(), 4)}
+        await self.serve(_PROGRAM, spec, launch, settings)
 
     def api(self, spec: RunSpec) -> EngineApi:
         return EngineApi({_PATH: EndpointApi(ApiShape.SPEECH)}, metrics=None, settled="/settled")

@@ -1,7 +1,6 @@
 """The backend of Whisper models: faster-whisper behind a small HTTP server of ours."""
 
 import asyncio
-import json
 import shutil
 from pathlib import Path
 from secrets import token_hex
@@ -18,22 +17,19 @@ from modelrunner.sdk import (
     Launch,
     Mode,
     ModelFormat,
-    Permissions,
     RequiredMemory,
     RunSpec,
     ServiceCall,
-    run,
-    scrubbed_environment,
 )
 from modelrunner.sdk.diagnosis import Cause
-from modelrunner.sdk.packages import PackagesBackend, diagnosis, interpreter
+from modelrunner.sdk.packages import PackagesBackend, diagnosis
 from modelrunner.sdk.processors import allowed_processors
 from modelrunner_whisper import memory
 from modelrunner_whisper.memory import WhisperOptions
 from modelrunner_whisper.model import CTRANSLATE2, FORMAT
 
 TRANSCRIPTION = Mode("transcription")
-_INSIDE = Path(__file__).with_name("inside")
+_PROGRAM = Path(__file__).with_name("inside") / "modelrunner_serve.py"
 _CALLS = {
     "/v1/audio/transcriptions": "Writes down what is said in a file, in its language.",
     "/v1/audio/translations": "Writes down what is said in a file, in English.",
@@ -69,35 +65,21 @@ class WhisperBackend(PackagesBackend):
             shutil.rmtree(context.state, ignore_errors=True)
 
     async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
-        environment = self.environment()
         if self.context.state is None:
             raise BackendUnavailable("whisper has no folder for its files")
         scratch = self.context.state / token_hex(8)
         options = WhisperOptions.of(spec.options)
         settings = {
             "model": str(spec.bundle.directory),
-            "socket": str(launch.endpoint.path),
-            "sequences": spec.parallel,
             "threads": min(allowed_processors(), _MOST_THREADS),
             "compute_type": options.compute_type,
             "beam_size": options.beam_size,
             "longest": options.longest,
         }
-        variables = {
-            "TMPDIR": str(scratch),
-            "PYTHONNOUSERSITE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "MODELRUNNER_WHISPER": json.dumps(settings),
-        }
+        variables = {"TMPDIR": str(scratch), "HF_HUB_OFFLINE": "1"}
         scratch.mkdir(mode=0o700, parents=True)
         try:
-            await run(
-                [str(interpreter(environment)), str(_INSIDE / "modelrunner_serve.py")],
-                env=scrubbed_environment() | variables | dict(spec.environment),
-                options=launch.process,
-                cwd=scratch,
-                permissions=Permissions(reads=(environment, _INSIDE), writes=(scratch,)),
-            )
+            await self.serve(_PROGRAM, spec, launch, settings, variables, scratch)
         finally:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True))
 

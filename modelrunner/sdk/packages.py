@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
@@ -28,11 +29,15 @@ from modelrunner.backend import (
     ProgressCallback,
 )
 from modelrunner.errors import BackendUnavailable, BadRequest, ModelRunnerError
+from modelrunner.processes.process import run, scrubbed_environment
+from modelrunner.sandbox import Permissions
 from modelrunner.sdk import enginecache, programs
 from modelrunner.sdk.diagnosis import Cause, Diagnosis
+from modelrunner.types import Launch, RunSpec
 
 _REQUIREMENT = re.compile(r"^[a-z0-9][a-z0-9._-]*==", re.IGNORECASE | re.MULTILINE)
 _PARTS = ".wheels"
+_INSIDE = Path(__file__).with_name("inside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +272,29 @@ class PackagesBackend(Backend):
         """Returns the error of a 400, with the name of the field or part that is at fault."""
         param = fields.get("param")
         return BadRequest(message, param=param if isinstance(param, str) else None) if status == 400 else None
+
+    async def serve(
+        self,
+        program: Path,
+        spec: RunSpec,
+        launch: Launch,
+        settings: Mapping[str, Any],
+        variables: Mapping[str, str] = MappingProxyType({}),
+        scratch: Path | None = None,
+    ) -> NoReturn:
+        """Runs `program`, a file of Python beside its own modules, in the environment, where it can import the server
+        of inside/modelrunner_http.py, whose `settings()` are these, `socket` and `sequences`. The process begins in
+        `scratch`, and may write there. Raises as `run` does, and `BackendUnavailable`."""
+        environment = self.environment()
+        given = {"socket": str(launch.endpoint.path), "sequences": spec.parallel, **settings}
+        own = {"PYTHONNOUSERSITE": "1", "PYTHONPATH": str(_INSIDE), "MODELRUNNER_SETTINGS": json.dumps(given)}
+        await run(
+            [str(interpreter(environment)), str(program)],
+            env=scrubbed_environment() | dict(variables) | dict(spec.environment) | own,
+            options=launch.process,
+            cwd=scratch,
+            permissions=Permissions(reads=(environment, program.parent, _INSIDE), writes=(scratch,) if scratch else ()),
+        )
 
     def environment(self) -> Path:
         """Returns the folder of the installed environment, without links: an update may change the link before a

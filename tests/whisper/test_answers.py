@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from modelrunner_answers import Heard, Segment, Word, answer, delta, done
-from modelrunner_form import Refused, Task, read
+from modelrunner_form import Task, read
+from modelrunner_http import Refused
 
 HEARD = Heard(
     "en",

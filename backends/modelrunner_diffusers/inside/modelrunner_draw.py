@@ -1,5 +1,5 @@
 """Serves one diffusion model by OpenAI's API of images, on a Unix socket. It is the child process of a runner, in the
-engine's own environment, where modelrunner is not installed. MODELRUNNER_DIFFUSERS has its settings."""
+engine's own environment, where modelrunner is not installed."""
 
 import sys
 
@@ -13,26 +13,20 @@ import inspect
 import io
 import json
 import math
-import os
 import re
 import secrets
-import socket
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import uvicorn
 from diffusers import DiffusionPipeline
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from modelrunner_http import Job, Refused, Server, Stopped, chosen, event, failure, fault, json_body, left, settings
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
-_LONGEST_BODY = 1 << 20
 _LONGEST_PROMPT = 4000  # characters, as OpenAI's
 _MOST_PICTURES = 10
 _MOST_STEPS = 150
@@ -45,18 +39,6 @@ _FORMS = ("png", "jpeg", "webp")
 _QUALITY = 95
 _SIZE = re.compile(r"([0-9]{1,10})x([0-9]{1,10})")
 Tell = Callable[[dict[str, Any]], None]
-
-
-class Refused(Exception):
-    """A request that cannot be answered."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.param = message, param
-
-
-class Stopped(Exception):
-    """The client has left."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +59,19 @@ class Task:
     partial: int
 
 
-class Job:
+class Drawing(Job):
     """The work on one request. It stops between two steps. `step` counts those of all its pictures."""
 
     def __init__(self, task: Task) -> None:
+        super().__init__()
         self.task = task
         self.step = 0
-        self.left_at: int | None = None
-        self.over = asyncio.Event()
+        self.left_at = 0
 
     def stop(self) -> None:
-        """Ends the work: the client has left."""
-        if self.left_at is None:
+        if not self.stopped.is_set():
             self.left_at = self.step
-
-    def check(self) -> None:
-        """Raises `Stopped`."""
-        if self.left_at is not None:
-            raise Stopped
+        super().stop()
 
 
 class Painter:
@@ -112,7 +89,7 @@ class Painter:
         self._side: int = min(settings["side"], self._largest)
         self._unit = math.lcm(_UNIT, int(self._pipeline.vae_scale_factor))
 
-    def draw(self, job: Job, tell: Tell) -> None:
+    def draw(self, job: Drawing, tell: Tell) -> None:
         """Calls `tell` with an event for each step, and for each picture. Raises `Stopped`, `Refused`."""
         task = job.task
         for index in range(task.n):
@@ -158,21 +135,15 @@ class Painter:
             decoded = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
         return self._pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
 
-    def read(self, body: bytes) -> Task:
+    def read(self, found: dict[str, Any]) -> Task:
         """Returns the checked request. Raises `Refused`."""
-        try:
-            found: Any = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise Refused("the body is no JSON object")
         found = {name: value for name, value in found.items() if value is not None}
         prompt, negative = _text(found, "prompt"), found.get("negative_prompt") and _text(found, "negative_prompt")
         if not prompt:
             raise Refused("`prompt` must be a text", "prompt")
         if negative and "negative_prompt" not in self._takes:
             raise Refused("this model takes no negative prompt", "negative_prompt")
-        if _chosen(found, "response_format", ("b64_json", "url")) == "url":
+        if chosen(found, "response_format", ("b64_json", "url")) == "url":
             raise Refused("no pictures are kept here that a `url` could lead to: ask for b64_json", "response_format")
         if (stream := found.get("stream", False)) not in (True, False):
             raise Refused("`stream` must be true or false", "stream")
@@ -191,7 +162,7 @@ class Painter:
             _whole(found, "seed", 0, _MOST_SEED - 1, secrets.randbelow(1 << 32)),
             _whole(found, "steps", 1, _MOST_STEPS, 0) or None,
             guidance,
-            _chosen(found, "output_format", _FORMS),
+            chosen(found, "output_format", _FORMS),
             _whole(found, "output_compression", 0, 100, _QUALITY),
             bool(stream),
             _whole(found, "partial_images", 0, _MOST_PARTIAL, 0),
@@ -251,57 +222,28 @@ def _whole(found: dict[str, Any], name: str, least: int, most: int, default: int
     return int(value)
 
 
-def _chosen(found: dict[str, Any], name: str, known: tuple[str, ...]) -> str:
-    value = found.get(name, known[0])
-    if value not in known:
-        raise Refused(f"`{name}` must be one of: {', '.join(known)}", name)
-    return str(value)
-
-
-class Server:
-    """The application. `sequences` requests are worked on at once."""
+class PictureServer(Server):
+    """The server. `sequences` requests are worked on at once."""
 
     def __init__(self, painter: Painter, sequences: int) -> None:
+        super().__init__(sequences, {"/v1/images/generations": self._draw})
         self._painter = painter
-        self._pool = ThreadPoolExecutor(sequences)
-        self._jobs: set[Job] = set()
-        self.app = Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/settled", self._settled),
-                Route("/v1/images/generations", self._draw, methods=["POST"]),
-            ]
-        )
-
-    async def _health(self, request: Request) -> Response:
-        return Response(status_code=200)
-
-    async def _settled(self, request: Request) -> Response:
-        """Answers once nothing works for the clients that have left until now."""
-        for job in [job for job in self._jobs if job.left_at is not None]:
-            await job.over.wait()
-        return Response(status_code=204)
 
     async def _draw(self, request: Request) -> Response:
-        try:
-            job = Job(self._painter.read(await _body(request)))
-        except Refused as refused:
-            return Response(json.dumps(_fault(refused)), 400, media_type="application/json")
-        except ClientDisconnect:
-            return Response(status_code=499)
-        self._jobs.add(job)
+        job = Drawing(self._painter.read(await json_body(request)))
         queue = self._begin(job)
         if job.task.is_events:
             return StreamingResponse(_events(job, queue), media_type="text/event-stream")
-        left = asyncio.create_task(_left(request, job))
+        leaving = asyncio.create_task(left(request, job))
         try:
             return await _answer(job, queue)
         finally:
-            left.cancel()
+            leaving.cancel()
 
-    def _begin(self, job: Job) -> "asyncio.Queue[dict[str, Any] | None]":
+    def _begin(self, job: Drawing) -> "asyncio.Queue[dict[str, Any] | None]":
         """Starts the work, and returns the queue of its events, which ends with None."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
+        self.begin(job)
 
         def tell(event: dict[str, Any] | None) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, event)
@@ -311,88 +253,52 @@ class Server:
                 self._painter.draw(job, tell)
             except Stopped:
                 print(f"a client left after step {job.left_at}: stopped after {job.step}", file=sys.stderr, flush=True)
-            except Refused as refused:
-                tell({"type": "error", **_fault(refused)})
             except Exception as error:
-                traceback.print_exc()
-                message = f"the engine failed: {type(error).__name__}"
-                tell({"type": "error", "error": {"message": message, "type": "server_error", "code": "engine_failed"}})
+                if not isinstance(error, Refused):
+                    traceback.print_exc()
+                tell({"type": "error", "error": fault(error)})
             finally:
                 tell(None)
-                loop.call_soon_threadsafe(self._end, job)
+                loop.call_soon_threadsafe(self.end, job)
 
-        self._pool.submit(work)
+        self.pool.submit(work)
         return queue
 
-    def _end(self, job: Job) -> None:
-        self._jobs.discard(job)
-        job.over.set()
 
-
-async def _answer(job: Job, queue: "asyncio.Queue[dict[str, Any] | None]") -> Response:
+async def _answer(job: Drawing, queue: "asyncio.Queue[dict[str, Any] | None]") -> Response:
     """Returns all pictures in one answer."""
     task, pictures = job.task, []
-    while (event := await queue.get()) is not None:
-        if event["type"] == "error":
-            status = 400 if event["error"]["code"] == "bad_request" else 500
-            return Response(json.dumps({"error": event["error"]}), status, media_type="application/json")
-        if event["type"] == "completed":
-            pictures.append({"b64_json": event["b64_json"], "seed": event["seed"]})
-    if job.left_at is not None:
+    while (found := await queue.get()) is not None:
+        if found["type"] == "error":
+            status = 400 if found["error"]["code"] == "bad_request" else 500
+            return failure(status, found["error"])
+        if found["type"] == "completed":
+            pictures.append({"b64_json": found["b64_json"], "seed": found["seed"]})
+    if job.stopped.is_set():
         return Response(status_code=499)
     size = f"{task.width}x{task.height}"
     answer = {"created": int(time.time()), "data": pictures, "size": size, "output_format": task.form}
     return Response(json.dumps(answer), media_type="application/json")
 
 
-async def _events(job: Job, queue: "asyncio.Queue[dict[str, Any] | None]") -> AsyncIterator[bytes]:
+async def _events(job: Drawing, queue: "asyncio.Queue[dict[str, Any] | None]") -> AsyncIterator[bytes]:
     """Yields OpenAI's events of images, and one for each step."""
     task = job.task
     size = {"size": f"{task.width}x{task.height}", "output_format": task.form}
     try:
-        while (event := await queue.get()) is not None:
-            if event["type"] != "error":
-                event = event | {"type": f"image_generation.{event['type']}", "created_at": int(time.time())} | size
-            yield b"data: %b\n\n" % json.dumps(event).encode()
+        while (found := await queue.get()) is not None:
+            if found["type"] != "error":
+                found = found | {"type": f"image_generation.{found['type']}", "created_at": int(time.time())} | size
+            yield event(found)
     finally:
         job.stop()
 
 
-async def _left(request: Request, job: Job) -> None:
-    """Stops the job when its client leaves."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    job.stop()
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LONGEST_BODY:
-            raise Refused(f"the body has more than {_LONGEST_BODY} bytes")
-    return bytes(body)
-
-
-def _fault(refused: Refused) -> dict[str, Any]:
-    fault = {"message": refused.message, "type": "invalid_request_error", "param": refused.param, "code": "bad_request"}
-    return {"error": fault}
-
-
 def main() -> None:
     """Loads the model, then serves until a signal comes."""
-    settings = json.loads(os.environ["MODELRUNNER_DIFFUSERS"])
+    given = settings()
     print("loading the model", file=sys.stderr, flush=True)
-    server = Server(Painter(settings), settings["sequences"])
-    os.umask(0o177)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(settings["socket"])
-        config = uvicorn.Config(
-            server.app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listener])
-    os._exit(0)  # a thread may still compute a step
+    PictureServer(Painter(given), given["sequences"]).serve(given["socket"])
 
 
 if __name__ == "__main__":

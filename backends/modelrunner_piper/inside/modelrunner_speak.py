@@ -3,13 +3,9 @@
 import asyncio
 import base64
 import json
-import os
-import socket
 import sys
-import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,16 +14,13 @@ from typing import Any
 import av
 import numpy
 import onnxruntime
-import uvicorn
+from modelrunner_http import Job, Refused, Server, chosen, event, json_body, settings
 from piper import PiperVoice, SynthesisConfig
 from piper.config import PiperConfig
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 _LONGEST_INPUT = 4096  # characters, as OpenAI's
-_LONGEST_BODY = 1 << 20
 _SPEEDS = (0.25, 4.0)
 _LONGEST_PIECE = 300
 """Phonemes that are spoken at once. The memory of a request grows with them."""
@@ -43,14 +36,6 @@ _FORMS: dict[str, tuple[str, str, int | None, str]] = {
 }
 """The container, the codec, the sample rate (None: the voice's own) and the media type of each response_format."""
 _STREAMS = ("audio", "sse")
-
-
-class Refused(Exception):
-    """A request that cannot be answered."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.param = message, param
 
 
 @dataclass(frozen=True)
@@ -139,59 +124,22 @@ class Encoder:
         return taken
 
 
-class Job:
-    """The work on one request. It stops between two pieces."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self.over = asyncio.Event()
-
-
-class Server:
-    """The application. `sequences` requests are worked on at once."""
+class Speech(Server):
+    """The server. `sequences` requests are worked on at once; each stops between two pieces."""
 
     def __init__(self, voice: Voice, sequences: int) -> None:
+        super().__init__(sequences, {"/v1/audio/speech": self._speak})
         self._voice = voice
-        self._pool = ThreadPoolExecutor(sequences)
-        self._jobs: set[Job] = set()
-        self.app = Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/settled", self._settled),
-                Route("/v1/audio/speech", self._speak, methods=["POST"]),
-            ]
-        )
-
-    async def _health(self, request: Request) -> Response:
-        return Response(status_code=200)
-
-    async def _settled(self, request: Request) -> Response:
-        """Answers once nothing works for the clients that have left until now."""
-        for job in [job for job in self._jobs if job.stopped.is_set()]:
-            await job.over.wait()
-        return Response(status_code=204)
 
     async def _speak(self, request: Request) -> Response:
-        try:
-            task = self._read(await _body(request))
-        except Refused as refused:
-            error = {"message": refused.message, "type": "invalid_request_error", "param": refused.param}
-            return Response(json.dumps({"error": error | {"code": "bad_request"}}), 400, media_type="application/json")
-        except ClientDisconnect:
-            return Response(status_code=499)
+        task = self._read(await json_body(request))
         job = Job()
-        self._jobs.add(job)
+        self.begin(job)
         return StreamingResponse(
             self._sound(task, job), media_type="text/event-stream" if task.is_events else _FORMS[task.form][3]
         )
 
-    def _read(self, body: bytes) -> Task:
-        try:
-            found: Any = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise Refused("the body is no JSON object")
+    def _read(self, found: dict[str, Any]) -> Task:
         text, speed = found.get("input"), found.get("speed")
         if not isinstance(text, str) or not any(letter.isalnum() for letter in text):
             raise Refused("`input` must be a text with something to say", "input")
@@ -201,9 +149,9 @@ class Server:
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not _SPEEDS[0] <= speed <= _SPEEDS[1]:
             raise Refused(f"`speed` must be a number from {_SPEEDS[0]} to {_SPEEDS[1]}", "speed")
         speakers = self._voice.speakers
-        speaker = _chosen(found, "voice", tuple(speakers))
-        form = _chosen(found, "response_format", tuple(_FORMS))
-        is_events = _chosen(found, "stream_format", _STREAMS) == "sse"
+        speaker = chosen(found, "voice", tuple(speakers))
+        form = chosen(found, "response_format", tuple(_FORMS))
+        is_events = chosen(found, "stream_format", _STREAMS) == "sse"
         return Task(text, speakers[speaker], float(speed), form, is_events)
 
     async def _sound(self, task: Task, job: Job) -> AsyncIterator[bytes]:
@@ -212,19 +160,19 @@ class Server:
         def put(data: bytes | None) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, data)
 
-        working = asyncio.ensure_future(loop.run_in_executor(self._pool, self._work, task, job, put))
+        working = asyncio.ensure_future(loop.run_in_executor(self.pool, self._work, task, job, put))
         try:
             while (data := await queue.get()) is not None:
                 yield data
             await working
         finally:
-            job.stopped.set()
-            working.add_done_callback(lambda _: self._end(job))
+            job.stop()
+            working.add_done_callback(lambda _: self.end(job))
 
     def _work(self, task: Task, job: Job, put: Callable[[bytes | None], None]) -> None:
         def send(data: bytes) -> None:
             if data:
-                put(_event({"type": "speech.audio.delta", "audio": _text(data)}) if task.is_events else data)
+                put(event({"type": "speech.audio.delta", "audio": _text(data)}) if task.is_events else data)
 
         try:
             if job.stopped.is_set():
@@ -237,36 +185,12 @@ class Server:
             send(encoder.finish())
             if task.is_events:
                 usage = {"input_tokens": len(task.text), "output_tokens": 0, "total_tokens": len(task.text)}
-                put(_event({"type": "speech.audio.done", "usage": usage}))
+                put(event({"type": "speech.audio.done", "usage": usage}))
         except Exception:
             traceback.print_exc()
             raise
         finally:
             put(None)
-
-    def _end(self, job: Job) -> None:
-        self._jobs.discard(job)
-        job.over.set()
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LONGEST_BODY:
-            raise Refused(f"the body has more than {_LONGEST_BODY} bytes", "input")
-    return bytes(body)
-
-
-def _chosen(found: dict[str, Any], name: str, known: tuple[str, ...]) -> str:
-    value = found.get(name, known[0])
-    if value not in known:
-        raise Refused(f"`{name}` must be one of: {', '.join(known[:40])}", name)
-    return str(value)
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json.dumps(data).encode()
 
 
 def _text(data: bytes) -> str:
@@ -275,18 +199,9 @@ def _text(data: bytes) -> str:
 
 def main() -> None:
     """Loads the voice, then serves until a signal comes."""
-    settings = json.loads(os.environ["MODELRUNNER_PIPER"])
+    given = settings()
     print("loading the voice", file=sys.stderr, flush=True)
-    server = Server(Voice(Path(settings["voice"]), settings["threads"]), settings["sequences"])
-    os.umask(0o177)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(settings["socket"])
-        config = uvicorn.Config(
-            server.app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listener])
-    os._exit(0)  # a thread may still compute a piece
+    Speech(Voice(Path(given["voice"]), given["threads"]), given["sequences"]).serve(given["socket"])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelrunner_form import Task
+from modelrunner_http import event
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,12 @@ def answer(task: Task, heard: Heard) -> tuple[str, bytes]:
 
 def delta(text: str) -> bytes:
     """Returns the event of the next piece of the text."""
-    return _event({"type": "transcript.text.delta", "delta": text})
+    return event({"type": "transcript.text.delta", "delta": text})
 
 
 def done(heard: Heard) -> bytes:
     """Returns the last event of a stream."""
-    return _event({"type": "transcript.text.done", "text": heard.text, "usage": heard.usage})
-
-
-def failed(message: str) -> bytes:
-    """Returns the last event of a stream that fails."""
-    return _event({"error": {"message": message, "type": "server_error", "param": None, "code": "engine_failed"}})
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % _encoded(data)
+    return event({"type": "transcript.text.done", "text": heard.text, "usage": heard.usage})
 
 
 def _encoded(data: Any) -> bytes:

@@ -4,6 +4,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from modelrunner_http import Refused
+
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 _GRANULARITIES = ("word", "segment")
 _LONGEST_PROMPT = 4000
@@ -15,14 +17,6 @@ _NOT_HERE = {
     "known_speaker_references[]": "speakers are not told apart here",
 }
 _OFF = ("", "false", "0", "none", "null")
-
-
-class Refused(Exception):
-    """An error of the client. `param` is the part of the form at fault."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.message, self.param, self.status = message, param, status
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Serves one Whisper model by OpenAI's API of transcriptions and translations, on a Unix socket. It is the child
-process of a runner, in the engine's own environment, where modelrunner is not installed. MODELRUNNER_WHISPER has its
-settings.
+process of a runner, in the engine's own environment, where modelrunner is not installed.
 
 Files of any length need the same memory: the sound lies in a file, and Whisper hears three minutes at a time."""
 
@@ -10,29 +9,22 @@ if __name__ == "__main__":
     print("importing faster-whisper", file=sys.stderr, flush=True)
 
 import asyncio
-import json
-import os
-import socket
 import tempfile
-import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, TypeVar
 
 import modelrunner_answers as answers
 import numpy
-import uvicorn
 from faster_whisper import WhisperModel
 from modelrunner_answers import Heard, Segment, Word
-from modelrunner_form import Refused, Task, read
-from modelrunner_sound import RATE, SAMPLE, Stopped, decode
-from starlette.applications import Starlette
+from modelrunner_form import Task, read
+from modelrunner_http import Job, Refused, Server, Stopped, event, failure, fault, left, settings
+from modelrunner_sound import RATE, SAMPLE, decode
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 T = TypeVar("T")
 _WINDOW = 180
@@ -116,37 +108,26 @@ def _moment(seconds: float) -> float:
     return round(float(seconds), 3)
 
 
-class Job:
-    """The work on one request. Its methods but `stop` run in a thread of the pool. `over` is set when nothing works for
-    it any more."""
+class Recording(Job):
+    """The work on one request, which stops after a segment. Its methods run in a thread of the pool."""
 
     def __init__(self, recogniser: Recogniser, task: Task, file: IO[bytes], longest: int) -> None:
-        self.over = asyncio.Event()
+        super().__init__()
         self.task = task
         self._recogniser, self._file, self._longest = recogniser, file, longest
-        self._stopped = threading.Event()
         self._sound = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._samples = 0
 
-    @property
-    def left(self) -> bool:
-        return self._stopped.is_set()
-
-    def stop(self) -> None:
-        """Ends the work after the segment that is computed."""
-        self._stopped.set()
-
     def decode(self) -> None:
         """Raises `Refused`, `Stopped`."""
-        self._samples = decode(self._file, self._sound, self._longest, self._stopped.is_set)
+        self._samples = decode(self._file, self._sound, self._longest, self.stopped.is_set)
 
     def hear(self, said: Callable[[str], None]) -> Heard:
         """Calls `said` with each piece of the text. Raises `Stopped`."""
         segments: list[Segment] = []
         language = self.task.language or ""
         for known, segment in self._recogniser.hear(self.task, self._sound, self._samples):
-            if self._stopped.is_set():
-                raise Stopped
+            self.check()
             said(segment.text if segments else segment.text.lstrip())
             segments.append(segment)
             language = known
@@ -156,30 +137,13 @@ class Job:
         self._sound.close()
 
 
-class Server:
-    """The application. `sequences` jobs run at once."""
+class Transcripts(Server):
+    """The server. `sequences` jobs run at once."""
 
     def __init__(self, recogniser: Recogniser, sequences: int, longest: int) -> None:
+        calls = {"/v1/audio/transcriptions": self._transcribe, "/v1/audio/translations": self._translate}
+        super().__init__(sequences, calls)
         self._recogniser, self._longest = recogniser, longest
-        self._pool = ThreadPoolExecutor(sequences)
-        self._jobs: set[Job] = set()
-        self.app = Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/settled", self._settled),
-                Route("/v1/audio/transcriptions", self._transcribe, methods=["POST"]),
-                Route("/v1/audio/translations", self._translate, methods=["POST"]),
-            ]
-        )
-
-    async def _health(self, request: Request) -> Response:
-        return Response(status_code=200)
-
-    async def _settled(self, request: Request) -> Response:
-        """Answers once nothing works for the clients that have left until now."""
-        for job in [job for job in self._jobs if job.left]:
-            await job.over.wait()
-        return Response(status_code=204)
 
     async def _transcribe(self, request: Request) -> Response:
         return await self._answered(request, "transcribe")
@@ -190,28 +154,26 @@ class Server:
     async def _answered(self, request: Request, name: str) -> Response:
         try:
             task, file = await self._read(request, name)
-            job = Job(self._recogniser, task, file.file, self._longest)
-            self._jobs.add(job)
-            left = asyncio.create_task(_left(request, job))
+            job = Recording(self._recogniser, task, file.file, self._longest)
+            self.begin(job)
+            leaving = asyncio.create_task(left(request, job))
             is_handed = False
             try:
                 await self._in_pool(job.decode)
                 if task.stream:
-                    stream = self._events(job, file, left)
+                    stream = self._events(job, file, leaving)
                     is_handed = True
                     return StreamingResponse(stream, media_type="text/event-stream")
                 kind, body = answers.answer(task, await self._in_pool(lambda: job.hear(lambda text: None)))
                 return Response(body, media_type=kind)
             finally:
                 if not is_handed:
-                    self._end(job, file, left)
-        except Refused as refused:
-            return _error(refused.status, refused.message, refused.param)
-        except (Stopped, ClientDisconnect):
-            return Response(status_code=499)
+                    self._close(job, file, leaving)
+        except (Refused, Stopped, ClientDisconnect):
+            raise
         except Exception as error:
             traceback.print_exc()
-            return _error(500, f"the engine failed: {type(error).__name__}")
+            return failure(500, fault(error))
 
     async def _read(self, request: Request, name: str) -> tuple[Task, UploadFile]:
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
@@ -239,11 +201,11 @@ class Server:
             await form.close()
             raise
 
-    async def _events(self, job: Job, file: UploadFile, left: "asyncio.Task[None]") -> AsyncIterator[bytes]:
+    async def _events(self, job: Recording, file: UploadFile, leaving: "asyncio.Task[None]") -> AsyncIterator[bytes]:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
 
-        def put(event: bytes | None) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+        def put(piece: bytes | None) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         def work() -> None:
             try:
@@ -252,57 +214,33 @@ class Server:
                 pass
             except Exception as error:
                 traceback.print_exc()
-                put(answers.failed(f"the engine failed: {type(error).__name__}"))
+                put(event({"error": fault(error)}))
             finally:
                 put(None)
 
         # Not in the `finally` below: there a client that leaves cancels whatever is awaited.
-        loop.run_in_executor(self._pool, work).add_done_callback(lambda _: self._end(job, file, left))
+        loop.run_in_executor(self.pool, work).add_done_callback(lambda _: self._close(job, file, leaving))
         try:
-            while (event := await queue.get()) is not None:
-                yield event
+            while (piece := await queue.get()) is not None:
+                yield piece
         finally:
             job.stop()
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._pool, work))
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self.pool, work))
 
-    def _end(self, job: Job, file: UploadFile, left: "asyncio.Task[None]") -> None:
-        left.cancel()
+    def _close(self, job: Recording, file: UploadFile, leaving: "asyncio.Task[None]") -> None:
+        leaving.cancel()
         job.close()
-        self._jobs.discard(job)
-        job.over.set()
+        self.end(job)
         file.file.close()
-
-
-async def _left(request: Request, job: Job) -> None:
-    """Stops the job when its client leaves."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    job.stop()
-
-
-def _error(status: int, message: str, param: str | None = None) -> Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    code = {413: "payload_too_large", 500: "engine_failed"}.get(status, "bad_request")
-    fault = {"message": message, "type": kind, "param": param, "code": code}
-    return Response(json.dumps({"error": fault}), status, media_type="application/json")
 
 
 def main() -> None:
     """Loads the model, then serves until a signal comes."""
-    settings = json.loads(os.environ["MODELRUNNER_WHISPER"])
+    given = settings()
     print("loading the model", file=sys.stderr, flush=True)
-    server = Server(Recogniser(settings), settings["sequences"], settings["longest"])
-    os.umask(0o177)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(settings["socket"])
-        config = uvicorn.Config(
-            server.app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listener])
-    os._exit(0)  # a thread may still compute a segment
+    Transcripts(Recogniser(given), given["sequences"], given["longest"]).serve(given["socket"])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import IO, Any
 
 import av
-from modelrunner_form import Refused
+from modelrunner_http import Refused, Stopped
 
 RATE = 16_000
 SAMPLE = 2  # bytes
@@ -27,10 +27,6 @@ _OTHERS = {
     b"{": "JSON",
     b"<": "HTML or XML",
 }
-
-
-class Stopped(Exception):
-    """The client has left."""
 
 
 def decode(source: IO[bytes], target: IO[bytes], longest: int, stopped: Callable[[], bool]) -> int:
