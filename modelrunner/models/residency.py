@@ -24,6 +24,7 @@ _MENDING = frozenset({"pull", "install", "configure"})
 # Why a runner went that comes back when there is room.
 _CROWDED = frozenset({Reason.ROOM.code, Reason.MEMORY.code})
 _QUIET = 4.0  # seconds without an event, after which free room is looked for, and at the clock
+_MOST_GROUPS = 8  # groups whose models are loaded at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ class Preloader:
         self._store, self._resolver, self._scheduler = parts.store, parts.resolver, parts.scheduler
         self._on_demand = on_demand
         self._groups = groups
+        self._completing: set[str] = set()
+        self._group_places = asyncio.Semaphore(_MOST_GROUPS)
         self.starting = bool(self._resolver.preloads())
 
     def use_groups(self, groups: Mapping[str, ModelGroup]) -> None:
@@ -155,8 +158,13 @@ class Preloader:
         """Loads the list, one model after another; after each pull, installation and change of a configuration, it
         loads the failed models again. It installs an engine only once, because a failed installation is such an event.
         A model of the list that had to go for another model or program is loaded again once there is room that nobody
-        else waits for. A model that is loaded brings those of its group, where none of the group has to go for them.
-        When the hours of models begin or end, their pins and loads follow within seconds. Ends with the scheduler."""
+        else waits for. A model that is loaded brings those of its group, where none of the group has to go for them;
+        a slow group keeps nothing else waiting. When the hours of models begin or end, their pins and loads follow
+        within seconds. Ends with the scheduler."""
+        async with asyncio.TaskGroup() as groups:
+            await self._follow(groups)
+
+    async def _follow(self, groups: asyncio.TaskGroup) -> None:
         events = self._scheduler.events
         seen, hours = events.last, self._resolver.in_hours()
         wanted = await asyncio.to_thread(self._wanted)
@@ -184,7 +192,7 @@ class Preloader:
                         if event.model in failed:
                             failed.remove(event.model)
                             self._scheduler.diagnostics.missing(event.model, None)
-                        await self._complete(event.model)
+                        await self._complete(event.model, groups)
                     elif event.event in _MENDING:
                         failed = await self._load(failed, may_install=False)
                     elif event.details.get("code") in _CROWDED and event.model in await asyncio.to_thread(self._wanted):
@@ -197,18 +205,27 @@ class Preloader:
             self._parts.retain(model_id)
         return await asyncio.to_thread(self._wanted)
 
-    async def _complete(self, model: str) -> None:
-        """Loads the other models of the groups of a model that is loaded."""
-        for group in tuple(self._groups.values()):
-            names = await asyncio.to_thread(self._named, group.models)
-            for other in names if model in names else ():
-                forecast = await self._forecast(other)
-                if forecast is None or forecast.fits is Fitting.NEVER or {*names}.intersection(forecast.would_evict):
-                    continue
-                try:
-                    await self.load(other, may_install=False)
-                except Exception as error:
-                    self._tell(other, f"with {model}", error)
+    async def _complete(self, model: str, tasks: asyncio.TaskGroup) -> None:
+        """Begins to load the other models of the groups of a model that is loaded: each group in a task of its own."""
+        for name, group in tuple(self._groups.items()):
+            models = await asyncio.to_thread(self._named, group.models)
+            if model in models and name not in self._completing:
+                self._completing.add(name)
+                tasks.create_task(self._bring(name, model, models), name=f"group {name}")
+
+    async def _bring(self, group: str, model: str, models: Sequence[str]) -> None:
+        try:
+            async with self._group_places:
+                for other in models:
+                    forecast = await self._forecast(other)
+                    if forecast is None or forecast.fits is Fitting.NEVER or {*models} & {*forecast.would_evict}:
+                        continue
+                    try:
+                        await self.load(other, may_install=False)
+                    except Exception as error:
+                        self._tell(other, f"with {model}", error)
+        finally:
+            self._completing.discard(group)
 
     async def _has_room(self, model: str) -> bool:
         """Returns True if the model gets its memory at once, and no request waits for a runner."""

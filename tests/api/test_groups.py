@@ -70,7 +70,24 @@ async def test_no_member_of_a_group_leaves_for_another(start_daemon: StartDaemon
     await come(daemon, "refuse", "absent")
     async with daemon.unix.post("/engines/_configure", json={"model": "smol", "keep_alive": "1h"}) as answer:
         assert answer.status == 202
+    await come(daemon, "refuse", "absent", "absent")  # the ready model came before that
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "group both"))
     assert not [event for event in await come(daemon, "refuse", "absent", "absent") if event.endswith("third")]
+
+
+async def test_a_slow_group_keeps_no_other_waiting(start_daemon: StartDaemon, config: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    config.write_text(
+        '[groups.slow]\nmodels = ["smol", "third"]\n[groups.quick]\nmodels = ["other", "fourth"]\n'
+        f"[models.third]\nruntime-flags = ['--gate={gate}']\n"
+    )
+    daemon = await start_daemon(models={**MODELS, "fourth": 3}, listen="")
+    await chat(daemon.unix, model="smol")
+    await come(daemon, "load", "third")
+    await chat(daemon.unix, model="other")
+    assert "ready third" not in await come(daemon, "ready", "fourth")
+    gate.touch()
+    await come(daemon, "ready", "third")
 
 
 async def test_a_models_own_table_wins_over_its_groups(start_daemon: StartDaemon, config: Path) -> None:
