@@ -11,7 +11,7 @@ from modelrunner.concurrency.threads import BODIES
 from modelrunner.errors import ModelRunnerError, Unavailable
 
 IN_MEMORY = 8 << 20
-"""The most bytes of one body in memory."""
+"""The most bytes of one body in memory, but for those that come while these are written."""
 _WRITTEN_AT_ONCE = 1 << 20
 PIECE = 256 << 10
 """The most bytes of a piece that is read back."""
@@ -19,8 +19,8 @@ PIECE = 256 << 10
 
 class RequestUpload:
     """The body of one request. It is filled with `add` in the event loop, then read, from any thread. `hold(True)` is
-    called to pause the client while a thread writes to the disk, `hold(False)` after that. `folder` is for the file,
-    None for the system's own."""
+    called to pause a client that sends faster than a thread writes to the disk, `hold(False)` after that. `folder` is
+    for the file, None for the system's own."""
 
     def __init__(self, folder: Path | None, hold: Callable[[bool], None]) -> None:
         self.size = 0
@@ -47,6 +47,8 @@ class RequestUpload:
         self._pieces.append(piece)
         self._waiting += len(piece)
         if self._waiting > (IN_MEMORY if self._file is None else _WRITTEN_AT_ONCE):
+            if self._writing is not None:
+                self._hold(True)
             self._write()
 
     def end(self, whole: Callable[[ModelRunnerError | None], None]) -> None:
@@ -82,7 +84,7 @@ class RequestUpload:
             self._file.close()
 
     def _write(self) -> None:
-        """Moves what waits to the file, in a thread. The client is paused meanwhile."""
+        """Moves what waits to the file, in a thread, unless one does so already."""
         if self._error is not None:  # the body is refused when it is whole: no more of it stays in memory
             self._pieces, self._waiting = [], 0
         if self._writing is not None or not self._pieces:
@@ -93,7 +95,6 @@ class RequestUpload:
         except OSError as error:
             self._fail(error)
             return
-        self._hold(True)
         self._writing = asyncio.get_running_loop().run_in_executor(BODIES, _write_all, self._file, pieces)
         self._writing.add_done_callback(self._written)
 
@@ -107,6 +108,8 @@ class RequestUpload:
         self._hold(False)
         if self._whole is not None:
             self.end(self._whole)
+        elif self._waiting > _WRITTEN_AT_ONCE:
+            self._write()
 
     def _fail(self, error: OSError) -> None:
         self._error = Unavailable(f"the request's body could not be kept: {error.strerror or error}")

@@ -21,6 +21,7 @@ from modelrunner.types import Endpoint, Mode
 from tests.gateway import fakes
 from tests.gateway.fakes import OK, SSE, Call, FakeRunner, event, scripted_engine, until
 from tests.gateway.harness import Proxy, only, proxy
+from tests.opened import opened_in
 from tests.waiting import HUNG
 
 FORM, BYTES = "/v1/test/form", "/v1/test/bytes"
@@ -186,6 +187,64 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(folder: Path) -
         await client.leave()
         await until(lambda: served.pipeline.in_flight.uploaded == served.pipeline.in_flight.buffered == 0)
         assert not served.engine.received
+
+
+@pytest.mark.parametrize("more", [-7, 1000])
+async def test_a_length_that_lies(folder: Path, kind: str, more: int) -> None:
+    """Nothing of it reaches the engine, and the next form does."""
+    body = form(part("model", b"m"), part("file", SOUND, "a.wav"))
+    head = post(FORM, b"").replace(b"Content-Length: 0", b"Content-Length: %d" % (len(body) + more))
+    async with proxy(folder, kind, limits=only(body_idle=0.1)) as served:
+        serves_sounds(served)
+        client = await served.connect()
+        await client.send(head + body)
+        if more < 0:
+            answer = await client.answer()
+            assert (answer.status, "the form is cut" in answer.error["message"]) == (400, True)
+            await client.leave()
+        else:
+            assert await client.closed() == b""
+        await until(lambda: served.pipeline.in_flight.uploaded == served.pipeline.in_flight.buffered == 0)
+        assert not served.engine.received
+        assert (await served.ask(post(FORM, body) + body)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (part("model", b"m") + part("file", SOUND, "a.wav"), "its last boundary is missing"),
+        (form(headed(b"Content-Type: audio/wav"), part("model", b"m")), "malformed head"),
+        (form(headed(b"Content-Disposition: form-data"), part("model", b"m")), "malformed head"),
+        (form(part("file", SOUND, "a.wav")), "no part `model`"),
+    ],
+)
+async def test_a_wrong_form_is_refused_and_the_connection_goes_on(
+    folder: Path, kind: str, wrong: bytes, said: str
+) -> None:
+    right = form(part("model", b"m"), part("file", SOUND, "a.wav"))
+    async with proxy(folder, kind) as served:
+        serves_sounds(served)
+        client = await served.connect()
+        answer = await client.ask(post(FORM, wrong) + wrong)
+        assert (answer.status, said in answer.error["message"]) == (400, True)
+        assert not served.engine.received
+        assert (await client.ask(post(FORM, right) + right)).status == 200
+
+
+@pytest.mark.parametrize("name", ["../../stray", "{folder}/stray", "sub/stray", ".."])
+async def test_the_name_of_a_file_is_no_place(folder: Path, name: str) -> None:
+    """It passes to the engine; what is kept of the body has no name."""
+    name = name.format(folder=folder)
+    body = form(part("model", b"m"), part("file", bytes(IN_MEMORY + 1), name))
+    async with proxy(folder, "fast") as served:
+        serves_sounds(served)
+        served.pipeline.spool = folder
+        with opened_in(folder.parent) as opened:
+            assert (await served.ask(post(FORM, body) + body)).status == 200
+        assert opened
+        assert {path for path in opened if Path(path) != folder and Path(path).parent != folder} == set()
+        assert [received.body == body for received in served.engine.received] == [True]
+    assert not [*folder.parent.rglob("stray")]
 
 
 async def test_an_engine_that_dies_during_an_upload_leaves_the_whole_to_the_next(
