@@ -27,6 +27,10 @@ from modelrunner_diffusers.model import DIFFUSERS, FORMAT
 
 IMAGES = Mode("image-generation")
 _PATH = "/v1/images/generations"
+_FORMS = {
+    "/v1/images/edits": "Draws on a picture, in the transparent part of its mask if there is one, what a text says.",
+    "/v1/images/variations": "Draws pictures like another one.",
+}
 _PROGRAM = Path(__file__).with_name("inside") / "modelrunner_draw.py"
 _READS = frozenset(
     {
@@ -54,7 +58,10 @@ class DiffusersBackend(PackagesBackend):
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({DIFFUSERS})
     modes: ClassVar[frozenset[Mode]] = frozenset({IMAGES})
     file_formats = (FORMAT,)
-    calls = MappingProxyType({_PATH: ServiceCall(IMAGES, ApiShape.IMAGE, "Draws pictures of what a text says.")})
+    calls = MappingProxyType(
+        {_PATH: ServiceCall(IMAGES, ApiShape.IMAGE, "Draws pictures of what a text says.")}
+        | {path: ServiceCall(IMAGES, ApiShape.OPAQUE, text) for path, text in _FORMS.items()}
+    )
     options_model = DiffusersOptions
 
     async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
@@ -69,7 +76,9 @@ class DiffusersBackend(PackagesBackend):
         await self.serve(_PROGRAM, spec, launch, settings, variables)
 
     def api(self, spec: RunSpec) -> EngineApi:
-        return EngineApi({_PATH: EndpointApi(ApiShape.IMAGE, reads=_READS)}, metrics=None, settled="/settled")
+        endpoints = {_PATH: EndpointApi(ApiShape.IMAGE, reads=_READS)}
+        endpoints |= {path: EndpointApi(ApiShape.OPAQUE) for path in _FORMS}
+        return EngineApi(endpoints, metrics=None, settled="/settled")
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return memory.required(spec)

@@ -15,11 +15,9 @@ from modelrunner.store import StoredModel
 
 _NOT_OFFERED = {
     "moderations": "no engine here moderates: ask a chat model that was made for it, such as Llama Guard",
-    "images/generations": "no engine here draws: `modelrunner install diffusers` installs one that does",
     **dict.fromkeys(
-        ("images/edits", "images/variations"),
-        "no engine here changes pictures: docs/engines.md says how a program that does becomes one by a table of "
-        "config.toml",
+        ("images/generations", "images/edits", "images/variations"),
+        "no engine here draws: `modelrunner install diffusers` installs one that does",
     ),
     "responses/compact": "no engine here compacts a conversation: send the items that matter",
     "responses/input_tokens": "no engine here counts what a response would read: `usage` of its answer says so, and "

@@ -10,6 +10,7 @@ import msgspec
 
 from modelrunner.cli.client import HttpClient, decode, failure
 from modelrunner.cli.files import check_folder, written
+from modelrunner.cli.forms import form
 from modelrunner.cli.progressdisplay import shared_displays
 from modelrunner.errors import AnswerBroken
 from modelrunner.wire import Progress
@@ -32,12 +33,17 @@ def check_picture(file: Path) -> None:
     check_folder(file)
 
 
-def draw(client: HttpClient, model: str, prompt: str, file: Path, seed: int | None) -> None:
-    """Writes the picture that the model draws, and shows its steps. Raises `ModelRunnerError`."""
+def draw(client: HttpClient, model: str, prompt: str, file: Path, seed: int | None, source: Path | None) -> None:
+    """Writes the picture that the model draws, or makes of the picture `source`, and shows its steps. Raises
+    `ModelRunnerError`."""
     body: dict[str, Any] = {"model": model, "prompt": prompt, "n": 1, "response_format": "b64_json", "stream": True}
     body |= {"output_format": _FORMS[file.suffix.lower()]} | ({"seed": seed} if seed is not None else {})
     try:
-        [picture] = _drawn(client, body)
+        if source is None:
+            [picture] = _drawn(client, "generations", body)
+        else:
+            texts = {name: "true" if value is True else str(value) for name, value in body.items()}
+            [picture] = _drawn(client, "edits", form("image", source, texts))
         if not (data := base64.b64decode(picture.b64_json, validate=True)):
             raise ValueError
     except (ValueError, binascii.Error):
@@ -46,9 +52,9 @@ def draw(client: HttpClient, model: str, prompt: str, file: Path, seed: int | No
         opened.write(data)
 
 
-def _drawn(client: HttpClient, body: dict[str, Any]) -> list[_Picture]:
+def _drawn(client: HttpClient, call: str, body: Any) -> list[_Picture]:
     """Returns the pictures of an answer in events, or of an engine that answers in one piece."""
-    with client.open("POST", "/v1/images/generations", body) as response, shared_displays() as displays:
+    with client.open("POST", f"/v1/images/{call}", body) as response, shared_displays() as displays:
         if not (response.getheader("Content-Type") or "").startswith("text/event-stream"):
             whole = bytearray()
             while piece := client.piece(response):
@@ -62,8 +68,12 @@ def _drawn(client: HttpClient, body: dict[str, Any]) -> list[_Picture]:
             if fault := data.get("error"):
                 raise failure(fault)
             match data:
-                case {"type": "image_generation.progress", "step": int(step), "steps": int(steps)}:
+                case {
+                    "type": "image_generation.progress" | "image_edit.progress",
+                    "step": int(step),
+                    "steps": int(steps),
+                }:
                     display.show(Progress("progress", "Drawing", steps, step))
-                case {"type": "image_generation.completed", "b64_json": str(text)}:
+                case {"type": "image_generation.completed" | "image_edit.completed", "b64_json": str(text)}:
                     pictures.append(_Picture(text))
     return pictures

@@ -52,7 +52,7 @@ _STARTER_SIZE = "93 MB"
     "images",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An image to ask about; may be given several times.",
+    help="An image to ask about; may be given several times. With --output, the image to change.",
 )
 @click.option(
     "-o",
@@ -107,9 +107,11 @@ def run(
         check_picture(picture)
     if len(models) > 1 and picture is not None:
         raise click.UsageError("one model draws one image: name one model")
+    if picture is not None and len(images) > 1:
+        raise click.UsageError("an image is made of one other: give --image once")
     if text is None and (picture or images or as_json or len(models) > 1 or not output.is_terminal(sys.stdout)):
         raise click.UsageError("a prompt is needed: give it as an argument or pipe it in")
-    message = user_message(text, images) if text is not None else None
+    message = user_message(text, images) if text is not None and picture is None else None
     display = Display(show_thinking=not hide_thinking, markdown=markdown, verbose=verbose)
 
     heard = sounds(prompt) if prompt else []
@@ -117,7 +119,7 @@ def run(
     def answer(name: str) -> None:
         asked = Parameters(model=prepare(client, name, backend=backend, context_size=context_size), **parameters)
         if picture is not None:
-            draw(client, asked.model, text or "", picture, asked.seed)
+            draw(client, asked.model, text or "", picture, asked.seed, images[0] if images else None)
             return
         if heard and transcribes(client, asked.model):
             hearing = Hearing(asked.model, "json" if as_json else "text")

@@ -1,18 +1,17 @@
 """The command transcribe: what is said in files of sound, as text or subtitles."""
 
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import click
 
 from modelrunner.cli import output
-from modelrunner.cli.client import HttpClient, RawBody, decode, failure, path
+from modelrunner.cli.client import HttpClient, decode, failure, path
 from modelrunner.cli.common_options import with_client
+from modelrunner.cli.forms import form
 from modelrunner.cli.prepare import first_able, prepare
 from modelrunner.cli.several import each
 
@@ -21,7 +20,6 @@ FORMATS = ("text", "srt", "vtt", "json", "verbose_json")
 _SUFFIXES = frozenset(
     ".aac .aiff .flac .m4a .mka .mkv .mov .mp3 .mp4 .oga .ogg .opus .wav .webm .wma".split()  # noqa: SIM905
 )
-_PIECE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Hearing:
         streams = self.format == "text"
         given = {"model": self.model, "language": self.language, "prompt": self.prompt}
         given |= {"stream": "true"} if streams else {"response_format": self.format}
-        body = _form(file, {name: value for name, value in given.items() if value is not None})
+        body = form("file", file, {name: value for name, value in given.items() if value is not None})
         with client.open("POST", route, body) as response:
             if not streams:
                 while piece := client.piece(response):
@@ -73,24 +71,6 @@ def _texts(client: HttpClient, response: Any) -> Iterator[str]:
             raise failure(fault)
         if data.get("type") == "transcript.text.delta":
             yield str(data.get("delta", ""))
-
-
-def _form(file: Path, texts: Mapping[str, str]) -> RawBody:
-    """Returns a form (multipart/form-data, RFC 7578) with the texts and the file, which is read as it is sent."""
-    boundary = token_hex(16)
-    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{t}\r\n' for n, t in texts.items()]
-    name = json.dumps(f"sound{file.suffix if file.suffix.isascii() else ''}")
-    parts.append(f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename={name}\r\n\r\n')
-    start, end = "".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode()
-
-    def pieces() -> Iterator[bytes]:
-        yield start
-        with file.open("rb") as opened:
-            yield from iter(lambda: opened.read(_PIECE), b"")
-        yield end
-
-    size = len(start) + file.stat().st_size + len(end)
-    return RawBody(f"multipart/form-data; boundary={boundary}", size, pieces())
 
 
 @click.command()

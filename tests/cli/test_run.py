@@ -326,6 +326,19 @@ def test_a_picture_goes_to_its_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path
     assert body == asked | {"stream": True}
 
 
+def test_a_picture_is_made_of_another(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
+    daemon.answers["POST /v1/images/edits"] = {"created": 1, "data": [{"b64_json": base64.b64encode(PNG).decode()}]}
+    (tmp_path / "a.png").write_bytes(b"\r\n the first \r\n")
+    file = tmp_path / "b.webp"
+    assert cli("run", "m", "a cat", "--image", str(tmp_path / "a.png"), "-o", str(file)) == Result(0, "", "")
+    assert file.read_bytes() == PNG
+    [form] = daemon.asked("POST", "/v1/images/edits")
+    assert b'name="image"; filename="file.png"\r\n\r\n\r\n the first \r\n\r\n--' in form
+    for name, value in (("model", "m"), ("prompt", "a cat"), ("stream", "true"), ("output_format", "webp")):
+        assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in form
+    assert cli("run", "m", "a", "--image", str(file), "--image", str(file), "-o", str(file)).code == 2
+
+
 @pytest.mark.parametrize("data", [[], [{"b64_json": "?"}], [{"url": "http://x"}], [{"b64_json": ""}] * 2])
 def test_an_answer_without_a_picture_leaves_no_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path, data: Any) -> None:
     daemon.answers[" ".join(DRAWS)] = {"data": data}

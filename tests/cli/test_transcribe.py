@@ -51,7 +51,7 @@ def test_the_text_comes_as_it_is_heard(daemon: FakeDaemon, cli: Cli, talk: str, 
     body = sent(daemon)
     assert part("model", "ear") in body
     assert part("stream", "true") in body
-    assert b'name="file"; filename="sound.wav"\r\n\r\nRIFF\0\xff sound\r\n--' in body
+    assert b'name="file"; filename="file.wav"\r\n\r\nRIFF\0\xff sound\r\n--' in body
 
 
 def test_subtitles_and_further_options(daemon: FakeDaemon, cli: Cli, talk: str) -> None:

@@ -3,7 +3,9 @@
 import base64
 import json
 import re
-from collections.abc import Iterator
+import struct
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,127 @@ def test_what_is_refused(daemon: Daemon, fields: dict[str, Any], param: str, sai
     assert (answer.status_code, error["param"], said in error["message"]) == (400, param, True), error
 
 
+def png(width: int, height: int, pixel: Callable[[int, int], tuple[int, int, int, int]]) -> bytes:
+    """A picture with these values of red, green, blue and alpha."""
+    rows = [b"\0" + bytes(value for x in range(width) for value in pixel(x, y)) for y in range(height)]
+    return png_of(width, height, b"".join(rows))
+
+
+def png_of(width: int, height: int, rows: bytes) -> bytes:
+    """A file of 8 bits and four channels (https://www.w3.org/TR/png-3, 11)."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    ]
+    parts = [struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def rgb(data: bytes) -> list[bytes]:
+    """The rows of a picture that the engine made: 8 bits, three channels."""
+    chunks, at = b"", 8
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at : at + 8])
+        chunks += data[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
+        at += 12 + length
+    width, height = size(data)
+    plain, rows, before = zlib.decompress(chunks), [], bytes(3 * width)
+    for y in range(height):
+        start = y * (3 * width + 1)
+        before = unfiltered(plain[start], plain[start + 1 : start + 1 + 3 * width], before)
+        rows.append(before)
+    return rows
+
+
+def unfiltered(kind: int, row: bytes, above: bytes) -> bytes:
+    """https://www.w3.org/TR/png-3, 9.2"""
+    out = bytearray()
+    for i, value in enumerate(row):
+        a, b, c = (out[i - 3], above[i], above[i - 3]) if i >= 3 else (0, above[i], 0)
+        nearest = min((a, b, c), key=lambda each: abs(a + b - c - each))
+        out.append((value + (0, a, b, (a + b) // 2, nearest)[kind]) % 256)
+    return bytes(out)
+
+
+GREY = png(64, 64, lambda x, y: (100, 100, 100, 255))
+LEFT = png(64, 64, lambda x, y: (0, 0, 0, 0 if x < 32 else 255))  # transparent on the left
+
+
+def edit(daemon: Daemon, path: str = "edits", picture: bytes = GREY, **fields: Any) -> httpx.Response:
+    files = {"image": ("../../a.png", picture), **({"mask": ("m.png", m)} if (m := fields.pop("mask", None)) else {})}
+    data = {"model": "tiny", "prompt": "a cat", "steps": STEPS, "seed": 7, **fields}
+    with daemon.client() as client:
+        return client.post(f"/v1/images/{path}", data=data, files=files)
+
+
+def test_an_edit_begins_with_the_picture_and_keeps_what_its_mask_covers(daemon: Daemon) -> None:
+    [masked] = pictures(edit(daemon, mask=LEFT))
+    assert size(masked) == (64, 64)
+    for row in rgb(masked):
+        assert row[96:] == bytes([100]) * 96
+    assert any(row[:96] != bytes([100]) * 96 for row in rgb(masked))
+    [transparent] = pictures(edit(daemon, picture=png(64, 64, lambda x, y: (100, 100, 100, 0 if x < 32 else 255))))
+    assert all(row[96:] == bytes([100]) * 96 for row in rgb(transparent))
+    [whole] = pictures(edit(daemon))
+    assert pictures(edit(daemon)) == [whole]
+    assert pictures(edit(daemon, seed=8)) != [whole]
+    assert pictures(edit(daemon, strength=0.3)) != [whole]
+    assert [size(each) for each in pictures(edit(daemon, size="64x96", n=2))] == [(64, 96)] * 2
+
+
+def test_openais_client_edits(client: openai.OpenAI) -> None:
+    extra = {"steps": STEPS, "seed": 7}
+    answer = client.images.edit(model="tiny", image=GREY, mask=LEFT, prompt="a cat", n=2, extra_body=extra)
+    assert [size(base64.b64decode(each.b64_json or "")) for each in answer.data or []] == [(64, 64)] * 2
+    with client.images.edit(model="tiny", image=GREY, prompt="a cat", stream=True, extra_body=extra) as stream:
+        assert [event.type for event in stream][-1] == "image_edit.completed"
+
+
+def test_a_variation_begins_with_a_picture_and_has_no_prompt(daemon: Daemon) -> None:
+    made = pictures(edit(daemon, "variations", n=2))
+    assert [size(each) for each in made] == [(64, 64)] * 2
+    assert pictures(edit(daemon, "variations", n=2, prompt="another")) == made
+    assert made[0] not in pictures(edit(daemon))
+
+
+def test_a_picture_that_is_too_large_for_an_edit_is_made_smaller(daemon: Daemon) -> None:
+    [made] = pictures(edit(daemon, picture=png_of(512, 256, (b"\0" + b"ddd\xff" * 512) * 256)))
+    assert size(made) == (176, 88)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"picture": b"no picture"}, "image", "no picture in PNG, JPEG, WEBP"),
+        ({"picture": GREY[:90]}, "image", "no picture in PNG"),
+        ({"picture": png_of(30000, 40000, b"")}, "image", "30000x40000 pixels"),
+        ({"mask": png(32, 32, lambda x, y: (0, 0, 0, 0))}, "mask", "must be the same"),
+        ({"mask": GREY}, "mask", "no transparent pixels"),
+        ({"strength": "2"}, "strength", "from 0.01 to 1"),
+        ({"strength": "NaN"}, "strength", "from 0.01 to 1"),
+        ({"n": "[" * 50000}, "n", "from 1 to 10"),
+        ({"n": "0"}, "n", "from 1 to 10"),
+        ({"prompt": ""}, "prompt", "must be a text"),
+        ({"prompt": "a" * 70000}, "prompt", "65536 bytes at most"),
+        ({"size": "1000000000x1000000000"}, "size", "128x128 is the largest size"),
+        ({"image[]": "text"}, "image", "has 2 pictures"),
+    ],
+)
+def test_what_is_refused_of_an_edit(daemon: Daemon, fields: dict[str, Any], param: str, said: str) -> None:
+    answer = edit(daemon, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], said in error["message"]) == (400, param, True), error
+
+
+def test_an_edit_needs_a_form_with_a_picture(daemon: Daemon) -> None:
+    answer = daemon.post("/v1/images/edits?model=tiny", b"{}")
+    assert (answer.status_code, "multipart/form-data" in answer.json()["error"]["message"]) == (400, True)
+    with daemon.client() as client:
+        none = client.post("/v1/images/edits", data={"model": "tiny"}, files={"other": b"x"})
+    assert (none.status_code, none.json()["error"]["param"]) == (400, "image")
+
+
 def test_a_largest_size_of_ones_own(daemon: Daemon) -> None:
     done = daemon.run("configure", "tiny", "--set", "diffusers.largest=64", "--restart")
     assert done.returncode == 0, done.stderr
@@ -162,3 +285,7 @@ def test_the_command_line(daemon: Daemon, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert size(file.read_bytes()) == (64, 64)
     assert "Drawing: step 1 of 50" in done.stderr
+    done = daemon.run("run", "tiny", "a dog", "--image", str(file), "-o", str(tmp_path / "dog.webp"), "--seed", "3")
+    assert done.returncode == 0, done.stderr
+    assert re.match(BEGINNINGS["webp"], (tmp_path / "dog.webp").read_bytes(), re.DOTALL)
+    assert "Drawing: step 1 of 40" in done.stderr

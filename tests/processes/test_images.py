@@ -149,8 +149,8 @@ def test_what_does_not_draw_is_refused(daemon: Daemon) -> None:
     answer = daemon.post("/v1/chat/completions", {"model": "tiny-sd", "messages": [{"role": "user", "content": "a"}]})
     assert answer.status_code == 400
     assert "drawer does not offer completion" in answer.json()["error"]["message"]
-    answer = daemon.post("/v1/images/edits", {"model": "tiny-sd", "prompt": "a cat"})
-    assert (answer.status_code, "docs/engines.md" in answer.json()["error"]["message"]) == (501, True)
+    answer = daemon.post("/v1/images/edits?model=tiny-sd", b"")
+    assert (answer.status_code, "drawer does not serve" in answer.json()["error"]["message"]) == (501, True)
 
 
 def test_the_command_line(daemon: Daemon, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.models.prepare import prepared_sound
 __all__ = ["make_daemon", "no_process_left"]
 
 # The modules that run in the engine's environment know each other by these names.
-sys.path += [str(Path(module.__file__).with_name("inside")) for module in (modelrunner_whisper, enginecache)]
+sys.path += [str(Path(str(module.__file__)).with_name("inside")) for module in (modelrunner_whisper, enginecache)]
 SENTENCES = ("Please open the window and close the door.", "We will meet again on Monday morning.")
 PAUSE = 1.0  # seconds between them
 _QUIET = 300  # of 32,768

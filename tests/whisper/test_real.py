@@ -284,7 +284,10 @@ def test_the_command_line(daemon: Daemon, speech: Speech) -> None:
     assert (done.returncode, "it is text" in done.stderr, "2\n00:00:0" in done.stdout) == (1, True, True)
 
 
-def test_nothing_is_left_in_the_folder_of_the_runner(daemon: Daemon) -> None:
+def test_nothing_is_left_in_the_folder_of_the_runner(daemon: Daemon, tmp_path: Path) -> None:
+    for name in ("../../stray", str(tmp_path / "stray")):
+        assert ask(daemon, files={"file": (name, b"no sound")}).status_code == 400
+    assert not [*daemon.data.rglob("stray"), *tmp_path.iterdir()]
     [runner] = (daemon.data / "state" / "whisper").iterdir()
     assert not list(runner.iterdir())
     assert daemon.run("unload", "--all").returncode == 0

@@ -18,16 +18,34 @@ import secrets
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import DiffusionPipeline
-from modelrunner_http import Job, Refused, Server, Stopped, chosen, event, failure, fault, json_body, left, settings
+from modelrunner_edits import FILES, parts, source
+from modelrunner_http import (
+    Job,
+    Refused,
+    Server,
+    Stopped,
+    chosen,
+    event,
+    failure,
+    fault,
+    json_body,
+    left,
+    settings,
+    whole_body,
+)
+from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 _LONGEST_PROMPT = 4000  # characters, as OpenAI's
+_LONGEST_FORM = 32 << 20  # bytes
+_LONGEST_TEXT = 64 << 10  # bytes of a part that is no picture
 _MOST_PICTURES = 10
 _MOST_STEPS = 150
 _MOST_GUIDANCE = 50
@@ -37,6 +55,18 @@ _UNIT, _SMALLEST = 8, 64
 """Pixels: each side is a multiple of the first, and not below the second."""
 _FORMS = ("png", "jpeg", "webp")
 _QUALITY = 95
+_STRENGTH = 0.8
+"""How far a picture may go from the one that it begins with, where a request does not say; the default of diffusers."""
+_EDITORS = {
+    "StableDiffusionPipeline": ("StableDiffusionImg2ImgPipeline", "StableDiffusionInpaintPipeline"),
+    "StableDiffusionXLPipeline": ("StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline"),
+    "LatentConsistencyModelPipeline": ("LatentConsistencyModelImg2ImgPipeline", ""),
+}
+"""The pipelines with the same parts that begin with a picture, and that draw within a mask."""
+_NO_TEXTS = frozenset(
+    {"n", "seed", "steps", "guidance_scale", "strength", "output_compression", "stream", "partial_images"}
+)
+"""The parts of a form that are numbers or truth values."""
 _SIZE = re.compile(r"([0-9]{1,10})x([0-9]{1,10})")
 Tell = Callable[[dict[str, Any]], None]
 
@@ -57,6 +87,16 @@ class Task:
     quality: int
     is_events: bool
     partial: int
+    strength: float = 1.0
+    picture: Any = None
+    """The picture that it begins with, of the asked size; None for noise."""
+    mask: Any = None
+    """White where is drawn; None for everywhere."""
+
+    @property
+    def name(self) -> str:
+        """The beginning of its events."""
+        return "image_generation" if self.picture is None else "image_edit"
 
 
 class Drawing(Job):
@@ -79,10 +119,11 @@ class Painter:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         torch.set_num_threads(settings["threads"])
-        self._pipeline: Any = DiffusionPipeline.from_pretrained(
+        self._pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(
             settings["model"], local_files_only=True, use_safetensors=True, torch_dtype=torch.float32
         )
         self._pipeline.set_progress_bar_config(disable=True)
+        self._editor = cache(self._made_editor)
         self._takes = set(inspect.signature(self._pipeline.__call__).parameters)
         self._steps: int | None = settings["steps"]
         self._largest: int = settings["largest"]
@@ -93,7 +134,7 @@ class Painter:
         """Calls `tell` with an event for each step, and for each picture. Raises `Stopped`, `Refused`."""
         task = job.task
         for index in range(task.n):
-            pipeline = copy.copy(self._pipeline)
+            pipeline = copy.copy(self._pipeline if task.picture is None else self._editor(task.mask is not None))
             scheduler = pipeline.scheduler
             pipeline.scheduler = type(scheduler).from_config(scheduler.config)  # it counts the steps of one picture
 
@@ -113,11 +154,28 @@ class Painter:
             job.check()
             # One picture at a time: each needs the memory of one, and is the same whatever `n` is.
             generator = torch.Generator().manual_seed((task.seed + index) % _MOST_SEED)
-            made = pipeline(generator=generator, callback_on_step_end=stepped, **self._asked(task))
+            try:
+                made = pipeline(generator=generator, callback_on_step_end=stepped, **self._asked(task))
+            except ValueError as error:
+                if task.picture is None:
+                    raise
+                raise Refused(f"the model does not draw so, with this `strength` and `steps`: {error}"[:400]) from None
             if any(getattr(made, "nsfw_content_detected", None) or ()):
                 raise Refused("the model's own check withheld the picture: change the prompt or the seed", "prompt")
             seed = (task.seed + index) % _MOST_SEED
-            tell({"type": "completed", "b64_json": _encoded(made.images[0], task), "seed": seed})
+            picture = made.images[0]
+            if task.mask is not None:
+                picture = Image.composite(picture, task.picture, task.mask)  # the rest stays as it was, to the pixel
+            tell({"type": "completed", "b64_json": _encoded(picture, task), "seed": seed})
+
+    def _made_editor(self, masked: bool) -> Any:
+        """Returns a pipeline of the same parts, for edits. Raises `Refused`."""
+        name = _EDITORS[type(self._pipeline).__name__][masked]
+        if not name:
+            raise Refused("this model draws on whole pictures alone: leave out `mask`, and transparent pixels", "mask")
+        made = getattr(diffusers, name).from_pipe(self._pipeline)
+        made.set_progress_bar_config(disable=True)
+        return made
 
     def _asked(self, task: Task) -> dict[str, Any]:
         named = {
@@ -126,7 +184,15 @@ class Painter:
             "guidance_scale": task.guidance,
         }
         given = {name: value for name, value in named.items() if value is not None}
-        return {"prompt": task.prompt, "width": task.width, "height": task.height, "output_type": "pil", **given}
+        given |= {"prompt": task.prompt, "output_type": "pil"}
+        if task.picture is None:
+            return given | {"width": task.width, "height": task.height}
+        # Of the steps, those are computed that the strength leaves: one at least.
+        default = inspect.signature(self._editor(task.mask is not None).__call__).parameters["num_inference_steps"]
+        steps = max(given.get("num_inference_steps", default.default), math.ceil(1 / task.strength))
+        given |= {"image": task.picture, "strength": task.strength, "num_inference_steps": steps}
+        masked = {"mask_image": task.mask, "width": task.width, "height": task.height}
+        return given | (masked if task.mask is not None else {})
 
     def _seen(self, latents: Any) -> Any:
         """Returns what is there of a picture."""
@@ -134,6 +200,31 @@ class Painter:
         with torch.no_grad():
             decoded = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
         return self._pipeline.image_processor.postprocess(decoded, output_type="pil")[0]
+
+    def read_form(self, content_type: str, body: bytes, varies: bool) -> Task:
+        """Returns the checked request of an edit, or of a variation, which has no prompt. Raises `Refused`."""
+        form = parts(content_type, body)
+        picture, mask = source(form)
+        found = {name: _typed(name, values) for name, values in form.items() if name not in FILES}
+        if varies:
+            found["prompt"], mask = "a picture", None
+        if found.get("size", "auto") == "auto":
+            found["size"] = self._fitting(picture.width, picture.height)
+        strength = found.get("strength", _STRENGTH)
+        if type(strength) not in (int, float) or not 0.01 <= strength <= 1:
+            raise Refused("`strength` must be a number from 0.01 to 1", "strength")
+        task = self.read(found)
+        size = (task.width, task.height)
+        task = replace(task, strength=round(float(strength), 2), picture=picture.resize(size))
+        if mask is not None:
+            self._editor(True)
+            task = replace(task, mask=mask.resize(size, Image.Resampling.NEAREST))
+        return task
+
+    def _fitting(self, width: int, height: int) -> str:
+        """Returns a size near the picture's own that can be drawn."""
+        part = min(1.0, self._largest / math.sqrt(width * height))
+        return "x".join(str(max(_SMALLEST, int(side * part) // self._unit * self._unit)) for side in (width, height))
 
     def read(self, found: dict[str, Any]) -> Task:
         """Returns the checked request. Raises `Refused`."""
@@ -215,6 +306,17 @@ def _text(found: dict[str, Any], name: str) -> str:
     return value
 
 
+def _typed(name: str, values: list[bytes]) -> Any:
+    """Returns the value of a form's part as it would stand in JSON. Raises `Refused`."""
+    if len(values) > 1 or len(values[0]) > _LONGEST_TEXT:
+        raise Refused(f"`{name}` must be given once, in {_LONGEST_TEXT} bytes at most", name)
+    try:
+        text = values[0].decode()
+        return json.loads(text) if name in _NO_TEXTS else text
+    except (ValueError, RecursionError):
+        return values[0].decode("utf-8", "replace")
+
+
 def _whole(found: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
     value = found.get(name, default)
     if name in found and (type(value) is not int or not least <= value <= most):
@@ -226,11 +328,30 @@ class PictureServer(Server):
     """The server. `sequences` requests are worked on at once."""
 
     def __init__(self, painter: Painter, sequences: int) -> None:
-        super().__init__(sequences, {"/v1/images/generations": self._draw})
+        calls = {
+            "/v1/images/generations": self._draw,
+            "/v1/images/edits": self._edit,
+            "/v1/images/variations": self._vary,
+        }
+        super().__init__(sequences, calls)
         self._painter = painter
 
     async def _draw(self, request: Request) -> Response:
-        job = Drawing(self._painter.read(await json_body(request)))
+        return await self._answered(request, self._painter.read(await json_body(request)))
+
+    async def _edit(self, request: Request) -> Response:
+        return await self._from_picture(request, False)
+
+    async def _vary(self, request: Request) -> Response:
+        return await self._from_picture(request, True)
+
+    async def _from_picture(self, request: Request, varies: bool) -> Response:
+        body = await whole_body(request, _LONGEST_FORM)
+        kind = request.headers.get("content-type", "")
+        return await self._answered(request, await asyncio.to_thread(self._painter.read_form, kind, body, varies))
+
+    async def _answered(self, request: Request, task: Task) -> Response:
+        job = Drawing(task)
         queue = self._begin(job)
         if job.task.is_events:
             return StreamingResponse(_events(job, queue), media_type="text/event-stream")
@@ -288,7 +409,7 @@ async def _events(job: Drawing, queue: "asyncio.Queue[dict[str, Any] | None]") -
     try:
         while (found := await queue.get()) is not None:
             if found["type"] != "error":
-                found = found | {"type": f"image_generation.{found['type']}", "created_at": int(time.time())} | size
+                found = found | {"type": f"{task.name}.{found['type']}", "created_at": int(time.time())} | size
             yield event(found)
     finally:
         job.stop()

@@ -116,13 +116,19 @@ async def left(request: Request, job: Job) -> None:
     job.stop()
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """Returns the object in the body. Raises `Refused`."""
+async def whole_body(request: Request, longest: int) -> bytes:
+    """Returns the body. Raises `Refused` for one of more than `longest` bytes."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > _LONGEST_BODY:
-            raise Refused(f"the body has more than {_LONGEST_BODY} bytes")
+        if len(body) > longest:
+            raise Refused(f"the body has more than {longest} bytes", status=413)
+    return bytes(body)
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """Returns the object in the body. Raises `Refused`."""
+    body = await whole_body(request, _LONGEST_BODY)
     try:
         found: Any = json.loads(body)
     except (ValueError, RecursionError):
