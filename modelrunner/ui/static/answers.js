@@ -49,6 +49,15 @@ export function body(talk, messages, plain) {
   return { ...common, messages: said, ...(tools?.length ? { tools } : {}) };
 }
 
+// The body of a request for a picture of what the last message says.
+const picture = (talk, messages) => ({ model: talk.model, prompt: words(messages.at(-1)), stream: true, partial_images: 2 });
+
+// Takes an event of a picture: what is there of it, or how many of its steps are done.
+function paint(message, { b64_json: data, output_format: form = "png", step, steps }) {
+  if (data) message.images = [`data:image/${form};base64,${data}`];
+  if (steps) draw(message.id, { waiting: { step, steps } });
+}
+
 function grow(message, choice) {
   const delta = choice.delta || { content: choice.text };
   message.content += delta.content || "";
@@ -91,6 +100,7 @@ async function read(message, stream, signal, changed) {
     if (data === "[DONE]") continue;
     const part = JSON.parse(data);
     if (event === "error" || part.error) throw new Failed(part.error?.message || part.message || "The answer broke off.");
+    if (part.type?.startsWith("image_")) paint(message, part);
     if (part.usage) message.usage = { prompt: part.usage.prompt_tokens, answer: part.usage.completion_tokens };
     if (part.timings) message.speed = part.timings.predicted_per_second;
     if (part.choices?.length && grow(message, part.choices[0])) message.first ||= Date.now();
@@ -164,14 +174,15 @@ function goOn({ id }) {
   }).finally(() => followed.delete(id));
 }
 
-// Asks the model of `talk` to answer the messages, of which `news` are not kept yet.
-export async function ask(talk, messages, news, plain) {
+// Asks the model of `talk` to answer the messages, of which `news` are not kept yet, in this `way`: "chat", "plain" or
+// "draws".
+export async function ask(talk, messages, news, way) {
   const message = { id: newId(), talk: talk.id, parent: messages.at(-1).id, role: "assistant", model: talk.model, content: "", reasoning: "", calls: [], at: now(), place: 0, growing: 1 };
   const title = talk.title || messages[0].content.slice(0, 60) || messages[0].files?.[0]?.name || "An image";
   followed.add(message.id);
   await locks.request(`answer ${message.id}`, async () => { // before other tabs hear of it
     await commit({ talks: [{ ...talk, title, head: message.id, changed: Date.now() }], messages: [...news, message] });
-    await follow(message, { path: plain ? "v1/completions" : "v1/chat/completions", body: body(talk, messages, plain) });
+    await follow(message, way === "draws" ? { path: "v1/images/generations", body: picture(talk, messages) } : { path: way === "plain" ? "v1/completions" : "v1/chat/completions", body: body(talk, messages, way === "plain") });
   });
   followed.delete(message.id);
 }

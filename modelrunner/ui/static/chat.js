@@ -32,7 +32,8 @@ async function readText(file) {
 }
 
 function Waiting({ waiting }) {
-  const { stage, position, expected_seconds: left, waited } = waiting;
+  const { stage, position, expected_seconds: left, waited, step, steps } = waiting;
+  if (steps) return html`<div class="waiting-line" role="status"><${Bar} part=${step / steps} label="Drawing" /><p class="figure">Step ${step} of ${steps}</p></div>`;
   const parts = [stage ? `Its model: ${stage}` : "Waiting for the answer", position > 1 && `place ${position} in line`, left > 0 && `about ${seconds(left)} left`].filter(Boolean);
   return html`<div class="waiting-line" role="status"><${Bar} part=${left != null && left + waited > 0 ? waited / (waited + left) : null} label="Waiting for the model" /><p class="figure">${parts.join(" · ")}</p></div>`;
 }
@@ -43,6 +44,7 @@ function Answer({ message, waiting, tools, run }) {
     <h2 class="who">${shortName(message.model || "Answer")}</h2>
     ${reasoning && html`<details class="thought"><summary>${message.growing && !content ? "Thinking…" : "Thought"}</summary><${Markdown} text=${reasoning} /></details>`}
     ${content && html`<${Markdown} text=${content} />`}
+    ${message.images?.map((url) => html`<a class="drawn" href=${url} download="picture"><img src=${url} alt=${message.growing ? "The picture so far" : "The picture"} /></a>`)}
     ${calls?.map((call) => html`<details class="call" open><summary>Calls the tool <code>${call.name}</code></summary><pre class="plain mono">${call.text}</pre></details>`)}
     ${run && html`<div><button type="button" class="small" onClick=${run}>Run ${calls.length > 1 ? "them" : "it"} on the daemon</button></div>`}
     ${waiting && html`<${Waiting} waiting=${waiting} />`}
@@ -78,7 +80,7 @@ function Line({ message, waiting, place, count, isLast, busy, voice, acts }) {
     const isAnswer = message.role === "assistant";
     const tools = html`${count > 1 && html`<span class="versions"><${IconButton} icon="left" label="Earlier version" disabled=${place === 0} onClick=${() => acts.turn(message, -1)} />
       <span class="figure">${place + 1} of ${count}</span><${IconButton} icon="right" label="Later version" disabled=${place === count - 1} onClick=${() => acts.turn(message, 1)} /></span>`}
-      <${IconButton} icon="copy" label=${isAnswer ? "Copy the answer" : "Copy the message"} onClick=${() => act(async () => (await navigator.clipboard.writeText(message.content), "Copied"))} />
+      ${message.content && html`<${IconButton} icon="copy" label=${isAnswer ? "Copy the answer" : "Copy the message"} onClick=${() => act(async () => (await navigator.clipboard.writeText(message.content), "Copied"))} />`}
       ${isAnswer && voice && message.content && html`<${Aloud} message=${message} model=${voice} />`}
       ${!busy && !isAnswer && html`<${IconButton} icon="edit" label="Edit the message" onClick=${() => acts.edit(message)} />`}
       ${!busy && isAnswer && isLast && html`<${IconButton} icon="retry" label="Ask again" onClick=${() => acts.again(message)} />`}`;
@@ -260,7 +262,7 @@ export function Chat({ rest }) {
 function Frame({ rest, talks, fault, models }) {
   const { shown, messages } = useStore(chat);
   const answers = useStore(growing);
-  const speaking = (models.value || []).filter((model) => model.capabilities.includes("chat") || model.capabilities.includes("completion"));
+  const speaking = (models.value || []).filter((model) => ["chat", "completion", "image-generation"].some((each) => model.capabilities.includes(each)));
   const [fresh, setFresh] = useState(() => blank(rest[1] || ""));
   const [chosen] = useState(() => (rest[0] === "new" ? "" : rest[0] || talks[0]?.id));
   const [editing, setEditing] = useState(null);
@@ -273,7 +275,8 @@ function Frame({ rest, talks, fault, models }) {
   const name = talk.model || talks.find((each) => speaking.some((model) => model.id === each.model))?.model || speaking[0]?.id || "";
   const model = speaking.find((each) => each.id === name);
   const able = (capability) => models.value?.find((each) => each.capabilities.includes(capability))?.id || "";
-  const plain = model && !model.capabilities.includes("chat");
+  const way = !model || model.capabilities.includes("chat") ? "chat" : model.capabilities.includes("completion") ? "plain" : "draws";
+  const plain = way === "plain";
   const last = path.at(-1);
   const busy = last?.growing ? last.id : "";
   const current = answers[last?.id]?.message || last;
@@ -282,7 +285,7 @@ function Frame({ rest, talks, fault, models }) {
   const put = (before, news) => {
     setEditing(null);
     if (!known) history.replaceState(null, "", `#/chat/${talk.id}`);
-    ask({ ...talk, model: name }, [...before, ...news], news, plain);
+    ask({ ...talk, model: name }, [...before, ...news], news, way);
   };
   const before = (message) => path.slice(0, path.indexOf(message));
   const send = (written) => {
@@ -322,7 +325,7 @@ function Frame({ rest, talks, fault, models }) {
       <div class="talk-head"><span class="only-small"><${IconButton} icon="list" label="Conversations" onClick=${() => setListed(true)} /></span>
         <button type="button" class="model-name" aria-label=${`Model: ${shortName(name) || "none"}`} aria-haspopup="dialog" disabled=${!speaking.length} onClick=${() => setOpened("models")}>
           <span>${name ? `${shortName(name)}${!model && speaking.length ? " (not here)" : ""}` : models.loading ? "Loading the models…" : "No model"}</span><${Icon} name="open" /></button>
-        <${IconButton} icon="sliders" label="Options of this conversation" onClick=${() => setOpened("options")} />
+        ${way !== "draws" && html`<${IconButton} icon="sliders" label="Options of this conversation" onClick=${() => setOpened("options")} />`}
         ${model && html`<${IconButton} icon="models" label=${`Settings of ${shortName(name)}`} onClick=${() => setOpened("settings")} />`}
         ${(talk.system || Object.keys(talk.sampling).length > 0) && html`<span class="hint hide-small">${talk.system ? "with a system prompt" : "with own sampling"}</span>`}
       </div>

@@ -161,6 +161,7 @@ function Model({ model, usage, runner, open }) {
     model.context_window || config.context_size ? `context ${number(model.context_window || config.context_size)}` : null, usage?.last_used ? `used ${ago(usage.last_used)}` : null,
   ].filter((fact) => fact);
   const talks = model.capabilities.includes("chat") || model.capabilities.includes("completion");
+  const draws = model.capabilities.includes("image-generation");
   return html`<article class="model" aria-label=${shortName(name)}>
     <div class="body">
       <div class="row start"><h3 title=${name}>${shortName(name)}</h3>
@@ -171,7 +172,7 @@ function Model({ model, usage, runner, open }) {
         ${[...model.tags.slice(1), ...(model.aliases || [])].map((name) => html`<${Badge} kind="calm">${shortName(name)}<//>`)}</div>
     </div>
     <div class="buttons">
-      ${talks && !model.damage && html`<a class="button small" href=${`#/chat/new/${ref(name)}`} aria-label=${`Chat with ${shortName(name)}`}>Chat</a>`}
+      ${(talks || draws) && !model.damage && html`<a class="button small" href=${`#/chat/new/${ref(name)}`} aria-label=${`${talks ? "Chat" : "Draw"} with ${shortName(name)}`}>${talks ? "Chat" : "Draw"}</a>`}
       ${runner ? html`<${Action} kind="small" label=${`Unload ${shortName(name)}`} run=${async () => (await post("engines/unload", { models: [name] }), `${shortName(name)} is unloaded`)}>Unload<//>`
         : !model.damage && html`<button type="button" class="small" aria-label=${`Load ${shortName(name)}`} onClick=${load}>Load</button>`}
       ${!model.damage && model.config?.format !== "declared" && html`<${IconButton} icon="verify" label=${`Verify ${shortName(name)}`} onClick=${() => start(`Verify ${shortName(name)}`, `models/${ref(model.id)}/verify`, {})} />`}
