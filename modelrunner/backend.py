@@ -336,6 +336,14 @@ class Diagnoses(Protocol):
 
 
 @runtime_checkable
+class Configured(Protocol):
+    """May be described by the configuration file."""
+
+    def written_at(self) -> str:
+        """Returns the place, such as "config.toml, line 3", which the error of a run that fails names; "" for none."""
+
+
+@runtime_checkable
 class ExplainsErrors(Protocol):
     """Knows the errors that its engine answers. Without it a status below 500 passes as the client's mistake, and any
     other becomes 502."""
@@ -405,5 +413,5 @@ OPTIONAL: tuple[type, ...] = (
         HasVariants,
         Diagnoses,
     ),
-    *(ExplainsErrors, SavesState, Sleeps, Quantizes),
+    *(Configured, ExplainsErrors, SavesState, Sleeps, Quantizes),
 )

@@ -96,12 +96,20 @@ class ConfigFile:
         except (ValueError, RecursionError, OSError) as error:  # also for a number of 5,000 digits
             raise ConfigurationError(f"{path} cannot be read: {error}; correct it or move it away") from error
 
+    def line(self, *key: str) -> int | None:
+        """Returns the line of a key, or of the table that it is missing from."""
+        found = self._found(key)
+        return found[0] if found else None
+
     def place(self, *key: str) -> str:
         """Returns "/home/me/config.toml, line 3, column 1" for a key, or for the table that it is missing from."""
+        found = self._found(key)
+        return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
+
+    def _found(self, key: Sequence[str]) -> tuple[int, int] | None:
         from modelrunner.config.tomlplaces import place
 
-        found = place(self.text, key)
-        return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
+        return place(self.text, key)
 
 
 def expanded(path: Path) -> Path:

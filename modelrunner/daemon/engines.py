@@ -2,10 +2,13 @@
 
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from modelrunner.backend import Backend, DeclaredModel
 from modelrunner.config.enginetables import AnyEngineTable, EngineTable, ServerTable
+from modelrunner.config.locations import ConfigFile, ConfigurationError
 from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi, ServiceCall
 from modelrunner.sandbox import Permissions
 from modelrunner.sdk.command import CommandBackend
@@ -28,9 +31,17 @@ _ANTHROPIC = {"x-api-key": "{key}", "anthropic-version": "2023-06-01"}
 """https://docs.anthropic.com/en/api/versioning"""
 
 
-def configured(name: str, table: AnyEngineTable) -> type[Backend]:
-    """Makes the class of the engine that the table describes."""
-    return _server(name, table) if isinstance(table, ServerTable) else _command(name, table)
+def configured(name: str, table: AnyEngineTable, file: Path | None = None) -> type[Backend]:
+    """Makes the class of the engine that the table describes. `file` is the configuration file that has it."""
+    return _server(name, table) if isinstance(table, ServerTable) else _command(name, table, file)
+
+
+def _place(name: str, file: Path | None) -> str:
+    """Returns the line of the table, which may have moved since the file was read."""
+    with suppress(ConfigurationError):
+        if file is not None and (line := ConfigFile.read(file).line("engines", name)):
+            return f"{file.name}, line {line}"
+    return ""
 
 
 def _server(name: str, table: ServerTable) -> type[Backend]:
@@ -55,7 +66,7 @@ def _server(name: str, table: ServerTable) -> type[Backend]:
     return type(f"Configured_{name}", (ServerBackend,), members)
 
 
-def _command(name: str, table: EngineTable) -> type[Backend]:
+def _command(name: str, table: EngineTable, file: Path | None) -> type[Backend]:
     [only] = table.modes if len(table.modes) == 1 else [None]
     endpoints, modes, calls = _interface(name, table.endpoints, only)
     paths = (word.rpartition("=")[2] for word in table.command)
@@ -85,6 +96,7 @@ def _command(name: str, table: EngineTable) -> type[Backend]:
         "memory_base": table.memory.base,
         "memory_token": table.memory.token,
         "device": table.memory.device,
+        "place": staticmethod(partial(_place, name, file)),
         "permissions": Permissions(
             reads=(*permissions.reads, *named),
             writes=permissions.writes,
@@ -131,10 +143,12 @@ def _interface(
 ) -> tuple[Mapping[str, EndpointApi], frozenset[Mode], Mapping[str, ServiceCall]]:
     """Returns the endpoints of these shapes, their modes, and the calls that they add to the daemon's. `only` is the
     mode of all of them, None for those of the shapes."""
-    modes = {path: Mode(only) if only else _mode(name, shape) for path, shape in shapes.items()}
+    modes = {path: Mode(only) if only else _mode(name, path, shape) for path, shape in shapes.items()}
     calls = {path: ServiceCall(modes[path], shape) for path, shape in shapes.items() if path.startswith("/v1/")}
     return {path: EndpointApi(ApiShape(shape)) for path, shape in shapes.items()}, frozenset(modes.values()), calls
 
 
-def _mode(name: str, shape: ApiShape) -> Mode:
+def _mode(name: str, path: str, shape: ApiShape) -> Mode:
+    if path.startswith("/v1/images/"):  # also for edits and variations, which are forms
+        shape = ApiShape.IMAGE
     return Mode(name if shape is ApiShape.OPAQUE else _MODES.get(shape, Mode.COMPLETION))

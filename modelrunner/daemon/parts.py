@@ -116,7 +116,7 @@ def build(
     durable.sweep_temporaries(state)
     registry = registry or BackendRegistry.discover(
         lambda backend: _context(settings, backend),
-        configured=[configured(name, table) for name, table in settings.engines.items()],
+        configured=[configured(name, table, settings.config) for name, table in settings.engines.items()],
         chosen=JsonFile(state / "choices.json", dict[str, str], cache=True),
     )
     for backend in registry:
@@ -302,7 +302,7 @@ def make_reloader(settings: Settings, parts: Parts, pipeline: Pipeline, access_l
     async def set_engines(changed: Mapping[str, Any]) -> None:
         before, after = dict(parts.engines), changed["engines"]
         for name in [name for name in {**before, **after} if before.get(name) != after.get(name)]:
-            kind = configured(name, after[name]) if name in after else None
+            kind = configured(name, after[name], settings.config) if name in after else None
             engine = await asyncio.to_thread(kind, _context(settings, kind)) if kind else None
             if kind:
                 _add_calls(kind)

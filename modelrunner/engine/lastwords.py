@@ -5,7 +5,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from modelrunner.backend import Backend, Diagnoses
+from modelrunner.backend import Backend, Configured, Diagnoses
 from modelrunner.errors import BackendExited, EngineFailed, ModelRunnerError, OutOfMemory, TimedOut
 from modelrunner.plugins.isolation import asked, interface_of
 
@@ -79,5 +79,9 @@ class LastWords:
         reason = await asked(diagnoses.explain, tail, not served) if diagnoses else None
         words = last_words(line for line in tail.splitlines() if not self.is_echo(line))
         if reason or not words:
-            return f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
-        return f"{what}{when}: " + (f"`modelrunner logs {self._model}` shows its last words" if served else words)
+            said = f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
+        else:
+            said = f"{what}{when}: " + (f"`modelrunner logs {self._model}` shows its last words" if served else words)
+        configured = interface_of(self._backend, Configured)
+        place = await asked(configured.written_at) if configured else ""
+        return f"{said} (its table: {place})" if place else said

@@ -254,6 +254,7 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "variants": _OptionalCall(checks.variants),
     "explain": _OptionalCall(checks.optional(checks.instance(str)), otherwise=None),
     "ran_out_of_memory": _OptionalCall(checks.instance(bool), otherwise=False),
+    "written_at": _OptionalCall(checks.instance(str), otherwise=""),
     "request_error": _OptionalCall(checks.optional(checks.instance(ModelRunnerError)), otherwise=None),
     "after_ready": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),  # the runner limits this one and the next
     "before_stop": _OptionalCall(checks.nothing, limit=INSTALL_LIMIT),

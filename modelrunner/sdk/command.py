@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -66,6 +66,8 @@ class CommandBackend(Backend):
     """The number of the device that has this memory; None for main memory."""
     declared: ClassVar[tuple[DeclaredModel, ...]] = ()
     """The models of an engine that manages them itself."""
+    place: ClassVar[Callable[[], str]] = staticmethod(str)
+    """Tells where the configuration file describes it; "" for a class of code."""
     permissions: ClassVar[Permissions] = Permissions()
     """What the engine may do beyond reading its model (docs/sandbox.md)."""
 
@@ -131,6 +133,10 @@ class CommandBackend(Backend):
             return super().api(spec)
         return replace(self.engine_api, model_name=_filled(self.engine_api.model_name, _places_of(spec.bundle)))
 
+    def written_at(self) -> str:
+        """See `Configured`."""
+        return type(self).place()
+
     def progress(self, line: str) -> str | None:
         return None
 
@@ -150,7 +156,8 @@ class CommandBackend(Backend):
 
     def _program(self) -> Path:
         if (found := shutil.which(self.command[0])) is None:
-            raise BackendUnavailable(f"{self.command[0]} is not a program here: install it, or correct its path")
+            place = f" ({where})" if (where := self.written_at()) else ""
+            raise BackendUnavailable(f"{self.command[0]} is not a program here: install it, or correct its path{place}")
         return Path(found)
 
     def _state(self) -> Path:

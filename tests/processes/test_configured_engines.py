@@ -23,6 +23,7 @@ from modelrunner.config.enginetables import AnyEngineTable, EngineTable
 from modelrunner.config.locations import ConfigurationError, Locations
 from modelrunner.config.settings import Settings
 from modelrunner.daemon.engines import configured
+from modelrunner.processes.confinement import landlock_abi
 from modelrunner.processes.processtree import process_tree
 from modelrunner.testing import BackendContract, spec_for
 from modelrunner.types import RunSpec
@@ -114,7 +115,6 @@ def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: Ma
         command = {words(PYTHON, server, "{port}", "{name}")}
         models = ["tiny-sd"]
         endpoints = {{ "/v1/images/generations" = "image", "/v1/images/edits" = "opaque" }}
-        modes = ["image-generation"]
         ready = {{}}
         memory = "100MiB"
     """)
@@ -130,6 +130,53 @@ def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: Ma
     listed = {model["id"] for model in running.get("/v1/models").json()["data"]}
     assert listed == {"whisper-base", "tiny-sd"}
     assert running.get("/engines/status").json()["listener"] == f"Running: listener at {PYTHON}"
+
+
+SAVER = """
+import http.server, json, os, re, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        name = re.search(rb'filename="([^"]*)"', body)[1].decode()
+        try:
+            open(os.path.join(sys.argv[2], name), "xb").write(body)
+            said = "kept"
+        except OSError as error:
+            said = type(error).__name__
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"text": said}).encode())
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(landlock_abi() < 6, reason="this kernel's Landlock lacks scopes")
+def test_an_engine_that_trusts_the_name_of_a_file_writes_nothing_outside_of_its_folder(
+    daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "saver.py").write_text(SAVER)
+    running = daemon(f"""
+        [engines.saver]
+        command = {words(PYTHON, tmp_path / "saver.py", "{port}", "{scratch}")}
+        models = ["m"]
+        endpoints = {{ "/v1/audio/transcriptions" = "transcription" }}
+        ready = {{}}
+    """)
+
+    def save(name: object) -> str:
+        with running.client() as client:
+            file = {"file": (str(name), b"sound")}
+            said: str = client.post("/v1/audio/transcriptions", data={"model": "m"}, files=file).json()["text"]
+            return said
+
+    assert save("stray") == "kept"
+    [kept] = tmp_path.rglob("stray")
+    assert {save(name) for name in ("../stray", "../../../stray", tmp_path / "stray")} == {"PermissionError"}
+    assert [*tmp_path.rglob("stray")] == [kept]
+    assert running.run("unload", "--all").returncode == 0
+    assert not kept.parent.exists()
 
 
 @pytest.mark.parametrize("has_key", [True, False])
@@ -205,12 +252,13 @@ def test_a_model_of_an_engine_has_settings_of_its_own_and_is_loaded_at_the_start
     ],
 )
 def test_a_command_that_does_not_serve_is_explained(daemon: MakeDaemon, table: str, said: str) -> None:
-    running = daemon(f'[engines.odd]\nmodels = ["thing"]\nendpoints = {{ "/v1/odd" = "opaque" }}\n{table}\n')
+    running = daemon(f'\n[engines.odd]\nmodels = ["thing"]\nendpoints = {{ "/v1/odd" = "opaque" }}\n{table}\n')
     answer = running.post("/v1/odd?model=thing", b"")
     assert answer.status_code in (412, 502, 503, 504)
     message = answer.json()["error"]["message"]
     assert said in message
     assert "engine odd" in message or "nothing-of-this-name" in message
+    assert "config.toml, line 2)" in message
     assert running.runners() == []
 
 
