@@ -78,6 +78,14 @@ def test_the_forms_of_pictures(daemon: Daemon, form: str) -> None:
     assert re.match(BEGINNINGS[form], picture, re.DOTALL)
 
 
+def test_the_address_of_a_picture_holds_it(daemon: Daemon) -> None:
+    [picture] = ask(daemon, response_format="url", output_format="webp", seed=7).json()["data"]
+    assert picture.keys() == {"url", "seed"}
+    head, _, data = picture["url"].partition(",")
+    assert head == "data:image/webp;base64"
+    assert [base64.b64decode(data)] == pictures(ask(daemon, output_format="webp", seed=7))
+
+
 def test_the_daemon_names_what_the_engine_does_not_read(daemon: Daemon) -> None:
     assert ask(daemon, style="vivid").headers["x-modelrunner-ignored"] == "style"
 
@@ -138,7 +146,7 @@ def test_a_client_that_leaves_frees_the_engine(daemon: Daemon, stream: bool) -> 
         ({"size": "65x64"}, "size", "multiples of 8"),
         ({"size": "large"}, "size", "WIDTHxHEIGHT"),
         ({"guidance_scale": "7"}, "guidance_scale", "from 0 to 50"),
-        ({"response_format": "url"}, "response_format", "no pictures are kept"),
+        ({"response_format": "file"}, "response_format", "b64_json, url"),
         ({"output_format": "gif"}, "output_format", "png, jpeg, webp"),
         ({"output_compression": 101}, "output_compression", "from 0 to 100"),
         ({"partial_images": 4, "stream": True}, "partial_images", "from 0 to 3"),

@@ -87,6 +87,7 @@ class Task:
     quality: int
     is_events: bool
     partial: int
+    is_url: bool
     strength: float = 1.0
     picture: Any = None
     """The picture that it begins with, of the asked size; None for noise."""
@@ -234,8 +235,6 @@ class Painter:
             raise Refused("`prompt` must be a text", "prompt")
         if negative and "negative_prompt" not in self._takes:
             raise Refused("this model takes no negative prompt", "negative_prompt")
-        if chosen(found, "response_format", ("b64_json", "url")) == "url":
-            raise Refused("no pictures are kept here that a `url` could lead to: ask for b64_json", "response_format")
         if (stream := found.get("stream", False)) not in (True, False):
             raise Refused("`stream` must be true or false", "stream")
         width, height = self._size(found.get("size", "auto"))
@@ -257,6 +256,7 @@ class Painter:
             _whole(found, "output_compression", 0, 100, _QUALITY),
             bool(stream),
             _whole(found, "partial_images", 0, _MOST_PARTIAL, 0),
+            chosen(found, "response_format", ("b64_json", "url")) == "url",
         )
 
     def _size(self, size: Any) -> tuple[int, int]:
@@ -394,7 +394,9 @@ async def _answer(job: Drawing, queue: "asyncio.Queue[dict[str, Any] | None]") -
             status = 400 if found["error"]["code"] == "bad_request" else 500
             return failure(status, found["error"])
         if found["type"] == "completed":
-            pictures.append({"b64_json": found["b64_json"], "seed": found["seed"]})
+            data = found["b64_json"]
+            named = {"url": f"data:image/{task.form};base64,{data}"} if task.is_url else {"b64_json": data}
+            pictures.append({**named, "seed": found["seed"]})
     if job.stopped.is_set():
         return Response(status_code=499)
     size = f"{task.width}x{task.height}"
