@@ -35,9 +35,9 @@ Most = dict[str, tuple[int, ...]]
 @st.composite
 def memories(draw: st.DrawFn) -> RequiredMemory:
     """Of few values, so that many are equal."""
-    ram = draw(st.sampled_from([1, 2, 4]))
+    ram = draw(st.sampled_from([2, 3, 4]))
     devices = draw(st.sampled_from([(), (2,), (0, 2), (3, 3), (0, 4)]))
-    return RequiredMemory(ram, devices, draw(st.sampled_from([0, 1])))
+    return RequiredMemory(ram, devices, draw(st.sampled_from([0, 2])))
 
 
 @st.composite
@@ -51,7 +51,7 @@ def slots(draw: st.DrawFn) -> Slot:
         memory,
         leases,
         NOW - draw(st.sampled_from([0.5, 5.0, 50.0])),
-        pinned=draw(st.sampled_from([False, False, True])),
+        pinned=draw(st.sampled_from([False, False, False, True])),
         load_seconds=draw(st.sampled_from([0.0, 1.0, 3.0])),
         ready_at=NOW - draw(st.sampled_from([1.0, 100.0])),
         option=RunOption(memory, place=RunPlace(memory.devices, draw(st.sampled_from(HOSTS)))),
@@ -120,14 +120,14 @@ def best_of(group: Group, options: Sequence[RunOption], memory: Memory, eviction
     return placement.Placement(option, proposal.victims, proposal.again)
 
 
-@settings(max_examples=400)
+@settings(max_examples=300)
 @given(
     st.lists(
-        st.sampled_from([RequiredMemory(6, (4, 4)), RequiredMemory(9, (4, 4)), RequiredMemory(4)]),
+        st.sampled_from([RequiredMemory(5, (4, 4)), RequiredMemory(6, (4, 4)), RequiredMemory(4)]),
         min_size=1,
         max_size=5,
     ),
-    st.lists(slots(), max_size=10, unique_by=lambda slot: slot.id),
+    st.lists(slots(), min_size=5, max_size=14, unique_by=lambda slot: slot.id),
     st.lists(offers(), min_size=1, max_size=4),
     st.dictionaries(st.tuples(st.sampled_from(HOSTS), st.sampled_from([(), (0,), (1,), (0, 1)])), failing, max_size=3),
     st.sampled_from([0.0, 10.0]),
