@@ -23,6 +23,7 @@ import msgspec
 from modelrunner import wire
 from modelrunner.cli import start
 from modelrunner.cli.client import HttpClient, decode, failure, path
+from modelrunner.cli.daemon_commands import end_daemon
 from modelrunner.config import lockfile
 from modelrunner.config.locations import Locations
 from modelrunner.errors import AnswerBroken, DaemonUnreachable, ModelRunnerError
@@ -386,8 +387,9 @@ class AsyncClient(_ClientMethods):
 
 @contextmanager
 def local() -> Iterator[Client]:
-    """Yields a client of this user's daemon. One that was started for it ends with the block. Raises
-    `DaemonUnreachable` with the end of its log if it does not start, and `StorageFailed`."""
+    """Yields a client of this user's daemon. One that was started for it has ended when the block has. Raises
+    `DaemonUnreachable` with the end of its log if it does not start, `StorageFailed`, and `ModelRunnerError` if it does
+    not end."""
     locations = Locations.find()
     was_running = lockfile.holder(locations.data) is not None
     address = start.ensure_running(locations, HttpClient).host
@@ -396,4 +398,4 @@ def local() -> Iterator[Client]:
             yield client
         finally:
             if not was_running:
-                HttpClient(address, key=os.environ.get("MODELRUNNER_API_KEY")).fetch("POST", "/shutdown")
+                end_daemon(HttpClient(address, key=os.environ.get("MODELRUNNER_API_KEY")))

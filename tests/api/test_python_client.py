@@ -119,12 +119,14 @@ def test_local_starts_a_daemon_and_ends_the_one_that_it_started(tmp_path: Path) 
         "MODELRUNNER_LISTEN": "",
     }
     program = (
-        "import modelrunner\n"
+        "import modelrunner, psutil\n"
         "with modelrunner.local() as client:\n"
         "    assert client.models() == []\n"
+        "    [daemon] = psutil.Process().children()\n"
         "    with modelrunner.local() as second:\n"
         "        assert second.address == client.address\n"
         "    assert client.runners() == []\n"
+        "assert daemon.status() == psutil.STATUS_ZOMBIE\n"
         "try:\n"
         "    client = modelrunner.Client(client.address)\n"
         "    client.models()\n"
