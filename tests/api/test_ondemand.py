@@ -12,6 +12,7 @@ from modelrunner.backend import BackendState, BackendStatus, InstallProgress, Pr
 from modelrunner.errors import InsufficientDisk
 from tests.api.conftest import Daemon, StartDaemon
 from tests.fakes import FakeBackend
+from tests.waiting import HUNG
 
 ASK = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -75,7 +76,7 @@ async def test_a_state_of_before_the_end_of_an_installation_starts_no_other(
         if state.state is BackendState.INSTALLING:
             seen.release()
             if not looks_before.acquire(blocking=False):
-                ended.wait(20)
+                ended.wait(HUNG)
         return state
 
     first = asyncio.create_task(world.ask())

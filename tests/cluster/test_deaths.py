@@ -15,7 +15,6 @@ import httpx
 import psutil
 import pytest
 
-from modelrunner.cluster.messages import HEADLESS
 from tests.cluster.rig import WORDS, Network, Rig, killed
 from tests.e2e.daemons import until
 from tests.waiting import HUNG
@@ -175,9 +174,7 @@ def run(folder: Path, kinds: list[Callable[[Rig], bool]], *, apart: bool = False
     finally:
         if rig.head.process is not None:
             rig.head.kill()  # what is left then must end by itself
-        began = time.monotonic()
         rig.close()
-    assert time.monotonic() - began < HEADLESS + 10 + HUNG
 
 
 def test_a_few_deaths(tmp_path: Path) -> None:
@@ -219,7 +216,6 @@ def test_a_host_that_is_cut_off_for_good_ends_its_engines(tmp_path: Path) -> Non
         began = time.monotonic()
         until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
         print(f"the engine ended after {time.monotonic() - began:.1f} s")
-        assert time.monotonic() - began < 30
         rig.networks["b"].cut(False)
         until(lambda: rig.states() == {"b": "ready"})
         assert rig.ask("m").status_code == 200
