@@ -93,12 +93,17 @@ def flags(placement: Placement) -> tuple[str, ...]:
 
 
 def sizes(spec: RunSpec) -> Iterator[RunSpec]:
-    """Yields the configured run, then with half the sequences, down to one, then that one with half the context, down
-    to the allowed minimum. With fewer sequences requests wait; with less context long ones fail."""
+    """Yields the configured run, then with half the sequences, down to one; of one that may grow, which keeps a cache
+    of prompts in place of its other sequences, then without this cache; then that one with half the context, down to
+    the allowed minimum. With fewer sequences requests wait; with less context long ones fail."""
     yield spec
+    several = spec.parallel > 1
     while spec.parallel > 1:
         spec = replace(spec, parallel=spec.parallel // 2)
         yield spec
+    if several and spec.grows:
+        yield replace(spec, grows=False)
+    spec = replace(spec, grows=False)
     while spec.min_context_size is not None and spec.context_size > spec.min_context_size:
         spec = replace(spec, context_size=max(spec.context_size // 2, spec.min_context_size))
         yield spec
@@ -119,7 +124,7 @@ def variants(
     rest: list[list[Variant]] = []
     for size in sizes(spec):
         lists = place(size)
-        full = size is spec or (spec.grows and size.parallel == 1 and size.context_size == spec.context_size)
+        full = size is spec or (size.grows and size.parallel == 1)
         for ways in lists if full else [*lists[:1], *lists[1:][-1:]]:
             placed = [(way, replace(size, flags=(*spec.flags, *flags(way)))) for way in ways]
             ranked = [Variant(run, required(run), _label(spec, size, way, layers)) for way, run in placed]
@@ -136,6 +141,8 @@ def _label(spec: RunSpec, size: RunSpec, placement: Placement | None, layers: in
         differences.append(f"{max(sum(placement) - 1, 0)} of {layers} layers on the GPU")
     if size.parallel != spec.parallel and not (spec.grows and size.parallel == 1):
         differences.append(f"{size.parallel} of {spec.parallel} sequences")
+    if spec.parallel > 1 and size.grows != spec.grows:
+        differences.append("no cache of prompts")
     if size.context_size != spec.context_size:
         differences.append(f"context {size.context_size} of {spec.context_size}")
     return ", ".join(differences)

@@ -162,6 +162,16 @@ def test_fewer_sequences_come_before_less_context() -> None:
     assert needed == sorted(needed, reverse=True)
 
 
+def test_a_run_that_may_grow_gives_up_its_cache_of_prompts_before_its_context() -> None:
+    run = replace(model(), parallel=4, context_size=2048, min_context_size=1024, grows=True)
+    found = variants(run)
+    assert [(v.spec.parallel, v.label) for v in found] == [
+        *((4, ""), (2, "2 of 4 sequences"), (1, ""), (1, "no cache of prompts")),
+        (1, "no cache of prompts, context 1024 of 2048"),
+    ]
+    assert [memory.cache_of_other_prompts(v.spec) > 0 for v in found] == [False, False, True, False, False]
+
+
 def test_fewer_sequences_come_before_fewer_layers() -> None:
     """A device has room for all layers with one sequence, but not with four."""
     run = replace(model(), parallel=4, context_size=8192)

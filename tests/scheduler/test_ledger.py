@@ -46,6 +46,7 @@ async def test_the_largest_measurement_counts(tmp_path: Path, backend: FakeBacke
     [
         replace(SPEC, context_size=4096),
         replace(SPEC, parallel=4),
+        replace(SPEC, grows=True),
         replace(SPEC, model_id="b"),
         replace(SPEC, flags=("--cache-type-k", "q8_0")),
         replace(SPEC, options={"gpu_layers": 3}),
