@@ -9,7 +9,7 @@ ModelRunnerError 500
 ├── Conflict 409, BackendUnavailable 412, Misdirected 421
 ├── UnsupportedModel 422 ── InvalidModel, UntrustedModel
 ├── QueueFull 429, RateLimited 429
-├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty
+├── EngineFailed 502 ── BackendExited ── OutOfMemory; EngineProtocolError; BackendFaulty; HostLost
 ├── SourceFailed 502      a registry or hub did not answer as it should
 ├── ToolServerFailed 502  an MCP server did not
 ├── Unavailable 503 ── ShuttingDown, BackingOff
@@ -212,6 +212,10 @@ class QueueFull(ModelRunnerError):
 
 class EngineFailed(ModelRunnerError):
     status, code = 502, "engine_failed"
+
+
+class HostLost(EngineFailed):
+    """The machine of the engine does not answer: no fault of the model's, nor of a request's."""
 
 
 class BackendExited(EngineFailed):

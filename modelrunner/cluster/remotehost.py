@@ -34,7 +34,7 @@ from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.questions import settled
 from modelrunner.engine.runner import EngineProcess, Runner
 from modelrunner.engineapi import OPENAI
-from modelrunner.errors import BackendUnavailable, EngineFailed, InsufficientDisk, ModelRunnerError
+from modelrunner.errors import BackendUnavailable, EngineFailed, HostLost, InsufficientDisk, ModelRunnerError
 from modelrunner.models.runspecs import values_of
 from modelrunner.plugins.isolation import asked, interface_of
 from modelrunner.plugins.registry import BackendRegistry
@@ -377,7 +377,7 @@ class HostRunner:
             news.cancel()
             gone.cancel()
         if self._gone.is_set():
-            raise EngineFailed(f"the host {self._host.name} does not answer any more, and its engines are lost")
+            raise HostLost(f"the host {self._host.name} does not answer any more, and its engines are lost")
         self._news.clear()
         if self._told is not None and self._told.failure is not None:
             raise self._told.failure.error()

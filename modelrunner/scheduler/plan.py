@@ -23,7 +23,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from modelrunner.errors import BackendUnavailable
+from modelrunner.errors import BackendUnavailable, HostLost
 from modelrunner.scheduler import failures, placement
 from modelrunner.scheduler.allocation import Vector, add, allocations, covers, subtract
 from modelrunner.scheduler.eviction import Eviction
@@ -102,11 +102,12 @@ class Plan:
         for slot in [slot for slot in self.state.slots if slot.phase is Phase.ENDED]:
             group, error, failure = groups.get(slot.key), slot.error, None
             where = slot.key, slot.option.place
+            lost = isinstance(error, HostLost) and slot.host not in self.state.hosts
             # An engine that is not installed was not started: no pause, since installing it mends that at once.
-            if error is not None and not isinstance(error, BackendUnavailable):
+            if error is not None and not lost and not isinstance(error, BackendUnavailable):
                 options = group.wider or group.options if group else ()
                 failure = self._failures[where] = failures.after(self._failures, slot, options, self.now)
-            fatal = error is not None and not slot.was_ready and not (failure and failure.waits)
+            fatal = error is not None and not slot.was_ready and not lost and not (failure and failure.waits)
             if group is not None and error is not None and fatal and not self._of(slot.key):
                 self._refuse(groups.pop(slot.key), failures.explained(error, group, self.memory))
             self._actions.append(Forget(slot.id, failure))

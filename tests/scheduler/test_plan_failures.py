@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from modelrunner.errors import BackingOff, EngineFailed, InsufficientMemory, OutOfMemory
+from modelrunner.errors import BackingOff, EngineFailed, HostLost, InsufficientMemory, OutOfMemory
 from modelrunner.scheduler.allocation import raised
 from modelrunner.scheduler.failures import BREAKER, HEALTHY, MAX_BACKOFF, REMEMBERED, after, is_past
 from modelrunner.scheduler.state import (
@@ -20,7 +20,21 @@ from modelrunner.scheduler.state import (
     WakeAt,
 )
 from modelrunner.types import RequiredMemory
-from tests.scheduler.states import HERE, NOW, decide, ended, everything, group, key, known, refusal, runner, slot, start
+from tests.scheduler.states import (
+    HERE,
+    NOW,
+    decide,
+    ended,
+    everything,
+    group,
+    key,
+    known,
+    option,
+    refusal,
+    runner,
+    slot,
+    start,
+)
 
 ONE, THREE, NINE = ([RunOption(RequiredMemory(5), rank) for rank in range(count)] for count in (1, 3, 9))
 FULL = OutOfMemory(-9, message="the engine was killed by the system because memory ran out")
@@ -169,3 +183,15 @@ def test_however_it_fails_it_is_started_at_most_seven_times_a_minute(error: Engi
         failure = after(known(failure), fallen, NINE, now)
         now = failure.until
     assert all(sum(begin <= s < begin + MAX_BACKOFF for s in starts) <= 7 for begin in starts)
+
+
+# Hosts that are lost
+
+
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_a_lost_host_is_no_fault_of_the_model(was_ready: bool) -> None:
+    """Its requests get another runner at once, however often that happens. Once the host is back, it is a fault."""
+    there = ended("a", HostLost("b does not answer"), was_ready)._replace(option=option(RequiredMemory(5), host="b"))
+    assert decide(group("a", 5), there) == [Forget(runner("a")), start("a", 5)]
+    back = decide(group("a", 5), there, others={"b": RequiredMemory(0)})
+    assert any(isinstance(action, Forget) and action.failure is not None for action in back)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from modelrunner.errors import EngineFailed, InsufficientMemory, OutOfMemory, TimedOut
+from modelrunner.errors import EngineFailed, HostLost, InsufficientMemory, OutOfMemory, TimedOut
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     Action,
@@ -130,8 +130,7 @@ class PlanMachine(RuleBasedStateMachine):
         self.hosts.remove("b")
         for slot in self.on("b", self.slots.values()):
             if slot.phase is not Phase.ENDED:
-                self.end(slot.key, EngineFailed("the host b does not answer"))
-                self.fell.add((slot.key, slot.option.place))
+                self.end(slot.key, HostLost("the host b does not answer"))
         self.reconcile()
 
     @precondition(lambda self: "b" not in self.hosts)

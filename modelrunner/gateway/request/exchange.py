@@ -13,7 +13,7 @@ from typing import Any
 
 from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.engineapi import ApiShape
-from modelrunner.errors import ContextTooLong, EngineProtocolError, InsufficientMemory, ModelRunnerError
+from modelrunner.errors import ContextTooLong, EngineProtocolError, HostLost, InsufficientMemory, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation, client_of
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.gateway.engine_request import MEMBERS, EngineRequest
@@ -39,6 +39,7 @@ from modelrunner.keys.allowances import hold_place
 from modelrunner.scheduler import Lease
 from modelrunner.types import NO_LIMITS
 
+_LOST_HOSTS = 5  # of so many a request is asked
 _LONG = {"embeddings": "input", "rerank": "documents", "completions": "prompt", "responses": "input"}
 """The field of a request that was too long, by the call."""
 
@@ -411,7 +412,8 @@ class Exchange:
         asked again, of a new runner."""
         failure = await self._in_flight.quarantine.blame(lease, self.ask, error)
         lease.release()
-        again = untouched and self.ask.head.route.runner is None and lease.crashes + 1 < lease.tries
+        tries = _LOST_HOSTS if isinstance(lease.runner.failure, HostLost) else lease.tries
+        again = untouched and self.ask.head.route.runner is None and lease.crashes + 1 < tries
         if lease.runner.failure is None or not again:
             raise failure
         self.lease = self._refusal = None

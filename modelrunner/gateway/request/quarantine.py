@@ -5,7 +5,7 @@ request that was alone with its engine is known after the second."""
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError, Unavailable
+from modelrunner.errors import EngineFailed, EngineProtocolError, HostLost, ModelRunnerError, Unavailable
 from modelrunner.gateway.calls import Inference
 from modelrunner.scheduler import Lease
 from modelrunner.types import RunnerKey
@@ -46,7 +46,7 @@ class Quarantine:
         request a suspect, else the fault of the connection."""
         if await lease.engine_ended(_BLAME_WAIT):
             failure = lease.runner.failure
-            if failure is not None:
+            if failure is not None and not isinstance(failure, HostLost):
                 self._died(lease, ask)
             return failure or Unavailable("the model was unloaded before it answered")
         return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
