@@ -54,16 +54,22 @@ class SettingsFile:
         text = with_values(before, values)
         with durable.translated("writing the configuration file", path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            durable.write(path.resolve(), text.encode())  # a link stays, as to a folder of configurations
+            self._replace(text)
         return before if existed else None
 
     def put_back(self, before: str | None) -> None:
         """Undoes `write`."""
-        path = self._settings.config.resolve()
         if before is None:
-            path.unlink(missing_ok=True)
+            self._settings.config.resolve().unlink(missing_ok=True)
         else:
-            durable.write(path, before.encode())
+            self._replace(before)
+
+    def _replace(self, text: str) -> None:
+        """A link stays, as to a folder of configurations, and so does who may read the file."""
+        path = self._settings.config.resolve()
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        durable.write(path, text.encode())
+        path.chmod(mode)
 
 
 def with_values(text: str, values: Mapping[str, str]) -> str:
@@ -76,7 +82,10 @@ def with_values(text: str, values: Mapping[str, str]) -> str:
         top = re.sub(rf"^[ \t]*{name}[ \t]*=.*(\n|$)", "", top, flags=re.MULTILINE)
         wanted.pop(name, None)
         if value:
-            written = value if _RAW.fullmatch(value) else json.dumps(value)
+            text_of = json.dumps(value, ensure_ascii=False).replace(
+                "\x7f", "\\u007f"
+            )  # TOML takes no pair of surrogates
+            written = value if _RAW.fullmatch(value) else text_of
             top += "" if not top or top.endswith("\n") else "\n"
             top += f"{name} = {written}\n"
             wanted[name] = json.loads(written)

@@ -1,7 +1,7 @@
 """/engines/settings: settings of the daemon, read from the configuration file and written into it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
@@ -33,11 +33,14 @@ class SettingsRoutes:
         """Writes settings into the configuration file. They apply with `POST /engines/reload`, whose `dry_run` tells
         how. A wrong value changes nothing."""
         values = (await read_json(request, wire.SettingsRequest)).values
+        await asyncio.shield(asyncio.ensure_future(self._change(values)))  # goes on if the client leaves
+        return await self.show(request)
+
+    async def _change(self, values: Mapping[str, str]) -> None:
         async with self._lock:
             before = await asyncio.to_thread(self._file.write, values)
             try:
                 await self._check()
             except BaseException:
-                await asyncio.shield(asyncio.to_thread(self._file.put_back, before))
+                await asyncio.to_thread(self._file.put_back, before)
                 raise
-        return await self.show(request)

@@ -187,6 +187,13 @@ def test_an_idle_runner_goes_at_once_for_a_request_that_came_later(idle: float) 
     assert decide(late, slot("a", 6, idle=idle, load=40.0), policy=POLICY) == [Stop(runner("a"), Reason.ROOM)]
 
 
+def test_an_idle_runner_that_others_wait_for_keeps_its_rest() -> None:
+    """Its engine may still be at work for a client that has left."""
+    used = slot("a", 6, idle=0.5, load=1.0, parallel=1)._replace(abandoned=1)
+    first, late = group("a", 6, NOW - 1), group("x", 6, NOW - 0.1, load=1.0)
+    assert decide(first, late, used, policy=POLICY) == []
+
+
 def test_another_runner_goes_while_one_is_spared() -> None:
     fresh, settled = slot("fresh", 6, idle=3.0, load=4.0), slot("settled", 4, idle=2.0, load=1.0)
     assert decide(group("x", 4, NOW - 4), fresh, settled, policy=POLICY) == [Stop(runner("settled"), Reason.ROOM)]
