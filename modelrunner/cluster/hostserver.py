@@ -81,7 +81,8 @@ class HostServer:
         self._local, self._registry, self._specs = local, registry, specs
         self._store, self._library, self._installer = store, library, installer
         self._last_used = last_used
-        self._receiving = asyncio.Lock()
+        self._coming: dict[Path, int] = {}  # the sizes of the models that have room, by their archives
+        self._placing = asyncio.Lock()  # while room is made, and while a runner takes its files
         self._key, self._address, self._tls, self._folder = key, address, tls, folder
         self._runners: dict[str, HostedRun] = {}
         self._changes = asyncio.Event()
@@ -188,6 +189,7 @@ class HostServer:
         finally:
             self._heads -= 1
             if not self._heads:
+                self._coming.clear()
                 self._left.set()
         return response
 
@@ -196,14 +198,15 @@ class HostServer:
         order = msgspec.json.decode(await request.read(), type=RunnerOrder)
         if id in self._runners:
             raise BadRequest(f"there is a runner {id} already")
-        spec = await asyncio.to_thread(self._specs.opened, bytes(order.values))
-        key = RunnerKey(order.backend, order.files, Mode(order.mode), order.revision)
-        runner = self._local.start(RunnerId(key, order.number), spec)
-        if not isinstance(runner, LocalRunner):
-            raise BadRequest(f"{order.backend} runs no engine, so it is asked by the head itself")
-        runner.expect(order.memory)
-        self._note_use(spec)
-        run = self._runners[id] = HostedRun(runner, order.memory, self._changes.set)
+        async with self._placing:
+            spec = await asyncio.to_thread(self._specs.opened, bytes(order.values))
+            key = RunnerKey(order.backend, order.files, Mode(order.mode), order.revision)
+            runner = self._local.start(RunnerId(key, order.number), spec)
+            if not isinstance(runner, LocalRunner):
+                raise BadRequest(f"{order.backend} runs no engine, so it is asked by the head itself")
+            runner.expect(order.memory)
+            self._note_use(spec)
+            run = self._runners[id] = HostedRun(runner, order.memory, self._changes.set)
         await run.listen(self._address, self._tls)
         return _json(RunnerStarted(run.port, run.secret))
 
@@ -251,51 +254,72 @@ class HostServer:
         """Makes room for a model. Raises `InsufficientDisk` if there cannot be enough."""
         digest = request.match_info["digest"]
         path, expected = self._partial(digest), msgspec.json.decode(await request.read(), type=ModelAnnounced)
-        received = path.stat().st_size if path.exists() else 0
+        received = _size(path)
         complete = any(model.id == f"sha256:{digest}" for model in self._library)
         if not complete:
-            async with self._receiving:
-                await self._make_room(expected, received)
+            async with self._placing:
+                await self._make_room(expected, path)
         return _json(Received(received, complete, frozenset([model.id for model in self._library])))
 
-    async def _make_room(self, expected: ModelAnnounced, received: int) -> None:
-        """Removes models that were not used for longest, until another one fits. Its archive and its files are on the
-        disk for a moment."""
+    async def _make_room(self, expected: ModelAnnounced, path: Path) -> None:
+        """Keeps room for a model, whose archive and files are on the disk for a moment. First what is left of other
+        archives goes, then the models that were not used for longest, if they suffice; else `InsufficientDisk`."""
         in_use = expected.keep.union(*[models_of(run.runner.spec) for run in self._runners.values()])
-        idle = sorted([m for m in self._library if m.id not in in_use], key=self._last_used.of, reverse=True)
-        while True:
-            free = (await asyncio.to_thread(shutil.disk_usage, self._store.data)).free
-            quota = self._store.quota
-            room = math.inf if quota is None else quota - self._store.used()
-            if expected.size <= room and 2 * expected.size - received <= free:
-                return
-            if not idle:
-                break
-            model = idle.pop()
-            log.info("%s goes, since another model needs its room", model.name)
-            await self._library.remove(model.id, force=True)
-            self._changes.set()
-        limit = "" if quota is None else f", and its models may have {format_bytes(quota)} in all (models_quota)"
-        raise InsufficientDisk(
-            f"the model needs {format_bytes(expected.size)}, twice that while it comes: {platform.node()} has "
-            f"{format_bytes(free)} free for it{limit}"
-        )
+        idle = sorted([m for m in self._library if m.id not in in_use], key=self._last_used.of)
+        self._coming[path] = expected.size
+        try:
+            if await asyncio.to_thread(self._lack) > 0:
+                for left in set(self._folder.glob("*.tar")) - self._coming.keys():
+                    left.unlink(missing_ok=True)
+            lack, going = await asyncio.to_thread(self._lack), []
+            for model, frees in zip(
+                idle, await asyncio.to_thread(self._store.freed, [m.id for m in idle]), strict=True
+            ):
+                if lack <= 0:
+                    break
+                going.append(model)
+                lack -= frees
+            if lack > 0:
+                quota = self._store.quota
+                limit = (
+                    "" if quota is None else f", and its models may have {format_bytes(quota)} in all (models_quota)"
+                )
+                raise InsufficientDisk(
+                    f"the model needs {format_bytes(expected.size)}, twice that while it comes: {platform.node()} "
+                    f"lacks {format_bytes(int(lack))} for it{limit}"
+                )
+            for model in going:
+                log.info("%s goes, since another model needs its room", model.name)
+                await self._library.remove(model.id, force=True)
+                self._changes.set()
+        except BaseException:
+            del self._coming[path]
+            raise
+
+    def _lack(self) -> float:
+        """Returns the bytes that are missing for all models that come."""
+        quota, sizes = self._store.quota, self._coming.values()
+        room = math.inf if quota is None else quota - self._store.used()
+        free = shutil.disk_usage(self._store.data).free + sum(map(_size, self._coming))
+        return max(sum(sizes) - room, 2 * sum(sizes) - free)
 
     async def _receive(self, request: web.Request) -> web.Response:
         """Takes the rest of a model's archive from `offset` on, and stores the model."""
         path, offset = self._partial(request.match_info["digest"]), int(request.query["offset"])
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = await asyncio.to_thread(open, path, "ab")
-        with file:
-            if file.tell() != offset:
-                raise BadRequest(f"{file.tell()} bytes have come, so the rest cannot begin at {offset}")
-            async for piece in request.content.iter_chunked(_PIECE):
-                await asyncio.to_thread(file.write, piece)
         try:
-            size = path.stat().st_size
-            await self._library.load(_pieces(path), lambda step: None, name=None, trust=True, size=size)
+            with await asyncio.to_thread(open, path, "ab") as file:
+                if file.tell() != offset:
+                    raise BadRequest(f"{file.tell()} bytes have come, so the rest cannot begin at {offset}")
+                async for piece in request.content.iter_chunked(_PIECE):
+                    await asyncio.to_thread(file.write, piece)
+            try:
+                size = path.stat().st_size
+                await self._library.load(_pieces(path), lambda step: None, name=None, trust=True, size=size)
+            finally:
+                path.unlink(missing_ok=True)
         finally:
-            path.unlink(missing_ok=True)
+            self._coming.pop(path, None)
         self._changes.set()
         return web.Response(status=204)
 
@@ -447,6 +471,10 @@ class _Front(_Pass):
     def connection_lost(self, error: Exception | None) -> None:
         self._limit.cancel()
         super().connection_lost(error)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:

@@ -141,13 +141,13 @@ class RemoteHost:
         return backend in self._missing
 
     async def fetch(self, spec: RunSpec) -> None:
-        """See `Host`."""
+        """Brings the files of the run's models there that are missing. Raises what `bring` does."""
         for id in models_of(spec):
             await self.bring(id)
 
     async def bring(self, id: str) -> None:
         """Sends the model there if it lacks it: one transfer for all that wait for it, which goes on where an earlier
-        one stopped. Raises what `Host.fetch` does."""
+        one stopped. Raises `InsufficientDisk` and other `ModelRunnerError`."""
         if not self.has(id):
             if (work := self._fetching.get(id)) is None:
                 work = self._fetching[id] = self._sending(id)
@@ -201,6 +201,8 @@ class RemoteHost:
                             self._changed()
                         raise error
                     stage(f"on {self.name}: {told['message']}")
+            if self._missing.pop(backend, None) is not None:
+                self._changed()
         except httpx.HTTPError as failure:
             raise self.unreachable(failure) from failure
 
@@ -335,6 +337,7 @@ class HostRunner:
 
         host = self._host
         try:
+            await host.fetch(self.spec)
             await host.install(self.key.backend, stage)
             if host.reservations is not None:
                 await host.reservations.take(self.id, self.key.files, self._memory)

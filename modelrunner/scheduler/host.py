@@ -50,14 +50,11 @@ class Host(Protocol):
     def lacks(self, backend: str) -> bool:
         """Returns True if the backend's engine is not there and cannot be had: no run of it is placed there."""
 
-    async def fetch(self, spec: RunSpec) -> None:
-        """Brings the files of the run's models there that are missing. Raises `ModelRunnerError`, which the requests
-        that wait for the runner get."""
-
     def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
-        """Makes the runner, which runs nothing yet (`Runner.run`). The host decides on the endpoint, the log and the
-        permissions of its process. Raises `BackendNotFound`, `BackendUnavailable`, `ConfigurationError` where its
-        folder cannot be made, `OSError` where no port can be had."""
+        """Makes the runner, which runs nothing yet: `Runner.run` also brings files there that are missing. The host
+        decides on the endpoint, the log and the permissions of its process. Raises `BackendNotFound`,
+        `BackendUnavailable`, `ConfigurationError` where its folder cannot be made, `OSError` where no port can be
+        had."""
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         """Yields the log of the runner's engine: its last `lines` lines, all of them for None. With `ending` it goes on

@@ -87,9 +87,6 @@ class LocalHost:
         """See `Host`: a missing engine is an error before there is a run."""
         return False
 
-    async def fetch(self, spec: RunSpec) -> None:
-        """See `Host`."""
-
     def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
         """See `Host`."""
         key = runner.key

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
-from modelrunner.engine.runner import Runner
 from modelrunner.errors import EngineFailed, ModelRunnerError, code_of
 from modelrunner.scheduler.allocation import allocations
 from modelrunner.scheduler.eventloop import Alarm, Background
@@ -332,11 +331,7 @@ class Reconciler:
         self.slots.add(slot)
         self._budgets_at_start |= self.budgets()
         owner = partial(self.queues.owner, key, self._unasked)
-        slot.run(self._run(host, runner, owner), partial(self._ended, slot))
-
-    async def _run(self, host: Host, runner: Runner, owner: Callable[[], str | None]) -> None:
-        await host.fetch(runner.spec)
-        await runner.run(self.changed, owner)
+        slot.run(runner.run(self.changed, owner), partial(self._ended, slot))
 
     def _ended(self, slot: RunnerSlot, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and slot.phase is not Phase.STOPPING:

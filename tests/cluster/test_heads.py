@@ -39,7 +39,7 @@ class Heads:
             packaged = daemon.run("package", "--gguf", str(folder / "model.gguf"), "m")
             assert packaged.returncode == 0, packaged.stderr
         text = (ROOT / "contrib/nginx.conf").read_text()
-        for ours, theirs in (("12434", ports[0]), ("12435", ports[1]), ("listen 8080", f"listen 127.0.0.1:{ports[2]}")):
+        for ours, theirs in (("12434", ports[0]), ("12435", ports[1]), ("8080", ports[2])):
             text = text.replace(str(ours), str(theirs))
         paths = "".join(
             f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")

@@ -278,6 +278,24 @@ async def test_what_was_not_used_for_longest_makes_room_on_the_disk(cluster: Clu
     assert sorted(tag for model in store.list() for tag in model.tags) == ["b", "c"]
 
 
+async def test_a_model_that_can_have_no_room_takes_none_from_others(cluster: Cluster, tmp_path: Path) -> None:
+    store = cluster.there.parts.store
+    for name in ("a", "b"):
+        (await cluster.lease(name)).release()
+    await cluster.scheduler.unload(host="b")
+    store.quota = archive_of(cluster.head.parts.store, cluster.target("c").spec.model_id).size - 1
+    with pytest.raises(InsufficientDisk, match="lacks 1B for it"):
+        await cluster.host.bring(cluster.target("c").spec.model_id)
+    assert sorted(tag for model in store.list() for tag in model.tags) == ["a", "b"]
+
+
+async def test_a_runner_whose_files_found_no_room_is_forgotten(cluster: Cluster) -> None:
+    cluster.there.parts.store.quota = 1
+    with pytest.raises(InsufficientDisk):
+        await cluster.lease("a")
+    assert cluster.host.runners == {}
+
+
 async def test_a_host_without_room_on_its_disk_says_so(cluster: Cluster) -> None:
     """And is used for what it has."""
     (await cluster.lease("a")).release()

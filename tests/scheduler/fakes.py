@@ -334,8 +334,6 @@ class FakeHost:
     def lacks(self, backend: str) -> bool:
         return False
 
-    async def fetch(self, spec: RunSpec) -> None: ...
-
     def start(self, id: RunnerId, spec: RunSpec) -> Runner:
         runner: Runner = self.world.make_runner(id.key, spec)
         return runner

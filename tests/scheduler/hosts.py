@@ -79,10 +79,6 @@ class SecondHost:
     def lacks(self, backend: str) -> bool:
         return False
 
-    async def fetch(self, spec: RunSpec) -> None:
-        if not self.has(spec.model_id):
-            await asyncio.to_thread(self.files.copy, spec)
-
     def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
         return HostedRunner(self, runner, spec)
 
@@ -129,6 +125,8 @@ class HostedRunner:
                 setattr(self, name, getattr(self.there, name))
             changed()
 
+        if not self.host.has(self.spec.model_id):
+            await asyncio.to_thread(self.host.files.copy, self.spec)
         there = self.host.local.start(self._runner, self.host.files.specs.opened(self._values))
         assert isinstance(there, LocalRunner)
         self.there = there
