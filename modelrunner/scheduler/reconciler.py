@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
-from modelrunner.errors import EngineFailed, ModelRunnerError, code_of
+from modelrunner.errors import EngineFailed, HostLost, ModelRunnerError, code_of
 from modelrunner.scheduler.allocation import allocations
 from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
@@ -104,7 +104,8 @@ class Reconciler:
         is asked again after its lease was `broken` goes to its place by the time that it has waited in all."""
         queue, since, crashes = self.open_queue(target), self.time(), 0
         if broken is not None:
-            since, crashes = since - broken.waited, broken.crashes + 1
+            lost = isinstance(broken.runner.failure, HostLost)  # no fault of the request's
+            since, crashes = since - broken.waited, broken.crashes + (not lost)
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         prefers = self.slots.affinity.number(target.key, prefix)
         request = Request(next(self._ids), since, caller, batch, crashes, prefers)
@@ -364,7 +365,11 @@ class Reconciler:
         """Gets the estimate that the queue waits for. If that fails, the error answers its requests."""
         target = queue.target
         try:
-            queue.learn(await self.variants(target))
+            found = await self.variants(target)
+            while queue.target is not target:  # its settings have changed meanwhile
+                target = queue.target
+                found = await self.variants(target)
+            queue.learn(found)
         except Exception as error:
             self._refuse(target.key, tuple(queue.tickets), error)
         self.changed()

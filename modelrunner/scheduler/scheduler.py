@@ -233,7 +233,9 @@ class Scheduler:
         self._reconciler.hosts_changed()
 
     def devices(self) -> tuple[Device, ...]:
-        """The devices of this machine with their last figures, in the order of its budget."""
+        """The devices of this machine with their last figures, in the order of its budget. A call starts a look at
+        them, which the next one sees."""
+        self._reconciler.budgets()
         return next(iter(self._hosts.values())).devices()
 
     def memory(self) -> views.MemoryUse:

@@ -58,7 +58,7 @@ class Exchange:
     """Its maker starts it. Without `is_told` it counts nowhere: other requests do in its place."""
 
     __slots__ = (
-        *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_is_told"),
+        *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_is_told", "_lost"),
         *("_leases", "_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_rounds"),
         *("_side", "_sink", "_status", "_taken", "_trace", "_translation", "_upstream", "_writer"),
         *("ask", "lease", "on_data"),
@@ -85,6 +85,7 @@ class Exchange:
         self._passed = False  # the engine's answer began to go to the client
         self._over = False
         self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
+        self._lost = 0  # hosts that were lost under it
         # Allowances or observers hear of its end.
         self._is_told = is_told and (bool(ask.counted) or in_flight.observers.active)
         self._trace = begun(ask.head.traceparent) if in_flight.tracing else None
@@ -412,8 +413,12 @@ class Exchange:
         asked again, of a new runner."""
         failure = await self._in_flight.quarantine.blame(lease, self.ask, error)
         lease.release()
-        tries = _LOST_HOSTS if isinstance(lease.runner.failure, HostLost) else lease.tries
-        again = untouched and self.ask.head.route.runner is None and lease.crashes + 1 < tries
+        if isinstance(lease.runner.failure, HostLost):
+            self._lost += 1
+            again = self._lost < _LOST_HOSTS
+        else:
+            again = lease.crashes + 1 < lease.tries
+        again = again and untouched and self.ask.head.route.runner is None
         if lease.runner.failure is None or not again:
             raise failure
         self.lease = self._refusal = None
