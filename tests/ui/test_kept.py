@@ -177,3 +177,31 @@ async def test_an_answer_of_a_model_that_loads_goes_on_after_a_reload(
     await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
     async with asyncio.timeout(HUNG), daemon.tcp.get("/engines/requests") as answer:
         assert len(await answer.json()) == 1
+
+
+async def test_a_browser_that_had_no_room_once_keeps_what_comes_later(
+    held: Daemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    (tmp_path / "gate").touch()
+    page = await open_page(held, "#/chat")
+    await page.evaluate(
+        """() => {
+            const put = IDBObjectStore.prototype.put;
+            window.full = true;
+            IDBObjectStore.prototype.put = function (...values) {
+                if (window.full) throw new DOMException("no room", "QuotaExceededError");
+                return put.apply(this, values);
+            };
+        }"""
+    )
+    await say(page, "Hello")
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+    await expect(page.get_by_text("no more room for conversations")).to_be_visible()
+    await page.evaluate("() => { window.full = false; }")
+    await page.get_by_role("link", name="New").click()
+    await say(page, "Again")
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+    await expect(page.get_by_text("no more room for conversations")).to_have_count(0)
+    await page.reload()
+    await expect(page.locator(".message.user")).to_contain_text("Again")
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)

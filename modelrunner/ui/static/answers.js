@@ -21,9 +21,15 @@ const words = (message) => [message.content, ...(message.files || []).map((file)
 
 const callId = (message, i) => `${message.id}-${i}`;
 
-// Lets the daemon run the calls of an answer, and returns a message with the result of each.
+// Lets the daemon run the calls of an answer, and returns a message with the result of each, or with what went wrong.
 export async function runCalls(answer) {
-  const ran = await Promise.all(answer.calls.map(({ name, text }) => post("v1/tools/execute", { name, arguments: JSON.parse(text || "{}") })));
+  const ran = await Promise.all(answer.calls.map(async ({ name, text }) => {
+    try {
+      return await post("v1/tools/execute", { name, arguments: JSON.parse(text || "{}") });
+    } catch (error) {
+      return { name, text: `The call failed: ${error.message}` };
+    }
+  }));
   let parent = answer.id;
   return ran.map(({ name, text }, i) => {
     const result = { id: newId(), talk: answer.talk, parent, role: "tool", call: callId(answer, i), name, content: text, at: now() };

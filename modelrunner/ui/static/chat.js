@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { ask, begin, body, growing, runCalls, stop, stopAllOf } from "./answers.js";
 import { Markdown } from "./markdown.js";
 import { Options } from "./options.js";
-import { Bar, Dialog, Empty, Fault, Field, Icon, IconButton, act, number, seconds, shortName, useLoaded } from "./parts.js";
+import { Action, Bar, Dialog, Empty, Fault, Field, Icon, IconButton, act, number, seconds, shortName, useLoaded } from "./parts.js";
 import { Settings } from "./settings.js";
 import { canRecord, hush, reading, record, speak } from "./sound.js";
 import { blank, branch, chat, commit, draft, exported, forget, newId, now, search, show, siblings, take, tip } from "./talks.js";
@@ -46,7 +46,7 @@ function Answer({ message, waiting, tools, run }) {
     ${content && html`<${Markdown} text=${content} />`}
     ${message.images?.map((url) => html`<a class="drawn" href=${url} download="picture"><img src=${url} alt=${message.growing ? "The picture so far" : "The picture"} /></a>`)}
     ${calls?.map((call) => html`<details class="call" open><summary>Calls the tool <code>${call.name}</code></summary><pre class="plain mono">${call.text}</pre></details>`)}
-    ${run && html`<div><button type="button" class="small" onClick=${run}>Run ${calls.length > 1 ? "them" : "it"} on the daemon</button></div>`}
+    ${run && html`<div><${Action} kind="small" run=${run}>Run ${calls.length > 1 ? "them" : "it"} on the daemon<//></div>`}
     ${waiting && html`<${Waiting} waiting=${waiting} />`}
     ${error && html`<div class="notice bad" role="alert"><p>${error}</p></div>`}
     ${!message.growing && html`<div class="tools">${tools}
@@ -252,11 +252,11 @@ function Choose({ models, current, choose, onClose }) {
 }
 
 export function Chat({ rest }) {
-  const { talks, fault } = useStore(chat);
+  const { talks, fault, full } = useStore(chat);
   const models = useLoaded(async (signal) => (await get("v1/models", signal)).data, []);
   useEffect(() => void begin(), []);
   if (!talks) return null;
-  return html`<${Frame} key=${rest[0] === "new" ? `new/${rest[1] || ""}` : rest[0] || "last"} rest=${rest} talks=${talks} fault=${fault} models=${models} />`;
+  return html`<${Frame} key=${rest[0] === "new" ? `new/${rest[1] || ""}` : rest[0] || "last"} rest=${rest} talks=${talks} fault=${fault || full} models=${models} />`;
 }
 
 function Frame({ rest, talks, fault, models }) {
@@ -295,7 +295,11 @@ function Frame({ rest, talks, fault, models }) {
   const acts = useRef({});
   Object.assign(acts.current, {
     edit: setEditing,
-    run: (message) => act(async () => put([...before(message), message], await runCalls(message))),
+    run: async (message) => {
+      const said = [...before(message), message], results = await runCalls(message);
+      const current = chat.value.talks.find((each) => each.id === message.talk); // it may have changed, or gone, meanwhile
+      if (current) ask({ ...current, model: name }, [...said, ...results], results, way);
+    },
     again: (message) => put(before(message), []),
     turn: (message, step) => {
       const all = siblings(messages, message);

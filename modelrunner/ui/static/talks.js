@@ -34,7 +34,7 @@ async function table(name, mode = "readonly") {
 }
 
 // `messages` are those of the conversation `shown`, by ID.
-export const chat = new Store({ talks: null, shown: "", messages: {}, fault: "" });
+export const chat = new Store({ talks: null, shown: "", messages: {}, fault: "", full: "" });
 export const newId = () => crypto.randomUUID?.() || Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join("");
 // The time of a message, later than that of any before it: those of one conversation are in the order of their times.
 let last = 0;
@@ -77,8 +77,10 @@ export async function commit(change) {
       for (const key of await request(messages.index("talk").getAllKeys(id))) messages.delete(key);
     }
     await done;
+    if (chat.value.full && change.talks?.some((talk) => talk.created)) chat.set({ full: "" }); // a whole one was kept
   } catch (error) {
-    chat.set({ fault: `The conversations are not kept: ${error.message}` });
+    if (error.name === "QuotaExceededError") chat.set({ full: "This browser has no more room for conversations: what comes now is lost when the page closes. Export and remove some." });
+    else chat.set({ fault: `The conversations are not kept: ${error.message}` });
   }
 }
 
@@ -144,7 +146,9 @@ export const draft = {
   },
   files: async (id) => (chat.value.fault ? [] : (await request((await table("files")).get(id))) || []),
   setFiles: async (id, files) => {
-    if (!chat.value.fault) (await table("files", "readwrite")).put(files, id);
+    try {
+      if (!chat.value.fault) (await table("files", "readwrite")).put(files, id);
+    } catch { /* there is no room to keep them */ }
   },
 };
 
