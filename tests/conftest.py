@@ -25,8 +25,10 @@ from hypothesis import settings
 
 from tests.waiting import HUNG
 
-# An example that takes long on a busy machine is no failure of what it checks.
-settings.register_profile("modelrunner", deadline=None)
+# A push tries the same examples everywhere, so that its result tells of the change; the long suites look for others
+# (`--hypothesis-profile explore`). An example that takes long on a busy machine is no failure of what it checks.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("modelrunner", deadline=None, derandomize=True)
 settings.load_profile("modelrunner")
 
 PR_SET_CHILD_SUBREAPER = 36

@@ -57,7 +57,8 @@ from modelrunner.types import RunnerKey
 
 def plan(state: State, now: float) -> list[Action]:
     """The actions for this state at time `now`, in the order to carry them out. Carried out, they leave a state whose
-    plan is empty but for `WakeAt`."""
+    plan is empty but for `WakeAt`, unless one of them is a `Stop`: the first in line may then count on that runner's
+    room, and leave other room to those behind it. So a plan with a `Stop` asks for another plan."""
     return Plan(state, now).make()
 
 

@@ -200,8 +200,12 @@ class Reconciler:
         for slot in self.slots.values():
             if slot.phase is Phase.STARTING and slot.ready_at is None and slot.runner.ready_at is not None:
                 self._became_ready(slot, now)
-        for action in plan(self.state(), now):
-            self._carry_out(action)
+        evicted = True
+        while evicted:  # what leaves may let others start elsewhere
+            actions = plan(self.state(), now)
+            for action in actions:
+                self._carry_out(action)
+            evicted = any(isinstance(action, Stop) for action in actions)
         self.stuck = False
 
     def state(self) -> State:

@@ -280,10 +280,15 @@ class PlanMachine(RuleBasedStateMachine):
         )
 
     def reconcile(self) -> list[Action]:
-        actions = plan(self.state(), self.now)
-        self.wake = math.inf
-        for action in actions:
-            self.carry_out(action)
+        actions = list[Action]()
+        evicted = True
+        while evicted:
+            planned = plan(self.state(), self.now)
+            self.wake = math.inf
+            for action in planned:
+                self.carry_out(action)
+            evicted = any(isinstance(action, Stop) for action in planned)
+            actions += planned
         again = plan(self.state(), self.now)
         assert all(isinstance(action, WakeAt) for action in again), f"{actions} left {again} to do"
         return actions
