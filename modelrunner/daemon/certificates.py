@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelrunner.concurrency.beat import beat
 from modelrunner.config.locations import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Certificate:
     async def watch(self) -> None:
         """Reads changed files. New connections get the new certificate; files that cannot be used change nothing."""
         while True:
-            await asyncio.sleep(_LOOK)
+            await beat(_LOOK)
             await asyncio.to_thread(self.look)
 
     def look(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 
+from modelrunner.concurrency.beat import beat
 from modelrunner.config import lockfile
 from modelrunner.daemon.instance import AlreadyRunning, Announce, UnixListener, bind_tcp
 from modelrunner.daemon.system_routes import Addresses
@@ -16,8 +17,8 @@ from modelrunner.errors import ModelRunnerError
 
 log = logging.getLogger(__name__)
 
-_INTERVAL = 0.5  # seconds
-_LOOKS = 4  # at the socket, for each one at the data directory, whose disk may hang: it takes a thread
+_INTERVAL = 1.0  # seconds
+_LOOKS = 5  # at the socket, for each one at the data directory, whose disk may hang: it takes a thread
 
 Serve = Callable[[UnixListener], Awaitable[asyncio.Server]]
 
@@ -48,7 +49,7 @@ class Doorway:
         cancelled."""
         gone = moved = ""
         for look in count(1):
-            await asyncio.sleep(_INTERVAL)
+            await beat(_INTERVAL)
             if not self._unix.is_published():
                 gone = await self._publish_again(serve)
                 self._tell(gone or moved)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from modelrunner.concurrency.beat import beat
 from modelrunner.errors import EngineFailed, Unavailable
 from modelrunner.processes.processtree import memory_of, private_memory, process_tree
 from modelrunner.types import RequiredMemory
@@ -45,7 +46,7 @@ class Excess:
         """Raises `EngineFailed` once the engine `pid` holds too much."""
         self._looks = 0
         while True:
-            await asyncio.sleep(_LOOK)
+            await beat(_LOOK)
             with suppress(Unavailable):  # no thread can be started at the moment
                 if fault := await asyncio.to_thread(self.fault, pid):
                     raise EngineFailed(fault)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from modelrunner.concurrency.beat import beat
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.questions import work_done
 from modelrunner.engineapi import OPENAI, EngineApi
@@ -103,7 +104,7 @@ class Watchdog:
         self._api = api
         self._begun, self._answered = self._served.begun, self._served.answered
         while True:
-            await asyncio.sleep(self._limit / _LOOKS)
+            await beat(self._limit / _LOOKS)
             if self.resting:
                 self._silence = None
                 continue

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from modelrunner.concurrency.beat import beat
 from modelrunner.errors import QueueFull, RunnerNotFound, Unavailable
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import failures, views
@@ -249,7 +250,7 @@ class Scheduler:
     async def watch_budget(self) -> NoReturn:
         """Lets idle runners go, within some seconds, when other programs take the memory that they hold."""
         while True:
-            await asyncio.sleep(BUDGET_LOOK)
+            await beat(BUDGET_LOOK)
             self._reconciler.look_at_budget()
 
     def paused(self) -> Collection[str]:

@@ -1,6 +1,5 @@
 """Processor, memory and devices of this machine in the last hour, in steps of ten seconds."""
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import NoReturn
 import psutil
 
 from modelrunner import wire
+from modelrunner.concurrency.beat import beat
 from modelrunner.scheduler.devices import Device
 from modelrunner.telemetry.history import STEP
 
@@ -27,7 +27,7 @@ class MachineHistory:
     async def run(self) -> NoReturn:
         """Looks once in each step."""
         while True:
-            await asyncio.sleep(STEP)
+            await beat(STEP)
             self.look()
 
     def look(self) -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from modelrunner import wire
+from modelrunner.concurrency.beat import beat
 from modelrunner.database import Database
 from modelrunner.gateway.request.observers import RequestRecord
 
@@ -40,14 +41,14 @@ class Grouping(StrEnum):
 
 class Usage:
     """Sums requests in memory, and writes the sums once a second in a thread: no request waits for the disk. `wall` is
-    the time of day in Unix seconds; `pause` waits for so many seconds."""
+    the time of day in Unix seconds; `pause` waits for at most so many seconds."""
 
     def __init__(
         self,
         path: Path,
         wall: Callable[[], float] = time.time,
         largest: int = _LARGEST,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pause: Callable[[float], Awaitable[None]] = beat,
     ) -> None:
         self._database = Database(path, _TABLE, largest=largest)
         self._wall, self._pause = wall, pause
