@@ -22,10 +22,6 @@ class _Picture(msgspec.Struct):
     b64_json: str = ""
 
 
-class _Pictures(msgspec.Struct):
-    data: list[_Picture]
-
-
 def check_picture(file: Path) -> None:
     """Raises `UsageError` for a file that is none of a picture, or has no folder."""
     if file.suffix.lower() not in _FORMS:
@@ -53,13 +49,8 @@ def draw(client: HttpClient, model: str, prompt: str, file: Path, seed: int | No
 
 
 def _drawn(client: HttpClient, call: str, body: Any) -> list[_Picture]:
-    """Returns the pictures of an answer in events, or of an engine that answers in one piece."""
+    """Returns the pictures of an answer."""
     with client.open("POST", f"/v1/images/{call}", body) as response, shared_displays() as displays:
-        if not (response.getheader("Content-Type") or "").startswith("text/event-stream"):
-            whole = bytearray()
-            while piece := client.piece(response):
-                whole += piece
-            return decode(bytes(whole), _Pictures).data
         display, pictures = displays("Drawing"), []
         for event in client.events(response):
             if event.data == "[DONE]":  # an engine of another maker

@@ -385,7 +385,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
             return
         self._events = head.kind == b"text/event-stream"
-        self._body = body = head.body(length, splice=receiver.splices(head.status))
+        self._body = body = head.body(length, splice=receiver.splices(head.status, head.kind))
         self._held_back = (head, length)
         self._hand_on(receiver, body, body.take(data))
 

@@ -13,9 +13,9 @@ class Receiver(Protocol):
     """Takes an answer. The calls come in the order of the methods; `on_failure` may replace any of them and is the
     last. All calls come from the event loop, none from inside `UpstreamPool.send`."""
 
-    def splices(self, status: int) -> bool:
-        """Returns True to take a body of unknown length with its chunk framing. The call comes once the status is
-        known."""
+    def splices(self, status: int, kind: bytes) -> bool:
+        """Returns True to take a body of unknown length with its chunk framing. The call comes once the status and the
+        media type (`kind`) are known."""
 
     def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
         """Takes the head and the first `data` of the body, which is empty only if the whole body is. `length` is None
@@ -37,7 +37,7 @@ class Collector:
         self._status = 0
         self._body = bytearray()
 
-    def splices(self, status: int) -> bool:
+    def splices(self, status: int, kind: bytes) -> bool:
         return False
 
     def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:

@@ -44,7 +44,7 @@ async def test_a_connection_mixes_both_kinds_pipelined(folder: Path, kind: str) 
         await client.send(request() + request(stream=True) + other + request() + other + request())
         bodies = [(await client.answer()).body for _ in range(6)]
         ok, health = b'{"ok":true}', b'{"status": "ready"}'
-        assert bodies == [ok, ok, health, ok, health, ok]
+        assert bodies == [ok, b"data: %b\n\n" % ok, health, ok, health, ok]
         assert len(served.engine.received) == 4
 
 

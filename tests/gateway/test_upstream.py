@@ -31,7 +31,7 @@ class Recorder:
         self.began = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def splices(self, status: int) -> bool:
+    def splices(self, status: int, kind: bytes) -> bool:
         return not self.decoded
 
     def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:

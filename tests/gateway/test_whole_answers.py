@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.gateway.fakes import SSE, Call, event, until
+from modelrunner.engineapi import EngineApi
+from tests.gateway.fakes import SSE, Call, chunk, event, until
 from tests.gateway.harness import proxy, request
 
 VECTORS = {"data": [{"index": 0, "embedding": [1.0]}], "usage": {"prompt_tokens": 1}}
@@ -56,3 +57,72 @@ async def test_an_answer_that_waited_has_one_head(
         msgspec.json.decode(whole.body)
         served.scheduler.is_warm = True
         assert (await client.ask(request("/health", b"", method="GET"))).status == 200
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 1}
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAID = {"role": "assistant", "content": "hello", "tool_calls": [CALLED]}
+WHOLE = {
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": SAID, "finish_reason": "stop"}],
+    "usage": USAGE,
+}
+TEXT = {"object": "text_completion", "choices": [{"index": 0, "text": "hello", "finish_reason": "stop"}]}
+DONE = b"data: [DONE]\n\n"
+CHUNK = {
+    "object": "chat.completion.chunk",
+    "choices": [
+        {"index": 0, "finish_reason": "stop", "delta": {**SAID, "tool_calls": [{"index": 0, **CALLED}]}},
+    ],
+    "usage": USAGE,
+}
+CHATTED = {"messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body", "found", "events"),
+    [
+        ("/v1/chat/completions", CHATTED, WHOLE, [CHUNK]),
+        ("/v1/completions", {"prompt": "a"}, TEXT, [TEXT]),
+        ("/v1/completions", {"prompt": "a"}, {"error": {"message": "no"}}, [{"error": {"message": "no"}}]),
+        ("/api/chat", CHATTED, WHOLE, None),
+        ("/v1/messages", CHATTED | {"max_tokens": 9}, WHOLE, None),
+    ],
+)
+async def test_an_engine_that_makes_no_streams(
+    folder: Path, kind: str, path: str, body: dict[str, Any], found: Any, events: Any, warm: bool, chunked: bool
+) -> None:
+    """The client gets one all the same, whether its head is out or not."""
+    data = msgspec.json.encode(found)
+
+    async def script(call: Call) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: Application/JSON; charset=utf-8\r\n"
+        if chunked:
+            half = len(data) // 2
+            await call.send(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(data[:half]))
+            await call.send(chunk(data[half:]) + b"0\r\n\r\n")
+        else:
+            await call.send(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+
+    async with proxy(folder, kind, script) as served:
+        if path == "/v1/messages":
+            served.scheduler.runner.api = EngineApi()
+        served.scheduler.is_warm = warm
+        client = await served.connect()
+        await client.send(request(path, {"model": "m", "stream": True, **body}, X_Progress="events"))
+        if not warm:
+            await until(lambda: served.scheduler.waiting == 1)
+            served.scheduler.gate.set()
+        answer = await client.answer()
+        assert (answer.status, answer.complete) == (200, True)
+        if events is None:
+            assert b'"hello"' in answer.body
+            assert b'"f"' in answer.body
+            assert b"chat.completion" not in answer.body
+            return
+        assert answer.headers["content-type"] == "text/event-stream"
+        told = [one for one in answer.body.split(b"\n\n") if one.startswith(b"data: ")]
+        assert answer.body.endswith(DONE) is ("choices" in found)
+        assert [msgspec.json.decode(one[6:]) for one in told if one != DONE.strip()] == events

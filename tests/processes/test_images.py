@@ -78,8 +78,10 @@ def gates(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, gates: Path) -> Iterator[Daemon]:
-    (tmp_path / "drawer.py").write_text(DRAWER)
+def daemon(request: pytest.FixtureRequest, tmp_path: Path, gates: Path) -> Iterator[Daemon]:
+    """With an engine that makes streams, or none for the parameter "whole"."""
+    whole = getattr(request, "param", "") == "whole"
+    (tmp_path / "drawer.py").write_text(DRAWER.replace('asked.get("stream")', "False") if whole else DRAWER)
     (tmp_path / "config.toml").write_text(f"""
         telemetry = true
         [engines.drawer]
@@ -122,6 +124,15 @@ def test_progress_comes_step_by_step(client: openai.OpenAI, gates: Path) -> None
             kinds.append(event.type)
             (gates / str(len(kinds) - 1)).touch()
     assert kinds == ["image_generation.partial_image"] * 4 + ["image_generation.completed"]
+
+
+@pytest.mark.parametrize("daemon", ["whole"], indirect=True)
+def test_a_stream_of_an_engine_that_makes_none(client: openai.OpenAI) -> None:
+    """The first request loads the engine, the second finds it."""
+    for _ in range(2):
+        with client.images.generate(model="tiny-sd", prompt="a cat", n=2, stream=True) as stream:
+            drawn = [(event.type, event.b64_json) for event in stream]
+        assert drawn == [("image_generation.completed", base64.b64encode(b"None a cat").decode())] * 2
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -119,8 +119,8 @@ _Decoded = TypeVar("_Decoded")
 class WholeBody(ABC):
     """A `Translation` of an answer that the engine gives in one piece."""
 
-    whole: ClassVar[bool] = True
-    chunk_per_line: ClassVar[bool] = False
+    whole: bool = True
+    chunk_per_line: bool = False
     counted: Tokens | None = None
 
     def __init__(self, headers: tuple[Header, ...]) -> None:
@@ -131,7 +131,7 @@ class WholeBody(ABC):
         """Keeps the bytes. Raises `EngineProtocolError` for an answer that is too large."""
         self._body += data
         if len(self._body) > _LARGEST_BODY:
-            raise EngineProtocolError("the engine's answer is too large: ask for fewer texts at once")
+            raise EngineProtocolError("the engine's answer is too large: ask for less at once")
         return b""
 
     def decoded(self, kind: type[_Decoded]) -> _Decoded:

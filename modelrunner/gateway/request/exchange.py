@@ -15,6 +15,7 @@ from modelrunner.engine.connections import UpstreamConnection
 from modelrunner.engineapi import ApiShape
 from modelrunner.errors import ContextTooLong, EngineProtocolError, HostLost, InsufficientMemory, ModelRunnerError
 from modelrunner.gateway.calls import JSON, Inference, Preparing, Sink, Translation, client_of
+from modelrunner.gateway.dialects.one_piece import OnePiece, is_whole
 from modelrunner.gateway.engine_errors import EngineRefusal, EngineRefused
 from modelrunner.gateway.engine_request import MEMBERS, EngineRequest
 from modelrunner.gateway.headers import chunk, engine_headers, id_line, one_line_each, own_headers, server_timing
@@ -294,8 +295,9 @@ class Exchange:
 
     # modelrunner.engine.receivers.Receiver
 
-    def splices(self, status: int) -> bool:
-        return self._sink.takes_chunks and status == 200 and self._translation is None
+    def splices(self, status: int, kind: bytes) -> bool:
+        passes = self._sink.takes_chunks and status == 200 and self._translation is None
+        return passes and not (self.ask.fields.stream and is_whole(kind))
 
     def on_head(self, status: int, headers: tuple[Header, ...], length: int | None, data: bytes) -> None:
         if self._is_told and not self._is_further_round:
@@ -320,7 +322,10 @@ class Exchange:
             )
         if self._is_further_round:
             self.on_data(data)
-        elif self._translation is None and not self._responded:
+            return
+        if self.ask.fields.stream and content_type is not None and is_whole(content_type):
+            self._translation = OnePiece(self._translation)
+        if self._translation is None and not self._responded:
             self._passed = True
             self.on_data = self._sink.write
             passed = engine_headers(headers, self.lease.variant, self._ignored, self.ask.chosen or self.lease.preset)
