@@ -96,7 +96,9 @@ def import_model(
     Without MODEL, the command lists the models of the Hugging Face cache, of Ollama and of LM Studio, with their sizes
     and the cost of an import: a reflink or hard link needs no space, a copy does. Their own files are not changed.
     """
-    if model == "llama-swap" and file is not None:
+    if model == "llama-swap":
+        if file is None:
+            raise click.UsageError("name the file of llama-swap's configuration: `modelrunner import llama-swap FILE`")
         _import_llama_swap(file)
         return
     if file is not None:

@@ -3,6 +3,7 @@ against one."""
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,7 +22,6 @@ from modelrunner.cli.help_commands import DOCS
 from modelrunner.config.enginetables import AnyEngineTable, EngineName, ServerTable
 from modelrunner.config.locations import Locations
 from modelrunner.config.settings import Settings
-from modelrunner.errors import Conflict
 
 _ROW = re.compile(r"^\| ([^|]+) \| (`(?:command|url) = [^|]+`) \| [^|]+ \|$", re.MULTILINE)
 _ASKED = re.compile(r'"(/(?!v1|api)[^"{]+|https?://[^"]+|[A-Z][A-Z_]*)"')
@@ -56,16 +56,18 @@ def engines() -> None:
 
 
 @engines.command()
-@click.argument("server")
+@click.argument("server", required=False)
 @click.option("--name", help="The engine's name here; by default the server's.")
 @click.option("--yes", is_flag=True, help="Ask nothing: take what the documentation has.")
 @json_option
-def add(server: str, name: str | None, yes: bool, as_json: bool) -> None:
+def add(server: str | None, name: str | None, yes: bool, as_json: bool) -> None:
     """Write the table of a known server into the configuration file, after asking for places and names.
 
     `modelrunner help engines` lists the servers. `modelrunner reload` makes a running daemon read the table.
     """
     known = _known()
+    if server is None:
+        raise click.UsageError(f"name a server; there are {', '.join(known)}")
     if server not in known:
         raise click.UsageError(f"no table for {server!r} is known{meant(server, known)}; there are {', '.join(known)}")
     name, text = name or server, known[server]
@@ -74,14 +76,18 @@ def add(server: str, name: str | None, yes: bool, as_json: bool) -> None:
             answer = click.prompt(f"{server}: in place of", default=value, err=True)
             text = text.replace(f'"{value}"', _quoted(answer))
     path = Locations.find().config_file
-    _check(name, text)
+    table = _checked(name, text)
     before = path.read_text("utf-8") if path.exists() else ""
     if name in tomllib.loads(before).get("engines", {}):
-        raise Conflict(f"{path} has [engines.{_quoted(name)}] already: give the new one another name with --name")
+        raise click.UsageError(
+            f"{path} has [engines.{_quoted(name)}] already: give the new one another name with --name"
+        )
     with durable.translated("writing the configuration file", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         start = f"{before.rstrip()}\n\n" if before.strip() else ""
         durable.write(path, f"{start}[engines.{_quoted(name)}]\n{text}\n".encode())
+    if (missing := _missing(table)) is not None:
+        output.note(f"{missing}; write its whole path into the table")
     output.note(f"`modelrunner reload` makes a running daemon read {path}")
     output.done(f"[engines.{_quoted(name)}]\n{text}", as_json, engine=name, file=str(path))
 
@@ -98,6 +104,8 @@ def test(name: str, model: Path | None) -> None:
     table = table_of(name)
     if isinstance(table, ServerTable):
         raise click.UsageError(f"{name} is a server elsewhere: `modelrunner check {name}/MODEL` tries it")
+    if (missing := _missing(table)) is not None:
+        raise click.UsageError(f"{missing}; correct `command` of [engines.{name}]")
     if not table.models and model is None:
         raise click.UsageError(f"{name} runs models of this machine: name a small one with --model")
     for needed in ("pytest", "pytest_asyncio"):
@@ -106,7 +114,16 @@ def test(name: str, model: Path | None) -> None:
     with TemporaryDirectory() as folder:
         suite = Path(folder) / "test_engine.py"
         suite.write_text(_SUITE.format(name=name, model=str(model and model.absolute())))
-        options = ("-v", "--tb=short", "-p", "no:cacheprovider", "--rootdir", folder)
+        options = (
+            "-v",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "asyncio_default_fixture_loop_scope=function",
+            "--rootdir",
+            folder,
+        )
         done = subprocess.run([sys.executable, "-m", "pytest", *options, str(suite)], check=False)
     raise click.exceptions.Exit(done.returncode)
 
@@ -131,9 +148,16 @@ def _known() -> dict[str, str]:
     return found
 
 
-def _check(name: str, text: str) -> None:
+def _missing(table: AnyEngineTable) -> str | None:
+    """Returns a sentence about the program of the table if it is not here."""
+    if isinstance(table, ServerTable) or shutil.which(table.command[0]) is not None:
+        return None
+    return f"{table.command[0]} is not a program on PATH here"
+
+
+def _checked(name: str, text: str) -> AnyEngineTable:
     try:
-        TypeAdapter(dict[EngineName, AnyEngineTable]).validate_python({name: tomllib.loads(text)})
+        return TypeAdapter(dict[EngineName, AnyEngineTable]).validate_python({name: tomllib.loads(text)})[name]
     except (ValidationError, tomllib.TOMLDecodeError) as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ") if isinstance(error, ValidationError) else error
         raise click.UsageError(f"that is no engine: {said}") from None

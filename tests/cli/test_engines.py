@@ -29,7 +29,9 @@ def test_the_rest_of_the_file_stays_and_no_name_is_taken_twice(cli: Cli, folders
     before = file.read_text()
     assert before.startswith("# mine\nmax_queue = 7  # few\n\n[engines.")
     again = cli("engines", "add", "openai", "--yes", "--name", "next-door")
-    assert (again.code, "already" in again.err) == (1, True)
+    assert (again.code, "already" in again.err, "in use" in again.err) == (2, True, False)
+    unnamed = cli("engines", "add")
+    assert (unnamed.code, "there are llama-server, " in unnamed.err) == (2, True)
     unknown = cli("engines", "add", "olama", "--yes")
     assert (unknown.code, "did you mean `ollama`" in unknown.err) == (2, True)
     wrong = cli("engines", "add", "ollama", "--yes", "--name", "No Name")
@@ -54,3 +56,11 @@ def test_the_suite_runs_against_a_command(cli: Cli, folders: Path) -> None:
     assert "test_killed_engine_is_reported_and_not_restarted PASSED" in tested.out
     assert "modelrunner check far/MODEL" in cli("engines", "test", "far").err
     assert "there is no [engines.mein]" in cli("engines", "test", "mein").err
+
+
+def test_a_program_that_is_not_here_is_named(cli: Cli, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folders))
+    added = cli("engines", "add", "koboldcpp", "--yes")
+    assert (added.code, "koboldcpp is not a program on PATH here" in added.err) == (0, True)
+    tested = cli("engines", "test", "koboldcpp")
+    assert (tested.code, tested.out, "correct `command` of [engines.koboldcpp]" in tested.err) == (2, "", True)

@@ -99,6 +99,8 @@ def test_the_command_prints_a_file_that_the_daemon_takes(
 ) -> None:
     monkeypatch.setenv("MODELS", "/models")
     (folders / "swap.yaml").write_text(SWAP)
+    unnamed = cli("import", "llama-swap")
+    assert (unnamed.code, "import llama-swap FILE" in unnamed.err) == (2, True)
     result = cli("import", "llama-swap", str(folders / "swap.yaml"))
     assert result.code == 0, result.err
     assert "apiKeys" in result.err
