@@ -1,7 +1,7 @@
 """Ends an engine that oversteps: that takes far more than was planned for it, in memory or in files of its folder, or
 puts another program in its place. No kernel limits that for a program without privileges and without breaking engines,
-which reserve addresses as they like. So this module looks once a second. Pages that an engine's processes share, as
-forks do, count once."""
+which reserve addresses as they like. So this module looks once a second at the memory, and every five seconds at the
+processes and files, which takes a thread. Pages that an engine's processes share, as forks do, count once."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from modelrunner.types import RequiredMemory
 from modelrunner.units import format_bytes
 
 _LOOK = 1.0  # seconds
-_TREE = 10  # looks for which the list of an engine's processes is good
+_THOROUGH = 5  # looks, of which the first is a thorough one
 _FACTOR, _ALLOWANCE = 2, 2 << 30
 _MOST_FILES, _MOST_BYTES = 20_000, 4 << 30  # in the folder of a runner, which may lie in memory
 
@@ -34,8 +34,7 @@ class Excess:
     def __init__(self, folder: Path) -> None:
         self.limit: int | None = None
         self._folder = folder
-        self._pids: list[int] = []
-        self._looks = 0
+        self._pids: list[int] = []  # of the last thorough look
         self._deceives = False
 
     def is_another(self) -> None:
@@ -44,26 +43,28 @@ class Excess:
 
     async def watch(self, pid: int) -> NoReturn:
         """Raises `EngineFailed` once the engine `pid` holds too much."""
-        self._looks = 0
+        look = 0
         while True:
             await beat(_LOOK)
-            with suppress(Unavailable):  # no thread can be started at the moment
-                if fault := await asyncio.to_thread(self.fault, pid):
-                    raise EngineFailed(fault)
+            look += 1
+            if look % _THOROUGH == 1 or self._deceives or self._is_above_limit():
+                with suppress(Unavailable):  # no thread can be started at the moment
+                    if fault := await asyncio.to_thread(self.fault, pid):
+                        raise EngineFailed(fault)
 
     def fault(self, pid: int) -> str:
-        """Returns a sentence about what is too much, "" for nothing."""
+        """Looks thoroughly, and returns a sentence about what is too much, "" for nothing. Blocks."""
         if self._deceives:
             return "the engine was ended because it put another program's socket in the place of its own"
-        if self._looks % _TREE == 0:
-            self._pids = [process.pid for process in process_tree(pid)]
-        self._looks += 1
-        if self.limit is not None and (memory := self._memory(pid)) > self.limit:
-            return (
-                f"the engine was ended because it held {format_bytes(memory)} of memory, far more than was planned for "
-                f"it (the limit is {format_bytes(self.limit)}): its model or chat template may be made to exhaust the "
-                "machine, or the estimate is wrong"
-            )
+        self._pids = [process.pid for process in process_tree(pid)]
+        if self.limit is not None and self._is_above_limit():
+            exact = memory_of(pid)
+            if (memory := exact.ram - exact.shared) > self.limit:
+                return (
+                    f"the engine was ended because it held {format_bytes(memory)} of memory, far more than was planned "
+                    f"for it (the limit is {format_bytes(self.limit)}): its model or chat template may be made to "
+                    "exhaust the machine, or the estimate is wrong"
+                )
         if _holds_too_much(self._folder):
             return (
                 f"the engine was ended because it wrote more than {_MOST_FILES} files or {format_bytes(_MOST_BYTES)} "
@@ -71,15 +72,10 @@ class Excess:
             )
         return ""
 
-    def _memory(self, pid: int) -> int:
-        """Returns bytes of main memory without mapped files. Shared pages count for each process as long as that is
-        within the limit: to share them out, the kernel walks all pages."""
-        assert self.limit is not None
-        memory = sum(map(private_memory, self._pids))
-        if memory <= self.limit:
-            return memory
-        exact = memory_of(pid)
-        return exact.ram - exact.shared
+    def _is_above_limit(self) -> bool:
+        """Returns True for more main memory without mapped files than the limit. Pages that processes share count for
+        each of them: to share them out, the kernel walks all pages, for which only a thorough look has the time."""
+        return self.limit is not None and sum(map(private_memory, self._pids)) > self.limit
 
 
 def _holds_too_much(folder: Path) -> bool:
