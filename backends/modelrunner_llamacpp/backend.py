@@ -112,7 +112,7 @@ class LlamaCppBackend(Backend):
     async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
         engine, endpoint = self._engine(), launch.endpoint
         args.check(spec, engine.kind)
-        options = self._options(spec)
+        options = self._options(spec, engine, self._threads())
         keeper = await asyncio.to_thread(keeper_for, self._saved, self.settings, spec, engine, options)
         if keeper is not None:
             self._keepers[endpoint] = keeper
@@ -151,7 +151,7 @@ class LlamaCppBackend(Backend):
         if self._installing.step:
             return BackendStatus(BackendState.INSTALLING, self._installing.step)
         try:
-            engine = engines.find(self.context, self.settings)
+            engine = self._find()
         except BackendUnavailable as error:
             return BackendStatus(BackendState.ERROR, error.message)
         if engine is None:
@@ -174,13 +174,13 @@ class LlamaCppBackend(Backend):
         return await asyncio.to_thread(enginecache.disk_usage, self._folders())
 
     def api(self, spec: RunSpec) -> EngineApi:
-        return requests.api(spec, in_python=self._is_in_python)
+        return requests.api(spec, in_python=self._kind() is EngineKind.PYTHON)
 
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
-        return await asyncio.to_thread(self._required, spec)
+        return await asyncio.to_thread(self._required, spec, self._find(), self._threads())
 
     def growth(self, spec: RunSpec) -> RequiredMemory:
-        return memory.growth(spec, self._options(spec))
+        return memory.growth(spec, self._options(spec, self._find(), self._threads()))
 
     def devices(self) -> Sequence[EngineDevice]:
         engine = self._found()
@@ -197,15 +197,18 @@ class LlamaCppBackend(Backend):
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
         """Returns the variants in the order of split.py. They use the budget's devices if the engine can."""
-        engine = self._found()
+        engine, threads = self._find(), self._threads()
         rooms = () if engine is not None and engine.devices is False else budget.vram
 
         def place(smaller: RunSpec) -> list[list[split.Placement]]:
-            return memory.placements(smaller, self._options(smaller), rooms)
+            return memory.placements(smaller, self._options(smaller, engine, threads), rooms)
+
+        def required(smaller: RunSpec) -> RequiredMemory:
+            return self._required(smaller, engine, threads)
 
         layers = Header(spec.bundle.header).layers
-        spec = memory.placed_by_hand(spec, self._options(spec), rooms)
-        found = await asyncio.to_thread(split.variants, spec, place, self._required, layers)
+        spec = memory.placed_by_hand(spec, self._options(spec, engine, threads), rooms)
+        found = await asyncio.to_thread(split.variants, spec, place, required, layers)
         listed = self._devices_of(engine) if engine is not None else ()
         return [rpc.alone(variant, listed, rooms) for variant in found]
 
@@ -237,35 +240,34 @@ class LlamaCppBackend(Backend):
         return errors.stage(line)
 
     def _engine(self) -> Engine:
-        engine = engines.find(self.context, self.settings)
+        engine = self._find()
         if engine is None:
             raise BackendUnavailable(f"there is no llama.cpp engine here: {_INSTALL}")
         return engine
 
+    def _find(self) -> Engine | None:
+        return engines.find(self.context, self.settings)
+
     def _found(self) -> Engine | None:
         with contextlib.suppress(BackendUnavailable):
-            return engines.find(self.context, self.settings)
+            return self._find()
         return None
-
-    @property
-    def _is_in_python(self) -> bool:
-        """Returns True if the engine is llama-cpp-python's server, which can do less than llama.cpp's own."""
-        return self._kind() is EngineKind.PYTHON
 
     def _kind(self) -> EngineKind | None:
         """Returns the kind of the engine that `run` would start, None if there is none."""
         engine = self._found()
         return engine.kind if engine else None
 
-    def _required(self, spec: RunSpec) -> RequiredMemory:
-        kind = self._kind() or EngineKind.WHEEL
-        return memory.required(spec, kind, self._options(spec), self._features)
+    def _threads(self) -> int | None:
+        return self.settings.threads or limited_threads()
 
-    def _options(self, spec: RunSpec) -> dict[str, str]:
+    def _required(self, spec: RunSpec, engine: Engine | None, threads: int | None) -> RequiredMemory:
+        kind = engine.kind if engine is not None else EngineKind.WHEEL
+        return memory.required(spec, kind, self._options(spec, engine, threads), self._features)
+
+    def _options(self, spec: RunSpec, engine: Engine | None, threads: int | None) -> dict[str, str]:
         """Returns the options of a run, without those that depend on its endpoint."""
-        threads = self.settings.threads or limited_threads()
-        engine = engines.find(self.context, self.settings)
-        if self._is_in_python:
+        if engine is not None and engine.kind is EngineKind.PYTHON:
             spec = replace(spec, parallel=1)  # it answers one request after the other
         batch = _CPU_BATCH if engine is not None and engine.devices is False else None
         own = LlamaCppOptions.of(spec.options).prompt_cache

@@ -20,13 +20,15 @@ import marshal
 import os
 import resource
 import select
-import signal
 import stat
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from typing import Any
+else:
+    import _signal as signal  # the enums of signal itself would take a fifth of the guardian's start
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
