@@ -474,7 +474,7 @@ class PlanMachine(RuleBasedStateMachine):
     def nobody_waits_for_memory_beside_a_free_place(self) -> None:
         """Whoever is the only one that wants memory."""
         wanted = {w.where for w in self.waiting.values()}
-        wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
+        wanting = [w for w in wanted if w.files not in self.paused and w not in self.slots]
         if len(wanting) == 1 and not any(failed == wanting[0] for failed, _ in self.failures) and not self.closing:
             best = self.best(OPTIONS[NAMES[wanting[0]]], self.unmovable())
             assert not self.fitting(best, self.slots.values())
@@ -484,7 +484,7 @@ class PlanMachine(RuleBasedStateMachine):
         """The only model that interactive requests want memory for has it on its way if the runners that may go by now
         give enough: idle ones after their rest, busy ones after the patience, a batch's at once."""
         wanted = {w.where for w in self.waiting.values()}
-        wanting = [w for w in wanted if self.may_start(w) and w not in self.slots]
+        wanting = [w for w in wanted if w.files not in self.paused and w not in self.slots]
         if len(wanting) != 1 or self.closing or NAMES[wanting[0]].startswith("mapped"):
             return
         if any(s.key.files == "mapped" and s.phase in (Phase.DRAINING, Phase.STOPPING) for s in self.slots.values()):
@@ -515,10 +515,6 @@ class PlanMachine(RuleBasedStateMachine):
             return rests and waited < patience + ROUNDING
         fresh = self.now < slot.ready_at + 2 * LOAD_SECONDS + ROUNDING
         return fresh or waited < patience + ROUNDING
-
-    def may_start(self, where: RunnerKey) -> bool:
-        pauses = [f for (failed, _), f in self.failures.items() if failed == where and f.until > self.now]
-        return where.files not in self.paused and not pauses
 
     @invariant()
     def nothing_unused_outlives_its_keep_alive(self) -> None:
