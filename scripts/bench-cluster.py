@@ -1,4 +1,4 @@
-"""`scripts/bench cluster`: the time of one plan with many hosts, without engines.
+"""The first part of `scripts/bench cluster`: the time of one plan with many hosts, without engines.
 
 Each host has 8 devices of 24 GiB, and of 500 models 50 are waited for by 2,000 requests each. A model needs one device,
 and may run on any of any host. Four columns: every second device holds a model, and the others are free; all hold one

@@ -46,6 +46,7 @@ def parse() -> argparse.Namespace:
     process.add_argument("--access-log", action="store_true")
     answering = p.add_argument_group("answering")
     answering.add_argument("--tokens", type=int, default=8)
+    answering.add_argument("--clock", action="store_true", help="each word is the time, as time.monotonic_ns()")
     answering.add_argument("--text", default="", help="the answer, instead of --tokens words")
     answering.add_argument("--reasoning", default="", metavar="TEXT", help="a thought before a streamed answer")
     answering.add_argument("--tool", default="", metavar="NAME", help="a call of this tool after a streamed answer")
@@ -388,6 +389,8 @@ class Exchange:
         if readable and not self.connection.recv(1, socket.MSG_PEEK):
             self.engine.record(left=self.path, tokens=number)
             raise Gone
+        if self.options.clock:
+            return f"{time.monotonic_ns()} "
         return self.engine.words[number] if self.engine.words else f"w{number} "
 
     def readable(self, seconds: float) -> bool:

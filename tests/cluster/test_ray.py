@@ -2,21 +2,14 @@
 
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from tests.cluster.realray import Cluster, wait
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
@@ -56,121 +49,12 @@ print(*groups.limits({id: node})[id].cards)
 """
 
 
-class Cluster:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.temporary = Path(tempfile.mkdtemp(prefix="ray-"))  # Ray's sockets are in it, so its path is short
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        cache = os.environ.get("MODELRUNNER_CACHE_DIR") or str(Path.home() / ".cache/modelrunner")
-        self.environ = os.environ | {
-            "HOME": str(folder),
-            "MODELRUNNER_CACHE_DIR": cache,
-            "MODELRUNNER_DATA_DIR": str(folder / "head"),
-            "MODELRUNNER_LISTEN": "",
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-        (folder / "config").mkdir()
-        (folder / "config/config.toml").write_text(
-            f'memory_budget = "64MiB"\n[cluster]\nray_address = "{self.address}"\n'
-        )
-        self.environ["MODELRUNNER_CONFIG"] = str(folder / "config/config.toml")
-
-    def ray(self, *arguments: str, **variables: str) -> None:
-        """Starts a node, whose processes go on in the background."""
-        here = ["--node-ip-address", "127.0.0.1", "--num-cpus", "1", "--disable-usage-stats"]
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--temp-dir", str(self.temporary), *here]
-        environ = self.environ | variables
-        subprocess.run([*command, *arguments], env=environ, check=True, capture_output=True, timeout=4 * HUNG)
-
-    def start(self) -> None:
-        self.ray("--head", "--port", self.address.rpartition(":")[2], "--include-dashboard", "false")
-        node = {"MODELRUNNER_DATA_DIR": str(self.folder / "node"), "MODELRUNNER_MEMORY_BUDGET": "2GiB"}
-        node["MODELRUNNER_CONFIG"] = str(self.folder / "none.toml")
-        has = ["--num-gpus", "2", "--memory", str(3 << 30)]
-        self.ray("--address", self.address, "--node-name", "node", *has, **node)
-
-    def close(self) -> None:
-        """Ends what it started, and no other Ray of the machine."""
-        wait(lambda: not self._ended())
-        shutil.rmtree(self.temporary)
-
-    def _ended(self) -> int:
-        """Kills our descendants, and returns how many there were. Ray's workers overwrite their environment."""
-        ended = 0
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                mine = _environment(process, "HOME") == str(self.folder) or "ray::" in process.name()
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
-                    process.kill()
-                    ended += 1
-        return ended
-
-    def python(self, program: str, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", program, self.address, *arguments]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command, env=self.environ, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-        )
-
-    def run(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "modelrunner", *arguments]
-        done = subprocess.run(
-            command, env=self.environ, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=4 * HUNG
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def runners(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.run("ps", "--json"))
-        return found
-
-    def states(self) -> list[str]:
-        return [host["state"] for host in json.loads(self.run("hosts", "list", "--json"))["hosts"]]
-
-    def budget(self) -> int:
-        """Bytes of main memory that our runners may have on the node."""
-        [host] = json.loads(self.run("hosts", "list", "--json"))["hosts"]
-        return int(host["budget"]["ram"])
-
-    def processes(self) -> list[psutil.Process]:
-        """What runs on the node for us."""
-        mark = str(self.folder / "node")
-        return [
-            process
-            for process in psutil.process_iter()
-            if mark in _environment(process, "MODELRUNNER_DATA_DIR") and _is_ours(process)
-        ]
-
-
-def _environment(process: psutil.Process, name: str) -> str:
-    try:
-        return process.environ().get(name, "")
-    except psutil.Error:
-        return ""
-
-
-def _is_ours(process: psutil.Process) -> bool:
-    try:
-        return "modelrunner" in process.cmdline()
-    except psutil.Error:
-        return False
-
-
-def wait(until: Callable[[], bool]) -> None:
-    end = time.monotonic() + 4 * HUNG
-    while not until():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.2)
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
     try:
         made.start()
+        made.join("node", "--num-gpus", "2", "--memory", str(3 << 30))
         made.run("pull", MODEL)
         wait(lambda: made.states() == ["ready"])
         yield made

