@@ -172,8 +172,15 @@ class Account:
                 f"{target.name} may run on {where} alone, and no such host is there with its engine: `modelrunner "
                 "hosts list` shows the hosts"
             )
-        found = [(host, await self._variants(target, host, budgets[host.name])) for host in hosts]
-        return [HostedVariant(each, host.name, not host.has(model)) for host, variants in found for each in variants]
+        found, alike = list[HostedVariant](), dict[object, list[Variant]]()  # hosts that are alike have the same ways
+        for host in hosts:
+            budget, numbers = budgets[host.name], host.numbers(backend)
+            like = budget, numbers, host.kind(tuple(range(len(host.devices()))))
+            if (variants := alike.get(like)) is None:
+                variants = alike[like] = await self._variants(target, host, budget)
+            fetches = not host.has(model)
+            found += [HostedVariant(each, host.name, fetches) for each in variants]
+        return found
 
     async def _variants(self, target: Target, host: Host, budget: RequiredMemory) -> list[Variant]:
         name = target.key.backend

@@ -48,6 +48,7 @@ from modelrunner.scheduler.target import Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
 
 log = logging.getLogger(__name__)
+_REST, _LONGEST_REST = 9.0, 5.0  # pause after a look for places, in times what it took, and in seconds at most
 
 
 class Reconciler:
@@ -77,6 +78,7 @@ class Reconciler:
         self.load_seconds: dict[RunnerKey, float] = {}
         self.failed: dict[RunnerKey, frozenset[str]] = {}
         self.grown: set[RunnerKey] = set()
+        self._places_changed = self._looking = False
         self.time = clock
         self.policy = policy
         self._account = account
@@ -183,11 +185,27 @@ class Reconciler:
         self._alarm.soon()
 
     def hosts_changed(self) -> None:
-        """Has the places of all waiting requests looked for again, and a plan made."""
-        for queue in self.queues.values():
-            if queue.variants:
-                self._background.start(self._estimate(queue))
+        """Has the places of all waiting requests looked for again, and a plan made. A look serves all calls before it,
+        and takes a tenth of the time at most: many hosts change all the time."""
+        self._places_changed = True
+        if not self._looking:
+            self._looking = True
+            self._background.start(self._look_again())
         self.changed()
+
+    async def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._places_changed:
+                self._places_changed, began = False, loop.time()
+                async with asyncio.TaskGroup() as looks:
+                    for queue in [queue for queue in self.queues.values() if queue.variants]:
+                        looks.create_task(self._look(queue))
+                        await asyncio.sleep(0)  # others have their turn between two
+                self.changed()
+                await asyncio.sleep(min(_LONGEST_REST, _REST * (loop.time() - began)))
+        finally:
+            self._looking = False
 
     async def finish(self) -> None:
         """Ends the timer and the background tasks, after the last runner."""
@@ -367,6 +385,10 @@ class Reconciler:
 
     async def _estimate(self, queue: Queue) -> None:
         """Gets the estimate that the queue waits for. If that fails, the error answers its requests."""
+        await self._look(queue)
+        self.changed()
+
+    async def _look(self, queue: Queue) -> None:
         target = queue.target
         try:
             found = await self.variants(target)
@@ -376,7 +398,6 @@ class Reconciler:
             queue.learn(found)
         except Exception as error:
             self._refuse(target.key, tuple(queue.tickets), error)
-        self.changed()
 
     async def variants(self, target: Target) -> Sequence[HostedVariant]:
         """The ways to run the target, those of each host together, the preferred one first."""

@@ -17,7 +17,7 @@ from modelrunner.errors import BadRequest, EngineFailed, ModelNotFound
 from modelrunner.models.runspecs import values_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Lease, LocalHost, MemoryProbe, Scheduler, Target
-from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
+from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey, RunSpec
 from tests.fakes import FakeBackend
 from tests.gateway.fakes import until
 from tests.scheduler.hosts import Files, HostedRunner, SecondHost
@@ -179,3 +179,29 @@ def test_a_run_of_another_host_needs_its_files_here(tmp_path: Path, pair: Pair) 
         Files(tmp_path / "c").specs.opened(sent)
     with pytest.raises(BadRequest, match="no run"):
         pair.files.specs.opened(b'{"model_id": 1}')
+
+
+async def test_hosts_that_change_all_the_time_are_looked_at_now_and_then(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the backend is asked once about those that are alike."""
+    asked = 0
+    required = pair.backend.required_memory
+
+    async def counted(spec: RunSpec) -> RequiredMemory:
+        nonlocal asked
+        asked += 1
+        return await required(spec)
+
+    monkeypatch.setattr(pair.backend, "required_memory", counted)
+    first, second = await pair.lease("first"), await pair.lease("second")
+    assert asked == 2
+    waiting = asyncio.create_task(pair.lease("third"))
+    await until(lambda: asked == 3)
+    for _ in range(200):
+        pair.scheduler.hosts_changed()
+        await asyncio.sleep(0)
+    assert 3 < asked < 100
+    first.release()
+    (await waiting).release()
+    second.release()
