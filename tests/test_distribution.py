@@ -1,11 +1,13 @@
 """What a person or an index reads of the package, wherever it was installed from."""
 
+import json
 import re
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
 import click
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
@@ -55,11 +57,23 @@ def test_the_modelfile_in_the_documentation_is_read_as_it_is_meant() -> None:
     assert not [value for value in (made.base, made.system, *made.adapters, *made.licences) if "#" in str(value)]
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes/modelrunner.yaml"])
+@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes/modelrunner.yaml", "kubernetes/cluster.yaml"])
 def test_the_files_for_containers_are_yaml_and_say_that_they_are_untried(name: str) -> None:
     text = (ROOT / "contrib" / name).read_text()
     assert all(isinstance(document, dict) for document in yaml.safe_load_all(text))
     assert text.startswith("# Untried")
+
+
+@pytest.mark.parametrize("name", ["modelrunner.yaml", "cluster.yaml"])
+def test_the_files_for_kubernetes_match_their_schemas(name: str) -> None:
+    """`kubernetes.json` has the fields that they use, of the schemas of Kubernetes 1.37 and of KubeRay 1.7 (RayCluster,
+    ray.io/v1), and no others: a field that is added here is added there, from the same schemas."""
+    schemas = json.loads((ROOT / "tests" / "kubernetes.json").read_text())
+    for document in yaml.safe_load_all((ROOT / "contrib" / "kubernetes" / name).read_text()):
+        schema = schemas[document["kind"]]
+        jsonschema.validate(document, schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document | {"spce": {}}, schema)
 
 
 def test_the_probes_of_kubernetes_name_a_host_that_is_served() -> None:
