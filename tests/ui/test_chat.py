@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import expect
 
 from tests.api.conftest import StartDaemon
-from tests.ui.conftest import PHONE, TALKS, OpenPage, Watch, say
+from tests.ui.conftest import PHONE, TALKS, ZOOMED, OpenPage, Watch, say
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.engine
@@ -377,3 +377,26 @@ async def test_a_text_file_goes_with_the_message_and_counts(
     (body,) = await asked(record, 1)
     assert body["messages"][0]["content"] == "What is it?\n\nnote.txt:\n```\nthe secret is 42\n```"
     await expect(page.locator(".composer")).to_contain_text(re.compile(r"\d+ of [\d,]+ tokens"))
+
+
+HIDDEN_BELOW = (
+    "() => (({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)"
+    "(document.querySelector('.messages'))"
+)
+"""The height of what is below the end of the box of messages."""
+
+
+async def test_a_small_window_follows_a_growing_answer(start_daemon: StartDaemon, open_page: OpenPage) -> None:
+    """At 200 % few lines are in sight. Who scrolls up stays there, and the next question leads to the end again."""
+    daemon = await start_daemon(models={"smol": 0}, metadata=TALKS)
+    daemon.backend.knobs = ("--text", "A paragraph of the answer.\n\n" * 60, "--rate", "400")
+    page = await open_page(daemon, "#/chat", size=ZOOMED)
+    box = page.get_by_label("Messages")
+    for count in (1, 2):
+        await say(page, "Hello")
+        await expect(page.get_by_text("first token")).to_have_count(count)
+        await page.wait_for_function(HIDDEN_BELOW + " < 2")
+        assert await box.evaluate("box => box.scrollHeight > 3 * box.clientHeight")
+        await box.hover()
+        await page.mouse.wheel(0, -400)
+        await page.wait_for_function(HIDDEN_BELOW + " > 300")

@@ -1,12 +1,13 @@
 """The views Requests and Usage, in a browser."""
 
 import asyncio
+import json
 import re
 import time
 from pathlib import Path
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from tests.api.conftest import Daemon, StartDaemon
 from tests.ui.conftest import OpenPage
@@ -142,3 +143,23 @@ async def test_usage_is_summed_by_model_key_and_day(start_daemon: StartDaemon, o
     await page.get_by_label("Sum by").select_option("day")
     await expect(rows.get_by_role("cell").first).to_have_text(re.compile(r"^\d{4}-\d{2}-\d{2}$"))
     await expect(rows.get_by_role("cell").nth(1)).to_have_text("3")
+
+
+async def test_a_request_that_comes_by_both_ways_is_one_row(start_daemon: StartDaemon, open_page: OpenPage) -> None:
+    """The stream sends it after the list had it."""
+    daemon = await start_daemon(models={"smol": 0})
+    await ask(daemon, "smol")
+    async with daemon.tcp.get("/engines/requests") as answer:
+        (ended,) = await answer.json()
+    page = await open_page(daemon, "#/chat")
+
+    async def feed(route: Route) -> None:
+        await page.locator(".request").wait_for()
+        later = {**ended, "request_id": "later"}
+        news = json.dumps({"ended": 2, "newest": [ended, later]})
+        await route.fulfill(body=f"event: requests\ndata: {news}\n\n", content_type="text/event-stream")
+
+    await page.route("**/engines/now", feed)
+    await page.goto("about:blank")
+    await page.goto(f"http://127.0.0.1:{daemon.port}/#/requests")
+    await expect(page.locator(".request")).to_have_count(2)

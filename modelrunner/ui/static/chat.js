@@ -205,7 +205,7 @@ function Talks({ talks, current, shown, close, anew }) {
   }, [words, talks]);
   const download = () => act(async () => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([await exported()], { type: "application/json" }));
+    link.href = URL.createObjectURL(await exported());
     link.download = "conversations.json";
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -284,6 +284,7 @@ function Frame({ rest, talks, fault, models }) {
   const change = (news) => (known ? commit({ talks: [{ id: talk.id, ...news }] }) : setFresh({ ...fresh, ...news }));
   const put = (before, news) => {
     setEditing(null);
+    place.current.near = true;
     if (!known) history.replaceState(null, "", `#/chat/${talk.id}`);
     ask({ ...talk, model: name }, [...before, ...news], news, way);
   };
@@ -318,10 +319,20 @@ function Frame({ rest, talks, fault, models }) {
     return () => clearTimeout(timer);
   }, [made, path.length]);
   const end = useRef(null);
-  const near = useRef(true);
+  const turns = useRef(null);
+  const place = useRef({ near: true, top: 0 }); // who scrolled up stays there; all else keeps the end in sight
   useLayoutEffect(() => {
-    if (near.current && end.current) end.current.scrollTop = end.current.scrollHeight;
-  }, [path, current, made]);
+    const follow = () => place.current.near && (end.current.scrollTop = end.current.scrollHeight);
+    const observer = new ResizeObserver(follow); // also when a line is drawn that was only estimated, and for a zoom
+    observer.observe(end.current);
+    observer.observe(turns.current);
+    return () => observer.disconnect();
+  }, []);
+  const scrolled = ({ currentTarget: box }) => {
+    if (box.scrollHeight - box.scrollTop - box.clientHeight < 60) place.current.near = true;
+    else if (box.scrollTop < place.current.top) place.current.near = false;
+    place.current.top = box.scrollTop;
+  };
   const close = () => setOpened("");
   return html`<div class="chat-frame"><h1 class="hidden">Chat</h1>
     <${Talks} talks=${talks} current=${talk.id} shown=${listed} close=${() => setListed(false)} anew=${() => setFresh(blank(name))} />
@@ -333,7 +344,7 @@ function Frame({ rest, talks, fault, models }) {
         ${model && html`<${IconButton} icon="models" label=${`Settings of ${shortName(name)}`} onClick=${() => setOpened("settings")} />`}
         ${(talk.system || Object.keys(talk.sampling).length > 0) && html`<span class="hint hide-small">${talk.system ? "with a system prompt" : "with own sampling"}</span>`}
       </div>
-      <div class="messages" ref=${end} tabindex="0" role="region" aria-label="Messages" onScroll=${({ currentTarget: box }) => (near.current = box.scrollHeight - box.scrollTop - box.clientHeight < 60)}>
+      <div class="messages" ref=${end} tabindex="0" role="region" aria-label="Messages" onScroll=${scrolled}><div class="turns" ref=${turns}>
         ${fault && html`<p class="notice warn">${fault}</p>`}
         ${models.error && html`<${Fault} error=${models.error} retry=${models.reload} />`}
         ${!talk.head && !models.error && (speaking.length || models.loading
@@ -341,7 +352,7 @@ function Frame({ rest, talks, fault, models }) {
           : html`<${Empty} icon="models" title="No model that talks is here"><a href="#/models">Pull one</a>, and come back.<//>`)}
         ${path.slice(-made).map((message) => html`<${Line} key=${message.id} message=${answers[message.id]?.message || message} waiting=${answers[message.id]?.waiting} place=${versions.get(message.parent).indexOf(message.id)} count=${versions.get(message.parent).length}
           isLast=${message === last} busy=${Boolean(busy)} voice=${able("speech")} acts=${acts.current} />`)}
-      </div>
+      </div></div>
       <${Spoken} message=${current} />
       <${Composer} key=${editing ? `edit/${editing.id}` : known ? talk.id : "new"} id=${editing ? `edit/${editing.id}` : known ? talk.id : "new"} message=${editing} busy=${busy} ready=${Boolean(model)} sees=${Boolean(model?.capabilities.includes("vision"))} hears=${able("transcription")}
         used=${usage ? usage.prompt + usage.answer : 0} space=${model?.context_window || 0} send=${send} cancel=${() => setEditing(null)} />

@@ -45,6 +45,8 @@ const tail = (list, count) => (list.length > count ? list.slice(-count) : list);
 // The tokens per second of each runner's last request.
 const speedsOf = (requests) => Object.fromEntries(requests.filter((each) => each.tokens_per_second).map((each) => [each.runner, each.tokens_per_second]));
 
+const keyOf = (request) => `${request.request_id} ${request.time}`;
+
 const handlers = {
   now(now) {
     if (!live.value.now && now.counted) get("engines/requests?limit=40").then((last) => live.set({ speeds: speedsOf(last.reverse()) }), () => {});
@@ -59,7 +61,8 @@ const handlers = {
     for (const runner of Object.keys(speeds)) {
       if (!live.value.now?.runners.some((each) => each.id === runner)) delete speeds[runner];
     }
-    const requests = tail([...live.value.requests, ...newest], KEPT_REQUESTS);
+    const known = new Set(live.value.requests.map(keyOf)); // `history` may have brought them before
+    const requests = tail([...live.value.requests, ...newest.filter((each) => !known.has(keyOf(each)))], KEPT_REQUESTS);
     live.set({ requests, speeds, skipped: live.value.skipped + ended - newest.length });
   },
   history(step) {

@@ -26,7 +26,7 @@ function Hour() {
     const names = devices.map((name, i) => (devices.length > 1 ? `${i}: ${name}` : name));
     const busy = [{ name: "processor", hue: 0, points: line((step) => step.processor) }, ...names.map((name, i) => ({ name, hue: (i + 1) % 6, points: line((step) => step.busy[i]) }))];
     const full = [`main memory, ${bytes(totals[0])}`, ...names.map((name, i) => `${name}, ${bytes(totals[i + 1])}`)].map((name, i) => ({ name, hue: i % 6, points: line((step) => (step.memory[i] == null ? null : (100 * step.memory[i]) / Math.max(1, totals[i]))) }));
-    return html`<div class="plots"><${Plot} title="Busy" show=${percent} lines=${busy} ...${range} /><${Plot} title="Memory in use" show=${percent} lines=${full} ...${range} /></div>`;
+    return html`<div class="plots"><${Plot} title="Busy" most=${100} show=${percent} lines=${busy} ...${range} /><${Plot} title="Memory in use" most=${100} show=${percent} lines=${full} ...${range} /></div>`;
   }}<//></section>`;
 }
 

@@ -35,11 +35,12 @@ function pieces(points, x, y) {
   return path;
 }
 
-// `lines` are {name, hue, points: [[Unix seconds, value or null]]}, all at the same times; `show` makes text of a value.
-export function Plot({ title, lines, from, to, show }) {
+// `lines` are {name, hue, points: [[Unix seconds, value or null]]}, all at the same times; `show` makes text of a value,
+// `most` is the end of the scale where there is one.
+export function Plot({ title, lines, from, to, show, most }) {
   const [box, width] = useWidth();
   const [at, setAt] = useState(null);
-  const top = ceiling(Math.max(...lines.flatMap((line) => line.points.map(([, value]) => value || 0)), 0));
+  const top = most || ceiling(Math.max(...lines.flatMap((line) => line.points.map(([, value]) => value || 0)), 0));
   const x = (time) => LEFT + ((time - from) / (to - from)) * (width - LEFT - 4);
   const y = (value) => TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM);
   const points = lines[0].points;

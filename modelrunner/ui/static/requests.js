@@ -60,10 +60,10 @@ function Row({ request, longest }) {
         <div><dt>prompt</dt><dd>${plural(request.prompt_tokens, "token")}${request.cached_tokens ? ` (${number(request.cached_tokens)} cached)` : ""}</dd></div>
         <div><dt>answer</dt><dd>${plural(request.completion_tokens, "token")}</dd></div>
         <div><dt>bytes</dt><dd>${bytes(request.bytes_in)} in, ${bytes(request.bytes_out)} out</dd></div>
-        <div><dt>route</dt><dd>${request.route}</dd></div><div><dt>caller</dt><dd>${request.caller || NONE}</dd></div>
+        <div class="wide"><dt>route</dt><dd>${request.route}</dd></div><div><dt>caller</dt><dd>${request.caller || NONE}</dd></div>
         <div><dt>engine</dt><dd>${request.backend || NONE} ${request.runner}</dd></div>
-        ${request.error && html`<div><dt>error</dt><dd>${request.error}</dd></div>`}
-        <div><dt>request ID</dt><dd class="mono">${request.request_id}</dd></div></dl>
+        ${request.error && html`<div class="wide"><dt>error</dt><dd>${request.error}</dd></div>`}
+        <div class="wide"><dt>request ID</dt><dd class="mono">${request.request_id}</dd></div></dl>
       ${!request.status && html`<div><${Action} kind="small" run=${async () => (await post(`engines/requests/${ref(request.request_id)}/cancel`), "The request is cancelled")}>Cancel the request<//></div>`}
     </div>`}
   </li>`;
@@ -89,7 +89,7 @@ function Waterfall({ running, ended, skipped, counted }) {
       <div class="field"><label for="by-words">Route, caller, ID or error</label><input id="by-words" type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></div>
     </div>`}
     ${!found.length && html`<${Empty} icon="requests" title=${all.length ? "No request is like this" : "No request yet"}>${all.length ? "Change the filters to see others." : "Requests appear here as they end, without their texts."}<//>`}
-    <ol class="waterfall">${found.slice(0, shown).map((each) => html`<${Row} key=${`${each.request_id} ${each.id}`} request=${each} longest=${longest} />`)}</ol>
+    <ol class="waterfall">${found.slice(0, shown).map((each) => html`<${Row} key=${each.request_id} request=${each} longest=${longest} />`)}</ol>
     ${found.length > shown && html`<button type="button" class="small" onClick=${() => setShown(shown + 200)}>Show more of ${number(found.length)}</button>`}
     ${skipped > 0 && html`<p class="hint">${plural(skipped, "request")} that came in between ${skipped === 1 ? "is" : "are"} not listed: at most 200 a second are.</p>`}
   </section>`;

@@ -104,7 +104,7 @@ export async function show(id) {
   if (chat.value.shown === id) chat.set({ messages: { ...Object.fromEntries(found.map((message) => [message.id, message])), ...chat.value.messages } });
 }
 
-const messagesOf = async (id) => request((await table("messages")).index("talk").getAll(id));
+const messagesOf = async (id) => (chat.value.fault ? Object.values(chat.value.messages).filter((message) => message.talk === id) : request((await table("messages")).index("talk").getAll(id)));
 export const kept = async (id) => (chat.value.fault ? undefined : request((await table("messages")).get(id)));
 
 // The messages from the first one to `head`.
@@ -130,8 +130,9 @@ export function tip(messages, id) {
 export async function search(words) {
   const wanted = words.toLowerCase();
   const found = new Set(chat.value.talks.filter((talk) => talk.title.toLowerCase().includes(wanted)).map((talk) => talk.id));
-  const said = chat.value.fault ? Object.values(chat.value.messages) : await request((await table("messages")).getAll());
-  for (const message of said) if (message.content.toLowerCase().includes(wanted)) found.add(message.talk);
+  for (const talk of chat.value.talks) {
+    if (!found.has(talk.id) && (await messagesOf(talk.id)).some((message) => message.content.toLowerCase().includes(wanted))) found.add(talk.id);
+  }
   return found;
 }
 
@@ -166,10 +167,14 @@ export function listen(take) {
 }
 export const tell = (data) => channel.postMessage(data);
 
+// The conversations as a file. Each is a piece of its own, which the browser may put on disk: pictures are long.
 export async function exported() {
-  const said = chat.value.fault ? Object.values(chat.value.messages) : await request((await table("messages")).getAll());
-  const conversations = chat.value.talks.map((talk) => ({ ...talk, messages: said.filter((message) => message.talk === talk.id).sort((a, b) => a.at - b.at) }));
-  return JSON.stringify({ format: "modelrunner-conversations", version: 2, conversations }, null, 1);
+  const pieces = [];
+  for (const talk of chat.value.talks) {
+    const messages = (await messagesOf(talk.id)).sort((a, b) => a.at - b.at);
+    pieces.push(pieces.length ? ",\n" : "", new Blob([JSON.stringify({ ...talk, messages }, null, 1)]));
+  }
+  return new Blob(['{"format": "modelrunner-conversations", "version": 2, "conversations": [', ...pieces, "]}"], { type: "application/json" });
 }
 
 const isMessage = (message) => ["id", "parent", "role", "content"].every((name) => typeof message?.[name] === "string");
