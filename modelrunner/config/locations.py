@@ -89,7 +89,7 @@ class ConfigFile:
     def read(cls, path: Path) -> Self:
         """Reads the file; a missing file is an empty one. Raises `ConfigurationError` with the line and column."""
         try:
-            text = path.read_text("utf-8")
+            text = path.read_bytes().decode()  # with the ends of its lines
             return cls(path, text, tomllib.loads(text))
         except FileNotFoundError:
             return cls(path, "", {})

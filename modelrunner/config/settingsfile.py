@@ -77,7 +77,7 @@ def with_values(text: str, values: Mapping[str, str]) -> str:
     Raises `BadRequest` where they are not written on a line each."""
     first = _TABLE.search(text)
     top, rest = (text[: first.start()], text[first.start() :]) if first else (text, "")
-    wanted = dict(tomllib.loads(text))
+    wanted, end = dict(tomllib.loads(text)), "\r\n" if "\r\n" in text else "\n"
     for name, value in values.items():
         top = re.sub(rf"^[ \t]*{name}[ \t]*=.*(\n|$)", "", top, flags=re.MULTILINE)
         wanted.pop(name, None)
@@ -86,8 +86,8 @@ def with_values(text: str, values: Mapping[str, str]) -> str:
                 "\x7f", "\\u007f"
             )  # TOML takes no pair of surrogates
             written = value if _RAW.fullmatch(value) else text_of
-            top += "" if not top or top.endswith("\n") else "\n"
-            top += f"{name} = {written}\n"
+            top += "" if not top or top.endswith("\n") else end
+            top += f"{name} = {written}{end}"
             wanted[name] = json.loads(written)
     try:
         found = tomllib.loads(top + rest)

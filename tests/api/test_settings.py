@@ -105,3 +105,12 @@ def test_what_is_written_in_another_way_is_left_to_an_editor() -> None:
     for text in ('access_log = """\ntext"""\n', 'note = """\nkeep_alive = 1\n"""\n'):
         with pytest.raises(BadRequest, match="more than one line"):
             with_values(text, {"access_log": "off", "keep_alive": "5m"})
+
+
+async def test_the_ends_of_lines_stay(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(b'# mine\r\nkeep_alive = "5m"\r\n[models.smol]\r\npin = true\r\n')
+    daemon = await start_daemon(models={"smol": 0})
+    assert (await shown(daemon))["keep_alive"] == ("5m", f"{file}, line 2, column 1")
+    assert (await post(daemon, max_queue="7"))[0] == 200
+    assert file.read_bytes() == (b'# mine\r\nkeep_alive = "5m"\r\nmax_queue = 7\r\n[models.smol]\r\npin = true\r\n')
