@@ -14,12 +14,14 @@ _PROVIDER = "modelrunner"
 
 @dataclass(frozen=True, slots=True)
 class AgentTarget:
-    """The values that an agent needs. `url` is the daemon's, without a path; `context` is in tokens."""
+    """The values that an agent needs. `url` is the daemon's, without a path; `context` is in tokens; `sees` is true for
+    a model that takes images."""
 
     url: str
     model: str
     key: str
     context: int
+    sees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,16 @@ class AgentLaunch:
 
 
 def claude(target: AgentTarget) -> AgentLaunch:
-    """Returns the start of Claude Code (https://code.claude.com/docs/en/env-vars); its base URL has no `/v1`."""
+    """Returns the start of Claude Code (https://code.claude.com/docs/en/env-vars); its base URL has no `/v1`. It takes
+    an unknown model's window for one of 1,000,000 tokens, and keeps room for an answer of 20,000 free."""
     tiers = {f"ANTHROPIC_DEFAULT_{tier}_MODEL": target.model for tier in ("OPUS", "SONNET", "HAIKU")}
     address = {"ANTHROPIC_BASE_URL": f"{target.url}/anthropic", "ANTHROPIC_AUTH_TOKEN": target.key}
-    return AgentLaunch(["claude"], {**address, "ANTHROPIC_MODEL": target.model, **tiers}, unset=("ANTHROPIC_API_KEY",))
+    window = {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(target.context // 8, 20_000)),
+    }
+    variables = {**address, "ANTHROPIC_MODEL": target.model, **tiers, **window}
+    return AgentLaunch(["claude"], variables, unset=("ANTHROPIC_API_KEY",))
 
 
 def codex(target: AgentTarget) -> AgentLaunch:
@@ -66,11 +74,12 @@ def opencode(target: AgentTarget) -> AgentLaunch:
         "context": target.context,
         "output": target.context // 4,
     }  # OpenCode shortens a conversation that exceeds the difference
+    modalities = {"input": ["text", "image"] if target.sees else ["text"], "output": ["text"]}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": _PROVIDER,
         "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key},
-        "models": {target.model: {"name": target.model, "limit": limit}},
+        "models": {target.model: {"name": target.model, "limit": limit, "modalities": modalities}},
     }
     content = {"provider": {_PROVIDER: provider}, "model": f"{_PROVIDER}/{target.model}"}
     return AgentLaunch(["opencode"], {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
@@ -107,6 +116,7 @@ def continue_(target: AgentTarget) -> AgentLaunch:
         "apiBase": f"{target.url}/v1",
         "apiKey": target.key,
         "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use", "image_input"] if target.sees else ["tool_use"],
     }
     file = Locations.find().data / "launch" / "continue.yaml"
     content = {"name": _PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
@@ -116,7 +126,12 @@ def continue_(target: AgentTarget) -> AgentLaunch:
 def zed(target: AgentTarget) -> AgentLaunch:
     """Returns the start of Zed (https://zed.dev/docs/ai/use-api-access): the provider's name gives the variable of the
     key."""
-    model = {"name": target.model, "display_name": target.model, "max_tokens": target.context}
+    model = {
+        "name": target.model,
+        "display_name": target.model,
+        "max_tokens": target.context,
+        "capabilities": {"images": target.sees},
+    }
     provider = {"api_url": f"{target.url}/v1", "available_models": [model]}
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     content = {"language_models": {"openai_compatible": {_PROVIDER: provider}}}

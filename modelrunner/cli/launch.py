@@ -111,11 +111,14 @@ def _suited(
         start = f"the preset {preset}, which has them"
     if told and not dry_run:
         _agreed("; ".join(told), start, yes=yes)
+    sees = "vision" in model.capabilities
+    if not sees and not dry_run:
+        output.note(f"{chosen} sees no images: {name} can show it none")
     if window >= agent.window:
-        return AgentTarget(target.url, chosen, target.key, window)
+        return AgentTarget(target.url, chosen, target.key, window, sees)
     if not dry_run:
         _make(client, chosen, preset, agent.window)
-    return AgentTarget(target.url, preset, target.key, agent.window)
+    return AgentTarget(target.url, preset, target.key, agent.window, sees)
 
 
 def _largest(client: HttpClient, models: list[wire.Model]) -> wire.Model:

@@ -72,3 +72,5 @@ def test_an_agent_runs_a_tool_and_shows_the_answer(daemon: Daemon, tmp_path: Pat
     assert (home / "sum").exists() == (agent in TOOLS), told
     assert agent not in TOOLS or (home / "sum").read_text() == "6007\n"
     assert f"{model} with a window" in done.stderr or agent == "aider", told
+    assert f"{model} sees no images" in done.stderr
+    assert "the context window it assumes" not in told  # Claude Code's, of a model whose window nobody told it
