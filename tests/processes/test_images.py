@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -79,9 +80,9 @@ def gates(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, tmp_path: Path, gates: Path) -> Iterator[Daemon]:
-    """With an engine that makes streams, or none for the parameter "whole"."""
-    whole = getattr(request, "param", "") == "whole"
-    (tmp_path / "drawer.py").write_text(DRAWER.replace('asked.get("stream")', "False") if whole else DRAWER)
+    """With an engine that makes streams, or none for the parameter "whole", or of long pictures for "long"."""
+    changes = {"": ("", ""), "whole": ('asked.get("stream")', "False"), "long": ('"AA=="', '"A" * 3_000_000')}
+    (tmp_path / "drawer.py").write_text(DRAWER.replace(*changes[getattr(request, "param", "")]))
     (tmp_path / "config.toml").write_text(f"""
         telemetry = true
         [engines.drawer]
@@ -124,6 +125,24 @@ def test_progress_comes_step_by_step(client: openai.OpenAI, gates: Path) -> None
             kinds.append(event.type)
             (gates / str(len(kinds) - 1)).touch()
     assert kinds == ["image_generation.partial_image"] * 4 + ["image_generation.completed"]
+
+
+@pytest.mark.parametrize("daemon", ["long"], indirect=True)
+def test_a_stream_goes_on_in_the_middle_of_a_picture(daemon: Daemon, gates: Path) -> None:
+    """A client that was cut off there has nothing of the picture, and asks for it from its beginning."""
+    url = f"{daemon.get('/version').json()['listen']}{IMAGES}"
+    body = {"model": "tiny-sd", "prompt": "slow", "stream": True, "partial_images": 3}
+    headers = {"X-Resumable": "true", "X-Request-ID": "r1"}
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=HUNG) as answer:
+        taken = 0
+        for piece in answer.iter_raw():
+            taken += len(piece)
+            if taken > 2_500_000:
+                break
+    for step in range(4):
+        (gates / str(step)).touch()
+    rest = daemon.get("/v1/streams/r1?from=0").text
+    assert (rest.count("partial_image_index"), rest.count("completed")) == (4, 1)
 
 
 @pytest.mark.parametrize("daemon", ["whole"], indirect=True)

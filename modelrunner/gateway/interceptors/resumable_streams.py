@@ -11,12 +11,15 @@ from modelrunner.gateway.request.exchange import Exchange, Exchanges
 
 LIMIT = 1 << 20
 """The most bytes that are kept of one stream."""
+IMAGE_LIMIT = 16 << 20
+"""The same of a stream of images: each is one event, which a client that goes on needs from its beginning."""
 _PIECE = 1 << 16
 
 
 class ResumableStream(SharedResponse):
     """A shared response that pauses its engine rather than drop bytes that no client has read. One client reads at a
-    time, the newest; `heard` is called when it begins. `owner` is an `ApiKey.owner`, "" for the daemon's owner."""
+    time, the newest; `heard` is called when it begins. `limit` is in bytes; `owner` is an `ApiKey.owner`, "" for the
+    daemon's owner."""
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class ResumableStream(SharedResponse):
     ) -> None:
         super().__init__(limit, unheard=unheard, ended=ended)
         self.owner = owner
+        self.limit = limit
         self._heard = heard
         self._changed = asyncio.Event()
         self._reader: object = None  # identifies the newest call of `read`
@@ -123,7 +127,7 @@ class ResumableStreams:
         id = ask.request_id
         if not ask.head.resumable or not ask.fields.stream or ask.only_loads or id in self._streams:
             return None
-        limit = min(LIMIT, self._memory)
+        limit = min(IMAGE_LIMIT if ask.head.route.path.startswith("/v1/images/") else LIMIT, self._memory)
         if not self._make_room(limit):
             return None
         stream = ResumableStream(
@@ -176,7 +180,7 @@ class ResumableStreams:
         return self._used() + limit <= self._memory
 
     def _used(self) -> int:
-        return sum(len(stream.data) if stream.over else min(LIMIT, self._memory) for stream in self._streams.values())
+        return sum(len(stream.data) if stream.over else stream.limit for stream in self._streams.values())
 
     def _forget_later(self, id: str) -> None:
         if (before := self._timers.pop(id, None)) is not None:
