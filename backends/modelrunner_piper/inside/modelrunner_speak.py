@@ -59,6 +59,7 @@ class Voice:
         # A thread that waits for the others would take the time of a busy processor from them.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_cpu_mem_arena = False  # it would keep the memory of the longest piece for good
+        onnxruntime.set_seed(0)  # of the noise in the voice: the same texts in the same order sound the same
         session = onnxruntime.InferenceSession(str(file), sess_options=options, providers=["CPUExecutionProvider"])
         self._voice: Any = PiperVoice(config=PiperConfig.from_dict(description), session=session)
         self.rate: int = self._voice.config.sample_rate
