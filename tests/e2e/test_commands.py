@@ -4,18 +4,14 @@ import json
 import os
 import signal
 
-import pytest
-
 from modelrunner_llamacpp.engines import EngineKind
 from tests.e2e.conftest import SMOLLM2, StartDaemon, cached_engine
 from tests.e2e.daemons import until
 from tests.models.prompts import PARIS
 
-pytestmark = pytest.mark.nightly
-
 
 def test_llama_server_serves_by_a_table_and_comes_back(make_daemon: StartDaemon) -> None:
-    program = cached_engine(EngineKind.NATIVE) / "bin/llama-server"
+    program = cached_engine(EngineKind.NATIVE, vulkan=True) / "bin/llama-server"
     words = [str(program), "-m", "{model}", "--host", "{host}", "--port", "{port}", "-c", "{context}"]
     daemon = make_daemon(None)
     daemon.data.parent.joinpath("config.toml").write_text(
