@@ -31,8 +31,11 @@ class HostActor:
     def start(self, address: str, key: str) -> dict[str, Any]:
         """Returns what the host prints: its port and its certificate, or a problem."""
         command = [sys.executable, "-m", "modelrunner", "host", address]
+        environment = os.environ | {_KEY: key}
+        if environment.get("OMP_NUM_THREADS") == "1":  # Ray sets it for actors without processors
+            del environment["OMP_NUM_THREADS"]  # engines would compute with one thread
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {_KEY: key}, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

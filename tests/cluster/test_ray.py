@@ -96,6 +96,7 @@ def test_a_node_answers_shares_with_other_jobs_survives_deaths_and_is_left_clean
     os.kill(runner["pid"], signal.SIGKILL)
     assert "Paris" in cluster.run("run", MODEL, *ASKED, QUESTION)
     [host] = [process for process in cluster.processes() if "host" in process.cmdline()]
+    assert "OMP_NUM_THREADS" not in host.environ()  # Ray's, with which engines compute on one processor
     host.kill()
     wait(lambda: cluster.states() == ["gone"])
     wait(lambda: cluster.states() == ["ready"])
