@@ -167,8 +167,8 @@ class Rig:
         until(lambda: not self.engines() and not [p for node in self.nodes.values() for p in self._of(node["name"])])
         for network in self.networks.values():
             network.close()
-        for process in psutil.Process().children():  # whose parents were killed
-            if process.status() == psutil.STATUS_ZOMBIE:
+        while ending := [process for process in psutil.Process().children() if not _words(process)]:
+            for process in ending:  # whose parents were killed
                 process.wait()
         self._short.cleanup()
 

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,9 +104,10 @@ def actor(rig: Rig) -> bool:
 def node(rig: Rig) -> bool:
     """All of it: Ray tells that it is gone, and another one of its name comes. Ray ends what ran there."""
     name = random.choice("bc")
-    rig.die(name)
-    if not killed(rig.actor(name)):
+    if (there := rig.actor(name)) is None:
         return False
+    rig.die(name)
+    killed(there)
     until(lambda: rig.host(name) is None)
     rig.join(name)
     return True
@@ -149,9 +150,7 @@ def die(rig: Rig, load: Load, kind: Callable[[Rig], bool]) -> float:
     return took
 
 
-def run(folder: Path, kinds: list[Callable[[Rig], bool]], *, apart: bool = False) -> None:
-    seed = int(time.time())
-    random.seed(seed)
+def run(folder: Path, kinds: Iterable[Callable[[Rig], bool]], *, apart: bool = False) -> None:
     rig = Rig(folder, apart=apart)
     try:
         rig.start()
@@ -161,11 +160,12 @@ def run(folder: Path, kinds: list[Callable[[Rig], bool]], *, apart: bool = False
         try:
             until(lambda: load.answered or load.wrong)
             for kind in kinds:
+                print(kind.__name__, rig.states())
                 took.setdefault(kind.__name__, []).append(die(rig, load, kind))
         finally:
             load.end()
         assert not load.wrong
-        print(f"\nseed {seed}; {dict(load.outcomes)}")
+        print(f"\n{dict(load.outcomes)}")
         for name, times in took.items():
             middle = sorted(times)[len(times) // 2]
             print(f"{name:>10}: {len(times)} times, answered again after {middle:.1f} s (most {max(times):.1f})")
@@ -193,13 +193,7 @@ def test_many_deaths(tmp_path: Path, kind: Callable[[Rig], bool]) -> None:
 @NETWORKS
 def test_five_minutes_of_any_death(tmp_path: Path) -> None:
     end = time.monotonic() + 300.0
-
-    class Endless(list[Callable[[Rig], bool]]):
-        def __iter__(self) -> Iterator[Callable[[Rig], bool]]:
-            while time.monotonic() < end:
-                yield random.choice(KINDS)
-
-    run(tmp_path, Endless(), apart=True)
+    run(tmp_path, (random.choice(KINDS) for _ in iter(lambda: time.monotonic() < end, False)), apart=True)
 
 
 @pytest.mark.nightly
