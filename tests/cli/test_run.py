@@ -10,7 +10,7 @@ import pytest
 
 from modelrunner.cli.request import STARTER, STARTER_SYSTEM, SYSTEM
 from tests.cli.conftest import Cli, Result
-from tests.cli.fake_daemon import FakeDaemon, Handler, Status, events, lines, words
+from tests.cli.fake_daemon import FakeDaemon, Handler, Status, Stream, events, lines, words
 from tests.cli.test_commands import RUNNER
 from tests.cli.test_output import Terminal
 from tests.waiting import HUNG
@@ -316,8 +316,14 @@ def test_an_answer_that_repeats_itself_is_stopped(daemon: FakeDaemon, cli: Cli) 
 DRAWS = ("POST", "/v1/images/generations")
 
 
+def drawn(call: str, *pictures: str) -> Stream:
+    """A step, and then the pictures."""
+    steps = {"type": f"{call}.progress", "step": 1, "steps": 1}
+    return events(steps, *({"type": f"{call}.completed", "b64_json": picture} for picture in pictures))
+
+
 def test_a_picture_goes_to_its_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
-    daemon.answers[" ".join(DRAWS)] = {"created": 1, "data": [{"b64_json": base64.b64encode(PNG).decode()}]}
+    daemon.answers[" ".join(DRAWS)] = drawn("image_generation", base64.b64encode(PNG).decode())
     file = tmp_path / "cat.png"
     assert cli("run", "m", "a", "cat", "-o", str(file), "--seed", "7") == Result(0, "", "")
     assert file.read_bytes() == PNG
@@ -327,7 +333,7 @@ def test_a_picture_goes_to_its_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path
 
 
 def test_a_picture_is_made_of_another(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
-    daemon.answers["POST /v1/images/edits"] = {"created": 1, "data": [{"b64_json": base64.b64encode(PNG).decode()}]}
+    daemon.answers["POST /v1/images/edits"] = drawn("image_edit", base64.b64encode(PNG).decode())
     (tmp_path / "a.png").write_bytes(b"\r\n the first \r\n")
     file = tmp_path / "b.webp"
     assert cli("run", "m", "a cat", "--image", str(tmp_path / "a.png"), "-o", str(file)) == Result(0, "", "")
@@ -339,9 +345,11 @@ def test_a_picture_is_made_of_another(daemon: FakeDaemon, cli: Cli, tmp_path: Pa
     assert cli("run", "m", "a", "--image", str(file), "--image", str(file), "-o", str(file)).code == 2
 
 
-@pytest.mark.parametrize("data", [[], [{"b64_json": "?"}], [{"url": "http://x"}], [{"b64_json": ""}] * 2])
-def test_an_answer_without_a_picture_leaves_no_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path, data: Any) -> None:
-    daemon.answers[" ".join(DRAWS)] = {"data": data}
+@pytest.mark.parametrize("pictures", [[], ["?"], ["", ""]])
+def test_an_answer_without_a_picture_leaves_no_file(
+    daemon: FakeDaemon, cli: Cli, tmp_path: Path, pictures: list[str]
+) -> None:
+    daemon.answers[" ".join(DRAWS)] = drawn("image_generation", *pictures)
     result = cli("run", "m", "a cat", "-o", str(tmp_path / "cat.png"))
     assert (result.code, result.out) == (1, "")
     assert not list(tmp_path.glob("*cat*"))
