@@ -325,7 +325,7 @@ def drawn(call: str, *pictures: str) -> Stream:
 def test_a_picture_goes_to_its_file(daemon: FakeDaemon, cli: Cli, tmp_path: Path) -> None:
     daemon.answers[" ".join(DRAWS)] = drawn("image_generation", base64.b64encode(PNG).decode())
     file = tmp_path / "cat.png"
-    assert cli("run", "m", "a", "cat", "-o", str(file), "--seed", "7") == Result(0, "", "")
+    assert cli("run", "m", "a", "cat", "-o", str(file), "--seed", "7") == Result(0, "", "Drawing: step 1 of 1\n")
     assert file.read_bytes() == PNG
     [body] = daemon.asked(*DRAWS)
     asked = {"model": "m", "prompt": "a cat", "n": 1, "response_format": "b64_json", "output_format": "png", "seed": 7}
@@ -336,7 +336,9 @@ def test_a_picture_is_made_of_another(daemon: FakeDaemon, cli: Cli, tmp_path: Pa
     daemon.answers["POST /v1/images/edits"] = drawn("image_edit", base64.b64encode(PNG).decode())
     (tmp_path / "a.png").write_bytes(b"\r\n the first \r\n")
     file = tmp_path / "b.webp"
-    assert cli("run", "m", "a cat", "--image", str(tmp_path / "a.png"), "-o", str(file)) == Result(0, "", "")
+    assert cli("run", "m", "a cat", "--image", str(tmp_path / "a.png"), "-o", str(file)) == Result(
+        0, "", "Drawing: step 1 of 1\n"
+    )
     assert file.read_bytes() == PNG
     [form] = daemon.asked("POST", "/v1/images/edits")
     assert b'name="image"; filename="file.png"\r\n\r\n\r\n the first \r\n\r\n--' in form
