@@ -83,11 +83,12 @@ _TOO_LONG = re.compile(
 # The engine's words with status 500 where the request is at fault. llama-cpp-python's server has its own words for an
 # image that is damaged or is not base64.
 _CLIENTS_FAULT = re.compile(
-    r"(?:image|audio|video) input is not supported|[Ff]ailed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
+    r"[Ff]ailed to (?:decode|load|process) (?:the )?(?:image|audio|video)|"
     r"Invalid base64 value|Failed to create bitmap|Incorrect padding|Invalid base64-encoded string|"
     r"json\.exception|Jinja|jinja|[Ff]ailed to parse (?:grammar|messages|tools|input)|roles must alternate|"
     r"context length|'loc': \('body'"  # the last is llama-cpp-python's server, about a field of another type
 )
+_UNSEEN = re.compile(r"(image|audio|video) input is not supported")
 _UNPARSED = re.compile(r"[Ff]ailed to parse (grammar|messages|tools)\b")
 # What the C++ library says where a number of the request is outside of a table of the model, such as a token.
 _OUT_OF_RANGE = re.compile(r"\bvector::_M_|\bbasic_string::|out_of_range|length_error")
@@ -123,4 +124,6 @@ def request_error(status: int, message: str, fields: Mapping[str, Any]) -> Model
         return BadRequest("the engine fetches no files: send an image or a sound as a data: URL")
     if status >= 500 and _OUT_OF_RANGE.search(message):
         return BadRequest("a number in the request is out of range, such as a token that the model does not have")
+    if status >= 500 and (found := _UNSEEN.search(message)) is not None:
+        return BadRequest(f"{found[0]} by this model: `modelrunner list` shows what each model takes")
     return BadRequest(message) if status >= 500 and _CLIENTS_FAULT.search(message) else None

@@ -116,7 +116,8 @@ def import_model(
         )
         return
     last = follow(client.progress("/models/import", wire.ImportRequest(model, name)), f"the import of {model}")
-    output.note(last.message)
+    if output.is_terminal(sys.stderr):  # elsewhere its last line said it
+        output.note(last.message)
     output.done(last.model or model, as_json, model=last.model or model)
 
 

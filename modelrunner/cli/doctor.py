@@ -18,12 +18,13 @@ from modelrunner.cli.common_options import connect, json_option
 from modelrunner.cli.devices import device_text
 from modelrunner.cli.prepare import is_missing
 from modelrunner.config.locations import ConfigurationError, Locations, first_private
+from modelrunner.config.settings import Settings
 from modelrunner.errors import DaemonUnreachable, ModelRunnerError
 from modelrunner.units import format_bytes
 
 _LEAST_DISK = 5 << 30
 _LEAST_MEMORY = 2 << 30
-_PORT = 12434
+_PROBE = 1.0  # seconds
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
@@ -61,6 +62,7 @@ def examine(host: str | None) -> Iterator[Finding]:
     yield _python()
     try:
         places = Locations.find()
+        settings = Settings.load(places)
     except ConfigurationError as error:
         yield Finding(
             "configuration", "error", error.message, "correct the file; docs/configuration.md has every setting"
@@ -77,7 +79,7 @@ def examine(host: str | None) -> Iterator[Finding]:
         status = client.call("GET", "/version", wire.Status)
     except DaemonUnreachable:
         yield Finding("daemon", "ok", "none runs; commands that need it start it")
-        yield _port()
+        yield _port(settings.listen)
         return
     except ModelRunnerError as error:
         yield Finding(
@@ -183,12 +185,19 @@ def _gpu() -> Finding:
     return Finding("gpu", "ok", "no card that needs a driver of its own")
 
 
-def _port() -> Finding:
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", _PORT)) != 0:
-            return Finding("port", "ok", f"{_PORT} is free")
+def _port(listen: str) -> Finding:
+    if not listen:
+        return Finding("port", "ok", "none: `listen` is empty, and only the Unix socket is served")
+    host, _, port = listen.rpartition(":")
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.settimeout(_PROBE)
+        try:
+            probe.connect((host.strip("[]") or "127.0.0.1", int(port)))
+        except OSError:
+            return Finding("port", "ok", f"{listen} is free")
     remedy = "programs that use this port reach the other program: stop it, or set `listen` to another port"
-    return Finding("port", "warning", f"another program listens on {_PORT}", remedy)
+    return Finding("port", "warning", f"another program listens on {listen}", remedy)
 
 
 def _version(status: wire.Status) -> Finding:

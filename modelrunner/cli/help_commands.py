@@ -1,5 +1,6 @@
 """The command help: the help of a command, and the pages of the documentation."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -32,11 +33,18 @@ def help_about(context: click.Context, name: str | None) -> None:
     command = group.get_command(root, name)
     if command is None and name not in topics:
         commands = group.list_commands(root)
-        raise click.UsageError(f"there is no command and no topic {name!r}{meant(name, [*commands, *topics])}")
+        places = [f"`modelrunner help {topic}`" for topic in topics if _has_heading(topic, name)]
+        near = f"; see {' or '.join(places)}" if places else meant(name, [*commands, *topics])
+        raise click.UsageError(f"there is no command and no topic {name!r}{near}")
     if command is not None:
         output.say(command.get_help(click.Context(command, info_name=name, parent=root)))
     if name in topics:
         _show((DOCS / f"{name}.md").read_text("utf-8"))
+
+
+def _has_heading(topic: str, word: str) -> bool:
+    lines = (DOCS / f"{topic}.md").read_text("utf-8").splitlines()
+    return any(re.search(rf"(?i)\b{re.escape(word)}\b", line) for line in lines if line.startswith("#"))
 
 
 def _show(text: str) -> None:

@@ -186,10 +186,25 @@ def quantize(client: HttpClient, model: str, name: str, kind: str, requantize: b
     pulled(client, follow(lines, f"the quantization of {model}").model or name, as_json)
 
 
+def _metadata(found: wire.ModelShown) -> dict[str, object]:
+    tables = [found.config.get(form) for form in ("gguf", "safetensors")]
+    return next((table for table in tables if isinstance(table, dict)), {})
+
+
+def _part(found: wire.ModelShown, part: str) -> str:
+    if part == "license":
+        return "\n".join(found.license) or str(_metadata(found).get("general.license", ""))
+    if part == "parameters":
+        return "\n".join(f"{name} {value}" for name, value in found.parameters.items())
+    return str(getattr(found, part) or "")
+
+
 @click.command()
 @click.argument("model")
 @click.option("--template", "part", flag_value="template", help="Print only the chat template.")
 @click.option("--license", "part", flag_value="license", help="Print only the licences.")
+@click.option("--system", "part", flag_value="system", help="Print only the system prompt.")
+@click.option("--parameters", "part", flag_value="parameters", help="Print only the defaults for requests.")
 @click.option("--modelfile", "part", flag_value="modelfile", help="Print a Modelfile for `modelrunner create`.")
 @click.option("--remote", is_flag=True, help="Show the model at its source; nothing is pulled.")
 @json_option
@@ -204,15 +219,12 @@ def show(client: HttpClient, model: str, part: str | None, remote: bool, as_json
     found = decode(raw, wire.ModelShown)
     if as_json:
         output.json(raw)
-    elif part == "license":
-        output.say("\n".join(found.license))
     elif part is not None:
-        output.say(str(getattr(found, part)))
+        text = _part(found, part)
+        output.say(text) if text else output.note(f"{model} carries none")
     else:
         values = {key: value for key, value in found.config.items() if not isinstance(value, dict | list)}
-        metadata: dict[str, object] = next(
-            (found.config[key] for key in ("gguf", "safetensors") if isinstance(found.config.get(key), dict)), {}
-        )
+        metadata = _metadata(found)
         simple = [("id", found.id)] if found.id else []
         simple += [("tags", ", ".join(found.tags))]
         simple += [("version", found.version)] if found.version else []

@@ -1,6 +1,7 @@
 """The commands about models on disk."""
 
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -64,6 +65,8 @@ def list_models(client: HttpClient, quiet: bool, as_json: bool) -> None:
         headings = ("MODEL NAME", *told, "MODEL ID", "CREATED", "SIZE")
         expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
         output.table(headings, [row for model in models for row in _rows(model, checked)], expendable=expendable)
+        if not models and output.is_terminal(sys.stdout):
+            output.note("no model is here yet: `modelrunner run` offers the starter, `modelrunner pull` gets others")
         if any(model.damage for model in models):
             for fault in filter(None, client.call("GET", "/version", wire.Status).model_dirs.values()):
                 output.note(fault)

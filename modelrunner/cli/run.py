@@ -22,9 +22,23 @@ from modelrunner.cli.transcribe import Hearing, sounds, transcribes
 from modelrunner.errors import ModelNotFound
 
 _STARTER_SIZE = "93 MB"
+_OLLAMA = {
+    "--think=false": "--no-think",
+    "--think=true": "--think",
+    "--hidethinking": "--hide-thinking",
+    "--keepalive": "--keep-alive",
+}
 
 
-@click.command()
+class _Run(click.Command):
+    """Takes Ollama's spelling of its options, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [_OLLAMA.get(word, word) for word in args[:end]] + args[end:])
+
+
+@click.command(cls=_Run)
 @click.argument("model", required=False)
 @click.argument("words", nargs=-1, metavar="[MODEL]... [PROMPT]...")
 @click.option(

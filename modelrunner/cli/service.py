@@ -24,9 +24,11 @@ _SETTINGS = ("DATA_DIR", "CACHE_DIR", "RUNTIME_DIR", "CONFIG", "LISTEN")
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """A service manager: the `files` that it reads, and the commands for each action."""
+    """A service manager: the `files` that it reads, a command that fails where it does not answer (`reach`), and the
+    commands for each action."""
 
     files: dict[Path, str]
+    reach: list[str]
     install: list[list[str]]
     status: list[str]
     remove: list[list[str]]
@@ -60,6 +62,11 @@ def install(linger: bool, dry_run: bool) -> None:
             output.say(" ".join(command))
         return
     _check(manager)
+    if subprocess.run(manager.reach, capture_output=True, check=False).returncode:
+        raise ModelRunnerError(
+            f"`{' '.join(manager.reach)}` does not reach this user's service manager: log in as the user (`su` and "
+            "`sudo` begin no session of it), or let another manager run `modelrunner serve`; nothing was changed"
+        )
     for file, text in manager.files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -134,6 +141,7 @@ def systemd(places: Locations) -> Manager:
     control = ["systemctl", "--user"]
     return Manager(
         {folder / f"{_LABEL}.socket": socket, folder / f"{_LABEL}.service": unit},
+        [*control, "show-environment"],
         [[*control, "daemon-reload"], [*control, "enable", "--now", f"{_LABEL}.socket", f"{_LABEL}.service"]],
         [*control, "status", f"{_LABEL}.socket", f"{_LABEL}.service"],
         [[*control, "disable", "--now", f"{_LABEL}.socket", f"{_LABEL}.service"]],
@@ -156,6 +164,7 @@ def launchd(places: Locations) -> Manager:
     user = f"gui/{os.getuid()}"
     return Manager(
         {file: text},
+        ["launchctl", "print", user],
         [["launchctl", "bootstrap", user, str(file)]],
         ["launchctl", "print", f"{user}/{_LABEL}"],
         [["launchctl", "bootout", f"{user}/{_LABEL}"]],

@@ -13,7 +13,7 @@ import pytest
 from modelrunner import __version__
 from modelrunner.cli.commands import SECTIONS
 from modelrunner.cli.commands import cli as group
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Result
 from tests.cli.fake_daemon import FakeDaemon, Request, Status, Stream, Text, lines, words
 from tests.waiting import HUNG
 
@@ -113,6 +113,20 @@ def test_a_size_that_others_published_in_bytes_is_shown_as_one(daemon: FakeDaemo
 def test_metadata_that_others_published_in_another_form_is_passed_over(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["GET /models/m/show"] = REMOTE | {"config": {"gguf": "none", "quantization": "Q4_0"}}
     assert re.search("^quantization +Q4_0$", cli("show", "m").out, re.MULTILINE)
+
+
+def test_show_prints_one_part(daemon: FakeDaemon, cli: Cli) -> None:
+    carried = {"system": "Be brief.", "parameters": {"temperature": 0.5, "stop": "x"}}
+    gguf = {"gguf": {"general.license": "apache-2.0"}}
+    daemon.answers["GET /models/m/show"] = REMOTE | carried | {"config": gguf, "license": []}
+    parts = [cli("show", "m", f"--{part}").out for part in ("system", "parameters", "license")]
+    assert parts == ["Be brief.\n", "temperature 0.5\nstop x\n", "apache-2.0\n"]
+    daemon.answers["GET /models/m/show"] = REMOTE | {"system": None}
+    assert cli("show", "m", "--system") == Result(0, "", "m carries none\n")
+
+
+def test_the_help_knows_where_another_program_is_spoken_of(cli: Cli) -> None:
+    assert "`modelrunner help switching`" in cli("help", "ollama").err
 
 
 def test_list_quietly(daemon: FakeDaemon, cli: Cli) -> None:

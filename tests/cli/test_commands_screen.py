@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,17 @@ def test_doctor_names_each_fault_with_its_remedy(daemon: FakeDaemon, tmp_path: P
     assert "`modelrunner install llama.cpp` installs it" in seen
     found = {each["check"]: each["state"] for each in json.loads(cli("doctor", "--json").out)}
     assert (found["python"], found["daemon"], found["model my/model"]) == ("ok", "warning", "error")
+
+
+def test_doctor_looks_at_the_port_that_is_set(folders: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    def port() -> dict[str, str]:
+        return next(each for each in json.loads(cli("doctor", "--json").out) if each["check"] == "port")
+
+    assert port()["text"].startswith("none")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("MODELRUNNER_LISTEN", f"127.0.0.1:{other.getsockname()[1]}")
+        assert (port()["state"], "another program" in port()["text"]) == ("warning", True)
+    assert port()["state"] == "ok"
 
 
 def test_a_sound_machine_has_no_error(daemon: FakeDaemon, cli: Cli) -> None:

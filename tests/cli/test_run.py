@@ -149,6 +149,14 @@ def test_json_is_the_whole_completion(daemon: FakeDaemon, cli: Cli) -> None:
     assert "stream" not in daemon.asked(*CHAT)[0]
 
 
+def test_options_as_ollama_spells_them(daemon: FakeDaemon, cli: Cli) -> None:
+    daemon.answers["POST /v1/chat/completions"] = events(said("Paris"))
+    assert cli("run", "m", "--think=false", "--keepalive", "1m", "--hidethinking", "q").out == "Paris\n"
+    asked = daemon.asked(*CHAT)[-1]
+    assert cli("run", "m", "--no-think", "--keep-alive", "1m", "q").out == "Paris\n"
+    assert asked == daemon.asked(*CHAT)[-1]
+
+
 def test_thinking_does_not_go_into_a_pipe(daemon: FakeDaemon, cli: Cli) -> None:
     daemon.answers["POST /v1/chat/completions"] = events(thought("hm"), said("Paris"))
     assert cli("run", "m", "q") == Result(0, "Paris\n", "")

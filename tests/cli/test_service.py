@@ -90,6 +90,7 @@ def test_a_service_is_installed_shown_and_removed(systemctl: Path, folders: Path
         assert terminal.ended() == 0
     assert list(units.iterdir()) == []
     assert systemctl.read_text().splitlines() == [
+        "--user show-environment",
         "--user daemon-reload",
         "--user enable --now modelrunner.socket modelrunner.service",
         "--user status modelrunner.socket modelrunner.service",
@@ -118,6 +119,16 @@ def test_the_service_takes_the_place_of_a_daemon_that_runs(systemctl: Path, cli:
     assert (done.code, done.out) == (0, "installed\n")
     assert lockfile.holder(Locations.find().data) is None
     assert systemctl.read_text().splitlines()[-1] == "enable-linger"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
+def test_without_a_session_of_the_user_nothing_changes(systemctl: Path, folders: Path, cli: Cli) -> None:
+    """As under `su`: the user's service manager does not answer."""
+    (folders / "systemctl").write_text("#!/bin/sh\nexit 1\n")
+    done = cli("service", "install")
+    assert done.code == 1
+    assert "log in as the user" in done.err
+    assert not (folders / "config").exists()
 
 
 def test_a_dry_run_writes_nothing(systemctl: Path, folders: Path, cli: Cli) -> None:
