@@ -205,3 +205,55 @@ async def test_a_browser_that_had_no_room_once_keeps_what_comes_later(
     await page.reload()
     await expect(page.locator(".message.user")).to_contain_text("Again")
     await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+
+
+PICTURED = """async ([most, text]) => {
+    const talks = await import("/ui/talks.js");
+    talks.bounds.pictures = most;
+    const { talks: [talk] } = talks.chat.value;
+    const [id, at] = [talks.newId(), talks.now()];
+    const message = { id, talk: talk.id, parent: talk.head, role: "user", content: text, at };
+    const images = [`data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>${"x".repeat(30)}`];
+    await talks.commit({ talks: [{ id: talk.id, head: message.id }], messages: [{ ...message, images }] });
+}"""
+"""Says a text with a picture of 82 characters in the newest conversation, which may have `most` of them."""
+
+
+@pytest.fixture
+async def told(held: Daemon, open_page: OpenPage, tmp_path: Path) -> Page:
+    """A page with a conversation."""
+    (tmp_path / "gate").touch()
+    page = await open_page(held, "#/chat")
+    await say(page, "Hello")
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+    return page
+
+
+async def test_the_oldest_pictures_make_room_for_new_ones_and_it_is_said(told: Page) -> None:
+    for text in ("First", "Second", "Third"):
+        await told.evaluate(PICTURED, [200, text])
+    for _ in range(2):
+        await expect(told.locator(".message.user", has_text="First")).to_contain_text("A picture that was here is gone")
+        for text in ("Second", "Third"):
+            await expect(told.locator(".message.user", has_text=text).get_by_role("img")).to_have_count(1)
+        await told.reload()
+
+
+async def test_pictures_go_before_words_where_the_browser_has_no_more_room(told: Page) -> None:
+    await told.evaluate(PICTURED, [200, "First"])
+    await told.evaluate(
+        """() => {
+            const put = IDBObjectStore.prototype.put;
+            let full = true;
+            IDBObjectStore.prototype.put = function (value, ...more) {
+                if (value.lost) full = false;
+                if (full) throw new DOMException("no room", "QuotaExceededError");
+                return put.call(this, value, ...more);
+            };
+        }"""
+    )
+    await say(told, "Second")
+    await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)
+    await told.reload()
+    await expect(told.locator(".message.user", has_text="First")).to_contain_text("A picture that was here is gone")
+    await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)

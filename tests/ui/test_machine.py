@@ -1,6 +1,10 @@
 """The view Machine, in a browser."""
 
+import asyncio
+import json
+import os
 import re
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -8,6 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from modelrunner.config.settingsfile import EDITABLE
 from modelrunner.store import Store
 from tests.api.conftest import StartDaemon
 from tests.ui.conftest import OpenPage, Watch
@@ -67,6 +72,21 @@ async def test_settings_are_written_and_what_a_reload_does_is_told(
     await settings.get_by_role("button", name="Reload").click()
     await expect(told).to_have_count(0)
     await expect(settings.get_by_label("keep_alive")).to_have_value("2h")
+
+
+async def test_each_setting_shows_the_default_that_the_command_line_shows(
+    start_daemon: StartDaemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = await open_page(await start_daemon(), "#/machine")
+    variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "modelrunner", "config", "--json"]
+    process = await asyncio.create_subprocess_exec(*command, env=variables, stdout=asyncio.subprocess.PIPE)
+    told = json.loads((await process.communicate())[0])["settings"]
+    defaults = {each["name"]: each["value"] for each in told}
+    for name in EDITABLE:
+        field = page.get_by_role("region", name="Settings", exact=True).get_by_label(name, exact=True)
+        shown = await field.get_attribute("placeholder") or await field.locator("option").first.text_content() or ""
+        assert shown.removesuffix(" (default)") in defaults[name] or shown == "what is free", name
 
 
 async def test_the_hour_of_the_machine(start_daemon: StartDaemon, open_page: OpenPage) -> None:

@@ -67,7 +67,7 @@ async def test_every_view_is_accessible_and_photographed(
                 await expect(page.get_by_text("first token")).to_be_visible()
             if view == "requests":
                 await page.locator(".request").last.click()
-            await page.screenshot(path=shots / f"{view}-{name}.png")
+            await page.screenshot(path=shots / f"{view}-{name}.png", full_page=True)
             width = await page.evaluate("document.documentElement.scrollWidth")
             assert width <= size["width"], f"{view} is {width} pixels wide"
             await page.evaluate(axe)  # by the debugger, which no policy of the page concerns

@@ -38,6 +38,8 @@ function Waiting({ waiting }) {
   return html`<div class="waiting-line" role="status"><${Bar} part=${left != null && left + waited > 0 ? waited / (waited + left) : null} label="Waiting for the model" /><p class="figure">${parts.join(" · ")}</p></div>`;
 }
 
+const Lost = ({ message }) => message.lost > 0 && html`<p class="hint">${message.lost === 1 ? "A picture that was here is" : `${message.lost} pictures that were here are`} gone: this browser has room for newer ones only.</p>`;
+
 function Answer({ message, waiting, tools, run }) {
   const { content, reasoning, calls, stats, error } = message;
   return html`<article class="message assistant" aria-busy=${message.growing ? "true" : "false"}>
@@ -45,6 +47,7 @@ function Answer({ message, waiting, tools, run }) {
     ${reasoning && html`<details class="thought"><summary>${message.growing && !content ? "Thinking…" : "Thought"}</summary><${Markdown} text=${reasoning} /></details>`}
     ${content && html`<${Markdown} text=${content} />`}
     ${message.images?.map((url) => html`<a class="drawn" href=${url} download="picture"><img src=${url} alt=${message.growing ? "The picture so far" : "The picture"} /></a>`)}
+    <${Lost} message=${message} />
     ${calls?.map((call) => html`<details class="call" open><summary>Calls the tool <code>${call.name}</code></summary><pre class="plain mono">${call.text}</pre></details>`)}
     ${run && html`<div><${Action} kind="small" run=${run}>Run ${calls.length > 1 ? "them" : "it"} on the daemon<//></div>`}
     ${waiting && html`<${Waiting} waiting=${waiting} />`}
@@ -59,6 +62,7 @@ function Answer({ message, waiting, tools, run }) {
 const Asked = ({ message, tools }) => html`<article class="message user">
   <h2 class="hidden">You</h2>
   ${message.images?.length > 0 && html`<div class="images">${message.images.map((url, i) => html`<img src=${url} alt=${`Image ${i + 1} of the message`} />`)}</div>`}
+  <${Lost} message=${message} />
   ${message.files?.map((file) => html`<details class="file"><summary>${file.name}</summary><pre class="plain mono" dir="auto">${file.text}</pre></details>`)}
   ${message.content && html`<div class="body" dir="auto">${message.content}</div>`}<div class="tools">${tools}</div>
 </article>`;

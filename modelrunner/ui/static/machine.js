@@ -91,10 +91,12 @@ function Disk({ of }) {
   }}<//>${found && html`<${Prune} found=${found} onClose=${close} />`}</section>`;
 }
 
-const HINTS = {
-  keep_alive: "how long an idle runner stays: 5m; 0 ends it at once, -1 keeps it", memory_budget: "the most main memory of all runners: 24GiB", memory_reserve: "what the budget leaves alone: 2GiB",
-  max_queue: "requests that may wait for one model: 512", max_wait: "the longest wait of a request: 10m", max_seconds: "the longest work on a request: 20m", models_quota: "the most bytes of all models: 500GiB",
-  download_rate: "bytes per second of all downloads: 10MiB", verify_every: "read the files of models again after: 30d", telemetry: "count requests, and keep the last ones without their texts",
+// The settings by what they are about: each with its default, and what it says.
+const GROUPS = {
+  Memory: { keep_alive: ["5m", "how long an idle model stays loaded; 0 unloads it at once, -1 keeps it"], memory_budget: ["what is free", "the most main memory of all models, as 24GiB"], memory_reserve: ["10 %", "what the default budget leaves alone, as 2GiB"] },
+  Requests: { max_queue: ["512", "how many may wait for one model"], max_wait: ["10m", "the longest wait of one"], max_seconds: ["none", "the longest work on one, as 20m"] },
+  Disk: { models_quota: ["none", "the most bytes of all models, as 500GiB"], download_rate: ["none", "bytes per second of all pulls, as 10MiB"], verify_every: ["never", "reads the files of models again, as 30d"] },
+  Records: { telemetry: ["false", "counts requests, and keeps the last ones without their texts"], log_level: ["info", "how much the log says"], access_log: ["off", "a line for each request"] },
 };
 const CHOICES = { telemetry: ["true", "false"], log_level: ["debug", "info", "warning", "error"], access_log: ["off", "text", "json"] };
 
@@ -117,13 +119,14 @@ function Settings() {
     return `${plural(changes.length, "setting")} read again`;
   };
   return html`<section class="card" aria-labelledby="settings"><div class="row"><h2 id="settings">Settings</h2><button type="button" class="small" onClick=${loaded.reload}>Read the file again</button></div>
-    <${Loaded} of=${loaded}>${({ settings, changes }) => html`<form class="form" onSubmit=${save}><div class="form two">${settings.map(({ name, value, source }) => {
+    <${Loaded} of=${loaded}>${({ settings, changes }) => html`<form class="form" onSubmit=${save}><div class="form two compact">${Object.entries(GROUPS).map(([title, group]) => html`<fieldset key=${title}><legend>${title}</legend>${Object.entries(group).map(([name, [standard, hint]]) => {
+      const { value, source } = settings.find((each) => each.name === name) || { value: "", source: "" };
       const fixed = source.startsWith("MODELRUNNER_"), shown = edited[name] ?? value;
       const set = (event) => edit({ ...edited, [name]: event.target.value });
-      return html`<${Field} key=${name} label=${name} hint=${fixed ? `set by ${source}` : HINTS[name]}>${(given) => (CHOICES[name]
-        ? html`<select ...${given} disabled=${fixed} value=${shown} onChange=${set}><option value="">default</option>${CHOICES[name].map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>`
-        : html`<input ...${given} disabled=${fixed} placeholder="default" value=${shown} onInput=${set} />`)}<//>`;
-    })}</div><div class="row end"><button type="submit" class="primary" disabled=${!Object.keys(edited).length}>Write config.toml</button></div></form>
+      return html`<${Field} key=${name} label=${name} hint=${fixed ? `set by ${source}` : hint}>${(given) => (CHOICES[name]
+        ? html`<select ...${given} disabled=${fixed} value=${shown} onChange=${set}><option value="">${standard} (default)</option>${CHOICES[name].map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>`
+        : html`<input ...${given} disabled=${fixed} placeholder=${standard} value=${shown} onInput=${set} />`)}<//>`;
+    })}</fieldset>`)}</div><div class="row end"><button type="submit" class="primary" disabled=${!Object.keys(edited).length}>Write config.toml</button></div></form>
       ${changes.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="What a reload does"><table class="stack"><thead><tr><th>Setting</th><th>Now</th><th>In config.toml</th><th>A reload</th></tr></thead>
         <tbody>${changes.map((each) => html`<tr key=${each.what}><td><code>${each.what}</code></td><td data-label="Now">${each.from}</td><td data-label="In the file">${each.to}</td><td data-label="A reload">${each.effect}</td></tr>`)}</tbody></table></div>
         <div><${Action} kind="small" run=${apply}>Reload<//></div>`}

@@ -4,6 +4,8 @@ import { Store } from "./live.js";
 
 const DRAFT = "modelrunner-draft/";
 const channel = new BroadcastChannel("modelrunner-talks");
+// The most characters of pictures in all conversations: beyond them, the oldest pictures go.
+export const bounds = { pictures: 512 << 20 };
 
 export function request(wanted) {
   return new Promise((resolve, reject) => {
@@ -15,15 +17,18 @@ export function request(wanted) {
 let connecting = null;
 function connected() {
   return (connecting ??= (() => {
-    const opening = indexedDB.open("modelrunner", 2);
-    opening.onupgradeneeded = () => {
+    const opening = indexedDB.open("modelrunner", 3);
+    opening.onupgradeneeded = ({ oldVersion }) => {
       const made = opening.result;
-      for (const name of [...made.objectStoreNames]) made.deleteObjectStore(name);
-      made.createObjectStore("talks", { keyPath: "id" });
-      const messages = made.createObjectStore("messages", { keyPath: "id" });
-      messages.createIndex("talk", "talk");
-      messages.createIndex("growing", "growing"); // of those without an end
-      made.createObjectStore("files");
+      if (oldVersion < 2) {
+        for (const name of [...made.objectStoreNames]) made.deleteObjectStore(name);
+        made.createObjectStore("talks", { keyPath: "id" });
+        const messages = made.createObjectStore("messages", { keyPath: "id" });
+        messages.createIndex("talk", "talk");
+        messages.createIndex("growing", "growing"); // of those without an end
+        made.createObjectStore("files");
+      }
+      opening.transaction.objectStore("messages").createIndex("pictures", "pictures"); // [time, characters] of those with any
     };
     return request(opening);
   })());
@@ -53,30 +58,83 @@ function apply({ talks = [], messages = [], gone = [] }) {
   });
 }
 
-// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
-// the IDs of conversations to remove. What belongs to a conversation that is not here is left out. Ends when it is kept.
-export async function commit(change) {
-  apply(change);
-  channel.postMessage(change);
-  if (chat.value.fault) return;
+const length = (message) => (message.images || []).reduce((sum, url) => sum + url.length, 0);
+const sized = ({ pictures, ...message }) => (message.images?.length ? { ...message, pictures: [message.at, length(message)] } : message);
+
+// Does `work` with the three tables. Ends when all of it is kept, or nothing.
+async function together(work) {
+  const names = ["talks", "messages", "files"];
+  const under = (await connected()).transaction(names, "readwrite");
+  const done = new Promise((resolve, reject) => {
+    under.oncomplete = resolve;
+    under.onabort = () => reject(under.error || new Error("the browser gave up"));
+  });
+  done.catch(() => {}); // told below, if `work` did not fail before
   try {
-    const work = (await connected()).transaction(["talks", "messages", "files"], "readwrite");
-    const done = new Promise((resolve, reject) => {
-      work.oncomplete = resolve;
-      work.onabort = () => reject(work.error || new Error("the browser gave up"));
-    });
-    const [talks, messages, files] = ["talks", "messages", "files"].map((name) => work.objectStore(name));
+    const result = await work(...names.map((name) => under.objectStore(name)));
+    await done;
+    return result;
+  } catch (error) {
+    const cause = under.error || error; // what ended it, before what this did to its requests
+    try {
+      under.abort();
+    } catch { /* it has ended */ }
+    throw cause;
+  }
+}
+
+// Takes the oldest pictures away until `most` characters of them are left. Returns the messages that had them.
+async function trim(messages, most) {
+  const index = messages.index("pictures"), changed = [];
+  const keys = [];
+  await new Promise((resolve, reject) => {
+    const walk = index.openKeyCursor();
+    walk.onerror = () => reject(walk.error);
+    walk.onsuccess = () => (walk.result ? (keys.push([walk.result.primaryKey, walk.result.key[1]]), walk.result.continue()) : resolve());
+  });
+  let sum = keys.reduce((all, [, size]) => all + size, 0);
+  for (const [key, size] of keys) {
+    if (sum <= most) break;
+    sum -= size;
+    const { images, pictures, ...rest } = await request(messages.get(key));
+    changed.push({ ...rest, lost: images.length });
+    messages.put(changed.at(-1));
+  }
+  return changed;
+}
+
+async function keep(change, most) {
+  const lost = await together(async (talks, messages, files) => {
+    const trimmed = most < bounds.pictures ? await trim(messages, most) : [];
     for (const talk of change.talks || []) {
       const before = await request(talks.get(talk.id));
       if (before || talk.created) talks.put({ ...before, ...talk });
     }
-    for (const message of change.messages || []) if (await request(talks.getKey(message.talk))) messages.put(message);
+    for (const message of change.messages || []) if (await request(talks.getKey(message.talk))) messages.put(sized(message));
     for (const id of change.gone || []) {
       talks.delete(id);
       files.delete(id);
       for (const key of await request(messages.index("talk").getAllKeys(id))) messages.delete(key);
     }
-    await done;
+    return change.messages?.some(length) ? [...trimmed, ...(await trim(messages, bounds.pictures))] : trimmed;
+  });
+  if (!lost.length) return;
+  apply({ messages: lost });
+  channel.postMessage({ messages: lost });
+}
+
+// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
+// the IDs of conversations to remove. What belongs to a conversation that is not here is left out. Ends when it is kept.
+// Where the browser has no more room, it is kept in the place of all earlier pictures.
+export async function commit(change) {
+  apply(change);
+  channel.postMessage(change);
+  if (chat.value.fault) return;
+  const isFull = (error) => {
+    if (error.name !== "QuotaExceededError") throw error;
+  };
+  try {
+    await keep(change, bounds.pictures).catch((error) => (isFull(error), keep(change, 0)));
     if (chat.value.full && change.talks?.some((talk) => talk.created)) chat.set({ full: "" }); // a whole one was kept
   } catch (error) {
     if (error.name === "QuotaExceededError") chat.set({ full: "This browser has no more room for conversations: what comes now is lost when the page closes. Export and remove some." });
