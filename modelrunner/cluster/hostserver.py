@@ -13,10 +13,12 @@ import secrets
 import shutil
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
@@ -57,6 +59,18 @@ _LARGEST_HEAD = 64 << 10
 _PATIENCE = 10.0  # seconds in which a connection must say its secret
 _PIECE = 1 << 20
 _STEP = 16 << 20  # bytes: smaller changes of the free memory are no news
+_CLAIM = 60.0  # seconds for which room is kept for a model of which nothing comes
+
+
+@dataclass(eq=False)
+class _Coming:
+    """Room of `size` bytes that is kept for a model until this time of `time.monotonic`; infinity while it comes. Of
+    these, so many were `unpacked`."""
+
+    size: int
+    until: float
+    unpacked: int = 0
+    transfer: asyncio.Task[object] | None = None
 
 
 class HostServer:
@@ -81,7 +95,7 @@ class HostServer:
         self._local, self._registry, self._specs = local, registry, specs
         self._store, self._library, self._installer = store, library, installer
         self._last_used = last_used
-        self._coming: dict[Path, int] = {}  # the sizes of the models that have room, by their archives
+        self._coming: dict[Path, _Coming] = {}  # the models that have room, by their archives
         self._placing = asyncio.Lock()  # while room is made, and while a runner takes its files
         self._key, self._address, self._tls, self._folder = key, address, tls, folder
         self._runners: dict[str, HostedRun] = {}
@@ -189,7 +203,6 @@ class HostServer:
         finally:
             self._heads -= 1
             if not self._heads:
-                self._coming.clear()
                 self._left.set()
         return response
 
@@ -254,11 +267,14 @@ class HostServer:
         """Makes room for a model. Raises `InsufficientDisk` if there cannot be enough."""
         digest = request.match_info["digest"]
         path, expected = self._partial(digest), msgspec.json.decode(await request.read(), type=ModelAnnounced)
-        received = _size(path)
-        complete = any(model.id == f"sha256:{digest}" for model in self._library)
-        if not complete:
-            async with self._placing:
+        if (former := self._coming.get(path)) is not None and former.transfer is not None:
+            former.transfer.cancel()  # of a head that has left it
+            await asyncio.wait([former.transfer])
+        async with self._placing:
+            complete = any(model.id == f"sha256:{digest}" for model in self._library)
+            if not complete:
                 await self._make_room(expected, path)
+            received = _size(path)
         return _json(Received(received, complete, frozenset([model.id for model in self._library])))
 
     async def _make_room(self, expected: ModelAnnounced, path: Path) -> None:
@@ -266,7 +282,9 @@ class HostServer:
         archives goes, then the models that were not used for longest, if they suffice; else `InsufficientDisk`."""
         in_use = expected.keep.union(*[models_of(run.runner.spec) for run in self._runners.values()])
         idle = sorted([m for m in self._library if m.id not in in_use], key=self._last_used.of)
-        self._coming[path] = expected.size
+        now = time.monotonic()
+        self._coming = {other: claim for other, claim in self._coming.items() if now < claim.until}
+        self._coming[path] = _Coming(expected.size, now + _CLAIM)
         try:
             if await asyncio.to_thread(self._lack) > 0:
                 for left in set(self._folder.glob("*.tar")) - self._coming.keys():
@@ -293,33 +311,42 @@ class HostServer:
                 await self._library.remove(model.id, force=True)
                 self._changes.set()
         except BaseException:
-            del self._coming[path]
+            self._coming.pop(path, None)
             raise
 
     def _lack(self) -> float:
         """Returns the bytes that are missing for all models that come."""
-        quota, sizes = self._store.quota, self._coming.values()
+        quota, sizes = self._store.quota, [claim.size for claim in self._coming.values()]
         room = math.inf if quota is None else quota - self._store.used()
-        free = shutil.disk_usage(self._store.data).free + sum(map(_size, self._coming))
+        written = sum(_size(path) + claim.unpacked for path, claim in self._coming.items())
+        free = shutil.disk_usage(self._store.data).free + written
         return max(sum(sizes) - room, 2 * sum(sizes) - free)
 
     async def _receive(self, request: web.Request) -> web.Response:
         """Takes the rest of a model's archive from `offset` on, and stores the model."""
         path, offset = self._partial(request.match_info["digest"]), int(request.query["offset"])
+        if (claim := self._coming.get(path)) is None or claim.transfer is not None:
+            raise BadRequest("a model must be announced before each part of it that is sent")
+        claim.until, claim.transfer = math.inf, asyncio.current_task()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             with await asyncio.to_thread(open, path, "ab") as file:
                 if file.tell() != offset:
                     raise BadRequest(f"{file.tell()} bytes have come, so the rest cannot begin at {offset}")
-                async for piece in request.content.iter_chunked(_PIECE):
+                while piece := await _within(_CLAIM, request.content.read(_PIECE)):
                     await asyncio.to_thread(file.write, piece)
+
+            def unpacked(step: WorkProgress) -> None:
+                claim.unpacked = step.current
+
             try:
                 size = path.stat().st_size
-                await self._library.load(_pieces(path), lambda step: None, name=None, trust=True, size=size)
+                await self._library.load(_pieces(path), unpacked, name=None, trust=True, size=size)
             finally:
                 path.unlink(missing_ok=True)
         finally:
-            self._coming.pop(path, None)
+            if self._coming.get(path) is claim:
+                del self._coming[path]
         self._changes.set()
         return web.Response(status=204)
 
@@ -475,6 +502,13 @@ class _Front(_Pass):
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+async def _within(seconds: float, piece: Coroutine[Any, Any, bytes]) -> bytes:
+    try:
+        return await asyncio.wait_for(piece, seconds)
+    except TimeoutError:
+        raise BadRequest(f"nothing has come for {seconds:.0f} s, and the model is not whole yet") from None
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:

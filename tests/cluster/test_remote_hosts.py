@@ -4,8 +4,7 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Self
@@ -16,16 +15,10 @@ import pytest
 
 from modelrunner.backend import BackendState, BackendStatus
 from modelrunner.cluster import hostserver, remotehost
-from modelrunner.cluster.hostserver import HostServer
 from modelrunner.cluster.members import Members
-from modelrunner.cluster.messages import NAME, HostAddress, HostReport
-from modelrunner.cluster.remotehost import RemoteHost
+from modelrunner.cluster.messages import HostReport
 from modelrunner.cluster.reservations import Order, RayLimits, Reservations
-from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.daemon import certificates
-from modelrunner.daemon.certificates import self_signed
-from modelrunner.daemon.parts import Parts, build
-from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.errors import (
     BackendUnavailable,
     EngineFailed,
@@ -35,109 +28,13 @@ from modelrunner.errors import (
     Unauthorized,
     Unavailable,
 )
-from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Lease, Target
 from modelrunner.store.layout import archive_of
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
-from modelrunner.types import KeepAlive, Mode, RequiredMemory, RunnerKey
-from tests.api.conftest import make_settings
-from tests.fakes import FakeBackend
+from modelrunner.types import KeepAlive, RequiredMemory
+from tests.cluster.machines import MIB, MODEL, Cluster
 from tests.gateway.fakes import until
-from tests.store.samples import add_model
 from tests.waiting import HUNG
-
-MIB = 1 << 20
-MODEL = 64 * MIB
-
-
-@dataclass
-class Machine:
-    parts: Parts
-    backend: FakeBackend
-    folder: Path
-
-    @classmethod
-    def make(cls, folder: Path, budget: str) -> "Machine":
-        (folder / "data_dir").mkdir(parents=True)
-        backend = FakeBackend(folder, memory=RequiredMemory(MODEL))
-        settings = make_settings(folder, memory_budget=budget)
-        return cls(build(settings, BackendRegistry({"fake": backend})), backend, folder)
-
-    def serve(self, key: str = "key") -> HostServer:
-        parts = self.parts
-        tls = self_signed(self.folder / "tls", ["127.0.0.1", NAME]).current()
-        return HostServer(
-            parts.host,
-            parts.registry,
-            parts.specs,
-            parts.store,
-            parts.library,
-            parts.installer,
-            parts.last_used,
-            key=key,
-            address="127.0.0.1",
-            tls=tls,
-            folder=self.folder / "cluster",
-        )
-
-    @property
-    def certificate(self) -> str:
-        return (self.folder / "tls/certificate.pem").read_text()
-
-
-class Cluster:
-    """This machine, on which nothing fits, and the host b with room for one model."""
-
-    def __init__(self, folder: Path) -> None:
-        self.head, self.there = Machine.make(folder / "head", "1MiB"), Machine.make(folder / "there", "100MiB")
-        self.scheduler = self.head.parts.scheduler
-
-    async def start(self) -> None:
-        self.server = self.there.serve()
-        where = HostAddress("127.0.0.1", await self.server.start(), "key", self.there.certificate)
-        registry, store = self.head.parts.registry, self.head.parts.store
-        self.host = RemoteHost("b", where, registry, store, self.scheduler.hosts_changed)
-        self.scheduler.add_host(self.host)
-
-    async def ready(self) -> None:
-        await until(lambda: self.host.state == "ready")
-
-    def target(self, name: str) -> Target:
-        parts = self.head.parts
-        if name not in (names := {ref for model in parts.store.list() for ref in model.tags}):
-            add_model(parts.store, name, seed=len(names))
-        bundle = parts.store.bundle(name)
-        key = RunnerKey("fake", bundle.model_id, Mode.COMPLETION)
-        spec, api = parts.specs.make(self.head.backend, bundle, ModelConfiguration(), key.mode)
-        return Target(key, spec, KeepAlive(300), api=api)
-
-    async def lease(self, name: str = "smol") -> Lease:
-        async with asyncio.timeout(HUNG):
-            return await self.scheduler.acquire(self.target(name))
-
-    async def close(self) -> None:
-        await self.scheduler.close(0)
-        await self.server.close()
-        assert not list((self.there.folder / "r").glob("*/e.sock")), "no engine is left there"
-
-
-@pytest.fixture(autouse=True)
-def not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate stays, whatever Python needs on this machine."""
-
-    async def nothing(runner: LocalRunner) -> None: ...
-
-    monkeypatch.setattr(LocalRunner, "memory", nothing)
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    made = Cluster(tmp_path)
-    await made.start()
-    await made.ready()
-    yield made
-    await made.close()
 
 
 async def test_a_model_that_fits_nowhere_else_runs_there_with_its_files(cluster: Cluster) -> None:
@@ -329,6 +226,7 @@ async def test_a_host_without_the_engine_is_left_out(cluster: Cluster, monkeypat
     assert [view.host for view in cluster.scheduler.runners()] == [""]
 
 
+@pytest.mark.usefixtures("not_measured")
 async def test_a_clock_an_hour_apart_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the host is ahead: its certificate is of a time that has not come here."""
 
@@ -385,6 +283,7 @@ async def test_models_are_brought_to_all_hosts_before_they_are_asked(cluster: Cl
     assert "the model needs" in problem
 
 
+@pytest.mark.usefixtures("not_measured")
 async def test_a_request_that_waits_takes_a_host_that_joins(tmp_path: Path) -> None:
     made = Cluster(tmp_path)
     small = made.target("smol")

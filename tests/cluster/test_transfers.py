@@ -1,0 +1,186 @@
+"""A model on its way to a host: its room, its parts, and what happens when it does not come."""
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from modelrunner.cluster import hostserver
+from modelrunner.cluster.messages import ModelAnnounced, Received
+from modelrunner.errors import InsufficientDisk
+from modelrunner.store.files import size_of
+from modelrunner.store.layout import ModelArchive, archive_of
+from tests.cluster.machines import Cluster
+from tests.gateway.fakes import until
+from tests.waiting import HUNG
+
+
+@dataclass
+class Sending:
+    """One model of the head, whose bytes go to the host as the test says."""
+
+    cluster: Cluster
+    name: str
+    vocabulary: int = 16  # makes a model larger
+
+    def __post_init__(self) -> None:
+        id = self.cluster.target(self.name, vocabulary=self.vocabulary).key.files
+        self.archive: ModelArchive = archive_of(self.cluster.head.parts.store, id)
+        self.digest = self.archive.model_id.removeprefix("sha256:")
+        self.partial = self.cluster.there.folder / "cluster" / f"{self.digest}.tar"
+        self.go_on = asyncio.Event()
+
+    @property
+    def size(self) -> int:
+        return self.archive.size
+
+    async def announce(self, size: int | None = None) -> Received:
+        body = ModelAnnounced(self.size if size is None else size)
+        return await self.cluster.host.call(
+            "POST", f"/models/{self.digest}", Received, content=msgspec.json.encode(body), timeout=HUNG
+        )
+
+    async def send(self, offset: int = 0) -> int:
+        """Returns the status. The second half waits for `go_on`. It does not need the host's connection to its head."""
+        where, whole = self.cluster.host.where, b"".join(self.archive.pieces())[offset:]
+
+        async def halves() -> AsyncIterator[bytes]:
+            yield whole[: len(whole) // 2]
+            await self.go_on.wait()
+            yield whole[len(whole) // 2 :]
+
+        trusted = ssl.create_default_context(cadata=where.certificate)
+        headers = {"Authorization": f"Bearer {where.key}", "Content-Length": str(len(whole))}
+        async with httpx.AsyncClient(verify=trusted, trust_env=False, timeout=HUNG) as client:
+            url = f"https://{where.address}:{where.port}/models/{self.digest}?offset={offset}"
+            return (await client.put(url, content=halves(), headers=headers)).status_code
+
+    async def begun(self) -> "asyncio.Task[int]":
+        """The first half is under way."""
+        task = asyncio.create_task(self.send())
+        await until(self.partial.exists)
+        return task
+
+    @property
+    def is_there(self) -> bool:
+        return self.archive.model_id in {model.id for model in self.cluster.there.parts.store.list()}
+
+
+async def test_room_is_kept_for_a_model_that_was_announced_and_no_longer_than_it_needs_to_begin(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Sending(cluster, "a"), Sending(cluster, "b")
+    cluster.there.parts.store.quota = first.size + second.size - 1
+    await first.announce()
+    with pytest.raises(InsufficientDisk):
+        await second.announce()
+    monkeypatch.setattr(hostserver, "_CLAIM", 0.0)
+    await first.announce()
+    assert await second.announce() == Received(0, False, frozenset())
+
+
+async def test_a_model_that_comes_keeps_room_and_archive_though_the_head_seems_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes. Its state is asked by another connection, which breaks and comes again."""
+    first, second = Sending(cluster, "a"), Sending(cluster, "b")
+    cluster.there.parts.store.quota = first.size
+    with monkeypatch.context() as patched:
+        patched.setattr(hostserver, "_CLAIM", 0.0)
+        await first.announce()
+    sending = await first.begun()
+    cluster.host.leave()
+    await until(cluster.server._left.is_set)
+    cluster.join()
+    await cluster.ready()
+    for size in (second.size, first.size + 1):  # without the room of the first; without any
+        with pytest.raises(InsufficientDisk):
+            await second.announce(size)
+    first.go_on.set()
+    assert await sending == 204
+    assert first.is_there
+    assert not first.partial.exists()
+
+
+async def test_a_model_of_which_nothing_comes_any_more_gives_its_room_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Sending(cluster, "a"), Sending(cluster, "b")
+    cluster.there.parts.store.quota = first.size + second.size - 1
+    await first.announce()
+    monkeypatch.setattr(hostserver, "_CLAIM", 0.01)
+    sending = await first.begun()
+    await until(lambda: not cluster.server._coming)
+    assert (await second.announce()).bytes == 0
+    first.go_on.set()
+    with suppress(httpx.HTTPError):
+        assert await sending == 400
+    assert not first.is_there
+
+
+async def test_what_is_announced_anew_ends_a_transfer_that_hangs(cluster: Cluster) -> None:
+    """As after a cut of the network, which closed nothing. The rest is taken once."""
+    first = Sending(cluster, "a")
+    await first.announce()
+    hanging = await first.begun()
+    there = await first.announce()
+    assert not there.complete
+    first.go_on.set()
+    assert await first.send(there.bytes) == 204
+    with suppress(httpx.HTTPError):
+        await hanging
+    assert first.is_there
+    assert cluster.there.parts.store.verify("a") == ()
+
+
+async def test_a_part_that_goes_before_its_rest_is_announced_is_not_counted_on(cluster: Cluster) -> None:
+    """Other models took its room, while the announcement waited."""
+    first = Sending(cluster, "a")
+    first.partial.parent.mkdir()
+    first.partial.write_bytes(b"".join(first.archive.pieces())[:1000])
+    async with cluster.server._placing:
+        announcing = asyncio.create_task(first.announce())
+        await until(lambda: bool(cluster.server._placing._waiters))
+        first.partial.unlink()
+    assert (await announcing).bytes == 0
+
+
+async def test_files_of_a_model_that_is_unpacked_are_not_counted_twice(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk holds two models that come, and one that is there: nothing goes for the second one."""
+    old, first, second = Sending(cluster, "old"), Sending(cluster, "a", 20_000), Sending(cluster, "b")
+    old.go_on.set()
+    await old.announce()
+    assert await old.send() == 204
+    folder, whole = cluster.there.folder, asyncio.Event()
+    room = size_of(folder) + 2 * first.size + 2 * second.size + first.size // 2  # for logs and such
+    free = shutil.disk_usage(folder)
+
+    def usage(path: Path) -> object:
+        return free._replace(free=room - size_of(folder))
+
+    pieces = hostserver._pieces
+
+    async def to_the_last(path: Path) -> AsyncIterator[bytes]:
+        async for piece in pieces(path):
+            yield piece
+        await whole.wait()
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(hostserver, "_pieces", to_the_last)
+    await first.announce()
+    first.go_on.set()
+    sending = asyncio.create_task(first.send())
+    await until(lambda: any(claim.unpacked > 0.9 * first.size for claim in cluster.server._coming.values()))
+    await second.announce()
+    assert old.is_there
+    whole.set()
+    assert await sending == 204
