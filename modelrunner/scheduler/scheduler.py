@@ -297,7 +297,9 @@ class Scheduler:
         draft."""
         slots, queues = self._slots.values(), self._queues.values()
         targets = [*(slot.target for slot in slots if slot.leases), *(queue.target for queue in queues)]
-        is_asked = any(slot.users.get(model_id) for slot in slots) or any(queue.has(model_id) for queue in queues)
+        is_asked = any(lease.target.spec.model_id == model_id for slot in slots for lease in slot.lent) or any(
+            queue.has(model_id) for queue in queues
+        )
         return is_asked or any(model_id in _models(target) for target in targets)
 
     async def unload(

@@ -52,8 +52,8 @@ class RunnerSlot:
     load or the waking began, `ready_at` when it ended (None before), `load_seconds` how long the load took. `held` is
     the moving mean of the seconds for which a request holds a lease. `drain` says why the runner takes no new leases,
     `room_for` which model gets its memory, `error` how it ended by itself, `ended_with` how many leases it had then.
-    It was started for `target`; `targets` are those that it serves, by model ID: presets share a runner. `users` counts
-    their leases. It is never evicted if it is `pinned` for one of them; `replicas` is the most that one of them asks
+    It was started for `target`; `targets` are those that it serves, by model ID: presets share a runner. `lent`
+    are the leases. It is never evicted if it is `pinned` for one of them; `replicas` is the most that one of them asks
     for. `suspect` is the lease of the suspect whose turn it is. `gone` is set once the process is gone."""
 
     def __init__(
@@ -73,7 +73,7 @@ class RunnerSlot:
         self.target = target
         self.targets = {target.model_id: target}
         self.pinned, self.replicas = target.pinned, target.replicas
-        self.users: dict[str, int] = {}
+        self.lent: set[Lease] = set()
         self._served: dict[str, Served] = {}
         self.variant, self.option = variant, option
         self.capacity = variant.spec.parallel
@@ -86,7 +86,7 @@ class RunnerSlot:
         self.ready_at: float | None = None
         self.held: float | None = None
         self.keep_alive = target.keep_alive
-        self.leases = self.interactive = self.abandoned = 0
+        self.leases = self.abandoned = 0
         self.drain: Reason | None = None
         self.room_for = ""
         self.error: BaseException | None = None
@@ -103,6 +103,11 @@ class RunnerSlot:
     def awaited(self) -> int:
         """The leases whose clients have not left."""
         return self.leases - self.abandoned
+
+    @property
+    def interactive(self) -> int:
+        """The leases whose clients wait and are no batch."""
+        return sum([not (lease.batch or lease.abandoned) for lease in self.lent])
 
     @property
     def takes_requests(self) -> bool:
@@ -163,9 +168,8 @@ class RunnerSlot:
         model_id = lease.target.spec.model_id
         if self.targets.get(model_id) is not lease.target:
             self._serve(model_id, lease.target)
-        self.users[model_id] = self.users.get(model_id, 0) + 1
+        self.lent.add(lease)
         self.leases += 1
-        self.interactive += not lease.batch
         self.last_used = lease.taken
 
     def abandon(self, lease: "Lease", now: float) -> None:
@@ -173,17 +177,15 @@ class RunnerSlot:
         lease.abandoned = True
         self.abandoned += 1
         self.last_used, self.keep_alive = now, lease.keep_alive
-        self.interactive -= not lease.batch
 
     def take_back(self, lease: "Lease", now: float) -> None:
         """Counts a lease that has ended."""
         self.leases -= 1
-        self.users[lease.target.spec.model_id] -= 1
+        self.lent.discard(lease)
         if lease.abandoned:
             self.abandoned -= 1
         else:
             self.last_used, self.keep_alive = now, lease.keep_alive
-            self.interactive -= not lease.batch
         held = now - lease.taken
         self.held = held if self.held is None else 0.8 * self.held + 0.2 * held
 

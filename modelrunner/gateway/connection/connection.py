@@ -205,10 +205,7 @@ class ClientConnection(asyncio.Protocol):
         if data[:2] == b"\r\n":  # RFC 9112, 2.2: one empty line before a request is allowed
             data = data[2:]
         end = data.find(b"\r\n\r\n") + 4
-        if data.startswith(HTTP2_PREFACE):
-            self.write(http2_refusal("this server speaks HTTP/1.1 only"))
-            self._linger()
-        elif 4 <= end <= self._limits.head:
+        if 4 <= end <= self._limits.head:
             self._read_head(data, end)
         elif self._half_closed:  # the rest will not come
             self._leave()
@@ -246,6 +243,10 @@ class ClientConnection(asyncio.Protocol):
                 else:
                     self._pipeline.in_flight.buffer(self._client, len(body), 0 if admitted.chunked else length)
         except ModelRunnerError as error:
+            if data.startswith(HTTP2_PREFACE):
+                self.write(http2_refusal("this server speaks HTTP/1.1 only"))
+                self._linger()
+                return
             ask_id, origin = self._admission.identify(data[:end])
             self._cors = cors(origin)
             self._refuse(error, ask_id, path_of(data), bare=data.startswith(b"HEAD "))

@@ -155,10 +155,6 @@ class OpenAI(JsonDialect):
     assembly = OpenAIAnswer
     error_shape = answershapes.ErrorAnswer
 
-    def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
-        read = super().reads(ask, path, runner)
-        return read if read is None or path != _TOKENIZE.path else {*read, *_SAME, *_SAME.values()}
-
     def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
         request, translation = super().request(ask, runner)
         fields, read = ask.fields, runner.api.reads(request.path)
@@ -244,6 +240,6 @@ def _rename(request: EngineRequest, read: Collection[str]) -> None:
     """Gives a request to tokenize the names that the engine reads. Raises `BadRequest` without a text."""
     for theirs, other in (*_SAME.items(), *((value, name) for name, value in _SAME.items())):
         if request.has(theirs) and theirs not in read and other in read and not request.has(other):
-            request.set({other: request.raw(theirs)})
+            request.set({other: request.raw(theirs), theirs: None})
     if not any(name in read and request.has(name) for name in ("content", "prompt", "messages")):
         raise BadRequest("the engine of this model tokenizes a text: send it as `content` or `prompt`", param="prompt")

@@ -252,6 +252,11 @@ class Exchange:
             choose_tools(request, endpoint.shape, by_word=endpoint.chooses_by_word)
             if endpoint.prose_before_calls and require_calls(request):
                 self._translation = RequiredCalls(self._translation)
+        if self._in_flight.quarantine.alert:
+            self._in_flight.quarantine.check(runner.key, ask)
+        self._rounds, then = None, self._translation
+        if then is not None and endpoint.choices_by_sequence and fields.copies > (most := runner.spec.parallel):
+            self._translation = self._rounds = ChoiceRounds(request, fields.copies, most, then)
         self._send(lease, request, fresh=fresh)
 
     def _limit(self, lease: Lease, request: EngineRequest, shape: ApiShape) -> None:
@@ -265,31 +270,18 @@ class Exchange:
             limit_tokens(request, shape, limits.tokens)
 
     def _send(self, lease: Lease, request: EngineRequest, *, fresh: bool) -> None:
-        quarantine, runner = self._in_flight.quarantine, lease.runner
-        if quarantine.alert:
-            quarantine.check(runner.key, self.ask)
-        self._rounds, then = None, self._translation
-        if then is not None and self.ask.fields.copies > (most := runner.spec.parallel):
-            endpoint = runner.api.endpoints[request.path]
-            if endpoint.choices_by_sequence:
-                self._translation = self._rounds = ChoiceRounds(request, self.ask.fields.copies, most, then)
-        self._put(lease, request, fresh=fresh)
-
-    def _put(self, lease: Lease, request: EngineRequest, *, fresh: bool) -> None:
-        runner = lease.runner
         headers = self._id_line if self._trace is None else self._id_line + self._trace.line
+        body, size, rest = b"", None, None
         if request.is_json:
-            body, rest = request.encoded(), None
-            size = len(body)
+            body = request.encoded()
         else:
-            body = b""
             size, rest = request.pieces()
-        pool = runner.upstream
+        pool = lease.runner.upstream
         data = pool.request("POST", request.path, body, headers, content_type=request.content_type, size=size)
         self._upstream = pool.send(data, self, fresh=fresh, rest=rest)
 
     def _next_round(self, lease: Lease, rounds: ChoiceRounds, *, fresh: bool = False) -> None:
-        self._put(lease, rounds.request, fresh=fresh)
+        self._send(lease, rounds.request, fresh=fresh)
         if rounds.paused and self._upstream is not None:
             self._upstream.pause()
 
@@ -313,17 +305,17 @@ class Exchange:
             self.on_data = self._refusal.add
             self.on_data(data)
             return
-        content_type = dict(headers).get(b"content-type")
-        if length == 0 and content_type is None:
+        content_type = dict(headers).get(b"content-type", b"")
+        if length == 0 and not content_type:
             raise EngineProtocolError("the engine's answer is empty")
-        if content_type is not None and content_type.startswith(b"text/html"):
+        if content_type.startswith(b"text/html"):
             raise EngineProtocolError(
                 "the engine answered with a page of HTML: check its address, and what stands before it"
             )
-        if self._is_further_round:
+        if self._rounds is not None and self._is_further_round:
             self.on_data(data)
             return
-        if self.ask.fields.stream and content_type is not None and is_whole(content_type):
+        if self.ask.fields.stream and is_whole(content_type):
             self._translation = OnePiece(self._translation)
         if self._translation is None and not self._responded:
             self._passed = True

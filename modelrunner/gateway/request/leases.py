@@ -56,12 +56,10 @@ class _MessageRole(msgspec.Struct):
     role: str = ""
 
 
-def _beginning(ask: Inference, target: Target) -> int | None:
+def _beginning(ask: Inference) -> int | None:
     """Returns a hash of the beginning of the request's conversation, which its later turns share: the system prompt and
-    the messages up to the user's first, or what OpenAI's `prompt_cache_key` names. None for a model with one runner,
-    and for a body without any of these."""
-    if target.replicas.most == 1 or ask.upload is not None:
-        return None
+    the messages up to the user's first, or what OpenAI's `prompt_cache_key` names. None for a
+    body without any of these."""
     try:
         members = MEMBERS.decode(ask.body)
         if key := members.get("prompt_cache_key"):
@@ -104,7 +102,8 @@ class Leases:
             return self.lease_runner(ask, head.route.runner, target)
         if target is None:
             return None
-        return self.scheduler.warm(target, ask.keep_alive, head.batch, head.owner, _beginning(ask, target))
+        prefix = _beginning(ask) if target.replicas.most > 1 and ask.upload is None else None
+        return self.scheduler.warm(target, ask.keep_alive, head.batch, head.owner, prefix)
 
     async def lease(self, ask: Inference, broken: Lease | None = None) -> Lease:
         """Resolves the model and acquires a lease, see `Scheduler.acquire`. Raises the errors of both."""
@@ -115,9 +114,8 @@ class Leases:
             return lease
         check_endpoint(route.path, target.api.endpoints, target.key.backend, route.instead)
         head = ask.head
-        return await self.scheduler.acquire(
-            target, ask.keep_alive, head.caller, head.batch, head.owner, broken, _beginning(ask, target)
-        )
+        prefix = _beginning(ask) if target.replicas.most > 1 and ask.upload is None else None
+        return await self.scheduler.acquire(target, ask.keep_alive, head.caller, head.batch, head.owner, broken, prefix)
 
     async def _target(self, ask: Inference) -> Target:
         """Resolves the model, once the API key may use it: nobody else learns whether it is here, and what it offers.

@@ -169,13 +169,13 @@ class Pipeline:
         `interceptors` are asked before those of the pipeline. Raises `BadRequest`, `RateLimited`; `Unauthorized` and
         `Forbidden` for the API key."""
         arrived = perf_counter()
-        fields = fields or self.read(head, body)
+        json, upload = (b"", body) if isinstance(body, RequestUpload) else (body, None)
+        fields = fields or (head.route.dialect.read(json) if upload is None else self.read(head, upload))
         if fields.stream and not head.route.streams:
             fields = msgspec.structs.replace(fields, stream=None)
         keep = None if fields.keep_alive is None else KeepAlive.parse(fields.keep_alive)
         aliases = self.leases.aliases
         alias = aliases.find(head.route.dialect.name, fields.model) if aliases is not None else None
-        json, upload = (b"", body) if isinstance(body, RequestUpload) else (body, None)
         counted: tuple[Allowance, ...] = ()
         if head.key is not None or self.addresses.active:
             counted = self._counted(head.key, peer, len(json), arrived)
