@@ -74,6 +74,8 @@ def test_a_daemon_finds_it_and_reaches_its_engine_on_tcp(with_plugin, tmp_path):
 def test_a_mode_a_format_and_an_engine_come_in_one_file(with_plugin, tmp_path):
     """Its body is no JSON, and the same engine again is a value of ten lines."""
     assert len((SOURCE / "modelrunner_bytes.py").read_text().splitlines()) < 120
+    value = (SOURCE / "modelrunner_bytes_value.py").read_text().splitlines()
+    assert len([line for line in value if line and not line.startswith('"""')]) <= 10
     (tmp_path / "three.shift").write_text("3\n")
     (tmp_path / "config.toml").write_text(f'[backends.fake]\nengine = "{FAKE_ENGINE}"\n')
     (tmp_path / "wrong.shift").write_text("three\n")
