@@ -54,10 +54,13 @@ class Allocation:
         self._rooms: tuple[Vector, Vector] | None = None
         self._files: dict[str, int] = {}  # bytes of each model's files that a runner counts for
         self._counted: dict[RunnerId, int] = {}  # of those of its model, what older runners count for
+        self._computing: dict[RunnerKey, list[tuple[int, ...]]] = {}  # the devices of each key's runners that stay
         for slot in live:
             if slot.memory.shared:
                 self._counted[slot.id] = self._files.get(slot.key.files, 0)
                 self._map(slot.key, slot.memory)
+            if slot.phase not in LEAVING and not slot.grows:
+                self._computing.setdefault(slot.key, []).append(slot.option.place.devices)
         found = self._vector(budget)
         self.budget = self._same.setdefault(found, found)
         self.free = self.left = reduce(subtract, map(self.size, live), self.budget)
@@ -78,7 +81,13 @@ class Allocation:
         if self._rooms is None:
             found = self.free, self.left
             self._rooms = self._same.setdefault(found, found)
-        return id(self._rooms), self.counted(runner)
+        return id(self._rooms), self.counted(runner), *self._computing.get(runner.key, ())
+
+    def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:
+        """How many runners of the key compute on one of these `devices`; without devices, on the processors. One that
+        leaves, or goes once another has come, does not count."""
+        there = self._computing.get(key, ())
+        return sum([devices == other or not set(devices).isdisjoint(other) for other in there])
 
     def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
         """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken

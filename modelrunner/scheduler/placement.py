@@ -4,8 +4,9 @@ Pure.
 The rule: of the best rank that can ever fit, the option that is free now, else the one that room already comes for,
 else the one whose eviction costs least. So a model waits for a rank, never for a place.
 
-- *Free*: of several first those whose host has the files; of these the one whose devices have the most free memory, or
-  whose host has, for a run on processors. Models that need little then lie apart, and compute apart;
+- *Free*: of several first those with the fewest runners of the same model on their devices, or on the processors of
+  their host: replicas compute apart. Then those whose host has the files; of these the one whose devices have the most
+  free memory, or whose host has, for a run on processors. Models that need little then lie apart, and compute apart;
   docs/scheduling.md has what other orders are worth.
 - *Costs least*: first those without a busy runner, then the least seconds of loading.
 - *Can ever fit*: if everything were evicted that may be. A runner outlives the request that started it by far, and a
@@ -112,10 +113,10 @@ def free_now(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> RunOpti
         room = memory[host]
         free += [option for option in options if room.has(room.need(runner, option.memory))]
 
-    def room_there(option: RunOption) -> tuple[bool, int, int]:
-        left, devices = memory[option.place.host].left, option.place.devices
-        most = sum([left[1 + device] for device in devices]) if devices else left[0]
-        return not option.fetches, most, -option.number
+    def room_there(option: RunOption) -> tuple[int, bool, int, int]:
+        room, devices = memory[option.place.host], option.place.devices
+        most = sum([room.left[1 + device] for device in devices]) if devices else room.left[0]
+        return -room.beside(runner.key, devices), not option.fetches, most, -option.number
 
     return max(free, key=room_there) if free else None
 

@@ -156,6 +156,33 @@ def test_of_two_free_hosts_the_one_with_the_files_is_taken_then_the_one_with_mor
     assert hosts(decide(on_both("x"), others=larger)) == ["b"]
 
 
+def test_replicas_compute_apart_on_hosts_as_on_devices() -> None:
+    """Also where the place of the first one has more room, and the files."""
+    larger = {"b": RequiredMemory(30)}
+    model = replace(on_both("x"), waiting=(), least=2, most=2)
+    fetched = replace(model, options=(model.options[0]._replace(fetches=True), model.options[1]))
+    for asked in (model, fetched):
+        assert hosts(decide(asked, there(slot("x", 8)), others=larger)) == [""]
+        assert hosts(decide(asked, there(slot("x", 8)), budget=7, others=larger)) == ["b"], "room is there alone"
+        leaving = slot("x", 8, Phase.DRAINING, leases=1)._replace(number=1, least=2)
+        assert decide(asked, there(slot("x", 8)), leaving, budget=18, others=larger) == []
+    on_c = option(RequiredMemory(8), number=2, host="c")
+    other = slot("a", 8)._replace(option=on_c)
+    equal = replace(model, options=(*model.options[1:], on_c))
+    three = decide(equal, there(slot("x", 8)), other, others=larger | {"c": RequiredMemory(30)})
+    assert hosts(three) == ["c"], "hosts with the same room differ by it"
+    devices = replace(group("x", 1, vram=(4,), elsewhere=((0, 4),)), waiting=(), least=2, most=2)
+    assert places(decide(devices, slot("x", 1, vram=(4,)), vram=(20, 8))) == [(1,)]
+    assert places(decide(devices, slot("x", 1, vram=(4,)), vram=(20, 3))) == [(0,)]
+
+
+def test_a_model_that_grows_stays_where_its_files_are() -> None:
+    more = tuple(o._replace(sequences=4, fetches=bool(o.place.host)) for o in on_both("x").options)
+    full = slot("x", 8, leases=1, parallel=1)._replace(grows=True)
+    grown = replace(on_both("x", NOW - 9), wider=more)
+    assert hosts(decide(grown, full, budget=20, others=B)) == [""]
+
+
 def test_what_runs_on_one_host_takes_no_room_of_another_and_goes_for_nobody_there() -> None:
     here, busy = slot("a", 8, idle=99), there(slot("b", 8, idle=5))
     assert decide(on_both("x", NOW - 50), here, busy, others=B) == [Stop(runner("a"), Reason.ROOM)]
