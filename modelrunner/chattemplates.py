@@ -26,12 +26,12 @@ def abilities(template: str) -> frozenset[str]:
     if not template:
         return frozenset()
     names = _names(template)
-    found = {"chat"}
+    capabilities = {"chat"}
     if _TOOLS in names and _CALLS in template:
-        found.add("tools")
+        capabilities.add("tools")
     if names & _THINKING or any(mark in template for mark in _MARKS):
-        found.add("reasoning")
-    return frozenset(found)
+        capabilities.add("reasoning")
+    return frozenset(capabilities)
 
 
 def variables(template: str) -> Collection[str]:

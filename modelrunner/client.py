@@ -112,10 +112,10 @@ def _refusal(status: int, content: bytes) -> ModelRunnerError:
 
 
 def _progress(line: str) -> wire.Progress:
-    found = decode(line, wire.Progress)
-    if found.type == "error":
-        raise failure(found.error or {"message": found.message})
-    return found
+    progress = decode(line, wire.Progress)
+    if progress.type == "error":
+        raise failure(progress.error or {"message": progress.message})
+    return progress
 
 
 def _words(line: str) -> str:
@@ -145,10 +145,10 @@ def _lines(content: bytes) -> list[dict[str, Any]]:
 
 
 def _last(content: bytes) -> wire.Progress:
-    found = [_progress(line) for line in content.decode().splitlines()]
-    if not found:
+    lines = [_progress(line) for line in content.decode().splitlines()]
+    if not lines:
         raise AnswerBroken("the daemon's answer is empty: try again")
-    return found[-1]
+    return lines[-1]
 
 
 class _ClientMethods:

@@ -83,14 +83,14 @@ class SamplingOptions(msgspec.Struct, gc=False, omit_defaults=True):
 
     def mapped(self) -> dict[str, Any]:
         """Returns the options under the names of llama.cpp and vLLM. A negative `num_predict` sets no limit."""
-        found = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        fields = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         if self.repeat_penalty is not None:
-            found["repetition_penalty"] = self.repeat_penalty  # vLLM's name
+            fields["repetition_penalty"] = self.repeat_penalty  # vLLM's name
         if self.num_keep is not None:
-            found["n_keep"] = self.num_keep
+            fields["n_keep"] = self.num_keep
         if self.num_predict is not None and self.num_predict >= 0:
-            found["max_tokens"] = self.num_predict
-        return found
+            fields["max_tokens"] = self.num_predict
+        return fields
 
 
 class DefaultMessage(msgspec.Struct, frozen=True):
@@ -112,9 +112,9 @@ class ModelDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def parse(cls, value: Any) -> "ModelDefaults | None":
         """Reads decoded JSON; returns None if it has no default that applies. Raises `msgspec.ValidationError`."""
-        found = msgspec.convert(value, cls)
-        msgspec.convert(found.parameters, SamplingOptions)
-        return found if found != NO_DEFAULTS else None
+        defaults = msgspec.convert(value, cls)
+        msgspec.convert(defaults.parameters, SamplingOptions)
+        return defaults if defaults != NO_DEFAULTS else None
 
     @property
     def sampling(self) -> SamplingOptions:

@@ -44,14 +44,14 @@ class LoraPath:
 def parse(texts: Iterable[str]) -> tuple[LoraPath, ...]:
     """Reads `PATH[:SCALE]` of each adapter of a model. Raises `BadRequest` for a path that is not absolute, a scale
     beyond ±1000, two adapters of one name, and more than 16 of them."""
-    found = []
+    paths = []
     for text in texts:
         path, scale = split(text)
         if not path.startswith(("/", "~/")) or "\0" in path:
             raise BadRequest(f"lora takes absolute paths, PATH or PATH:SCALE, not {text!r}", param="lora")
-        found.append(LoraPath(Path(path).expanduser(), scale))
-    check(found)
-    return tuple(found)
+        paths.append(LoraPath(Path(path).expanduser(), scale))
+    check(paths)
+    return tuple(paths)
 
 
 def check(adapters: Iterable[LoraPath]) -> None:

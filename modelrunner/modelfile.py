@@ -120,10 +120,10 @@ def _written(text: str) -> str | None:
     plain = text and text == text.strip() and not text.startswith('"') and not _BREAK.search(text)
     for written in ([text] if plain else []) + [f'"""{text}"""', f'"{text}"']:
         try:
-            found = list(_instructions(f"SYSTEM {written}\nSYSTEM -\n"))
+            instructions = list(_instructions(f"SYSTEM {written}\nSYSTEM -\n"))
         except BadRequest:
             continue
-        if [value for *_, value in found] == [text, "-"]:
+        if [value for *_, value in instructions] == [text, "-"]:
             return written
     return None
 
@@ -172,9 +172,9 @@ def _lines(text: str) -> list[str]:
 
 def _first_word(line: str) -> tuple[str, str]:
     """Returns the first word of a line, and what follows the blank after it."""
-    found = _WORD.match(line)
-    assert found is not None
-    return found[1], line[found.end() :]
+    match = _WORD.match(line)
+    assert match is not None
+    return match[1], line[match.end() :]
 
 
 def _number(name: str, text: str, line: int) -> int | float:

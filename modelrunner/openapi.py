@@ -61,7 +61,7 @@ def inference_operations() -> Iterator[tuple[Dialect, str, str, str, Operation]]
 def make_document(control: Iterable[tuple[str, str, str, Operation]], version: str) -> dict[str, Any]:
     """Returns the document of the routes of inference and of `control`: (method, path, scope, operation), where a path
     has aiohttp's `{name}` and `{name:expression}`."""
-    operations = [*inference_operations(), *((None, *found) for found in control)]
+    operations = [*inference_operations(), *((None, *route) for route in control)]
     paths: dict[str, dict[str, Any]] = {}
     schemas = _Schemas()
     errors: dict[str, tuple[type | None, int]] = {}
@@ -95,8 +95,8 @@ def _error_name(error: type | None, status: int) -> str:
 
 def _tag(path: str) -> str:
     words = path.strip("/").split("/")
-    found = words[1] if words[0] in ("v1", "api") and len(words) > 1 else words[0]
-    return "ollama" if words[0] == "api" else found or "daemon"
+    tag = words[1] if words[0] in ("v1", "api") and len(words) > 1 else words[0]
+    return "ollama" if words[0] == "api" else tag or "daemon"
 
 
 def _expanded(pattern: str) -> Iterable[tuple[str, list[dict[str, Any]]]]:
@@ -132,8 +132,8 @@ def _entry(operation: Operation, error: type | None, schemas: "_Schemas") -> dic
         for status in (*ALWAYS, *operation.errors)
     }
     answers = {operation.status: operation.answer, **operation.also}
-    found = refusals | {status: _answer(status, answer, schemas) for status, answer in answers.items()}
-    entry["responses"] = {str(status): found[status] for status in sorted(found)}
+    responses = refusals | {status: _answer(status, answer, schemas) for status, answer in answers.items()}
+    entry["responses"] = {str(status): responses[status] for status in sorted(responses)}
     return entry
 
 
@@ -161,17 +161,17 @@ class _Schemas:
 
     def resolved(self, document: dict[str, Any]) -> dict[str, Any]:
         slots = list(self._types.values())
-        found, components = msgspec.json.schema_components(
+        schemas, components = msgspec.json.schema_components(
             [slot.kind for slot in slots], ref_template="#/components/schemas/{name}"
         )
-        for slot, schema in zip(slots, found, strict=True):
+        for slot, schema in zip(slots, schemas, strict=True):
             slot.schema = schema
         for component in components.values():
             if "description" in component:
                 component["description"] = inspect.cleandoc(component["description"])
         document["components"]["schemas"] = components
-        made: dict[str, Any] = _filled(document)
-        return made
+        resolved: dict[str, Any] = _filled(document)
+        return resolved
 
 
 class _Place:

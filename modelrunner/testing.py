@@ -294,9 +294,9 @@ def tree(runner: LocalRunner) -> list[psutil.Process]:
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Returns the processes that are neither gone nor zombies of another parent."""
-    found = []
+    living = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                living.append(process)
+    return living

@@ -79,8 +79,8 @@ class Hours:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises `BadRequest`."""
-        found = _HOURS.fullmatch(text)
-        begin, end = (int(found[i]) * 60 + int(found[i + 1]) for i in (1, 3)) if found else (0, 0)
+        match = _HOURS.fullmatch(text)
+        begin, end = (int(match[i]) * 60 + int(match[i + 1]) for i in (1, 3)) if match else (0, 0)
         if begin == end or max(begin, end) > _DAY:
             raise BadRequest(f"{text!r} are no hours: write HH:MM-HH:MM, such as 07:00-22:30", param="hours")
         return cls(begin, end)
@@ -312,8 +312,8 @@ a chat template "chat" too; "tools" and "reasoning" come from its template; "vis
 
 def in_order(capabilities: Iterable[str]) -> tuple[str, ...]:
     """Returns the capabilities in the order in which they are shown."""
-    found = set(capabilities)
-    return (*filter(found.__contains__, CAPABILITIES), *sorted(found.difference(CAPABILITIES)))
+    kinds = set(capabilities)
+    return (*filter(kinds.__contains__, CAPABILITIES), *sorted(kinds.difference(CAPABILITIES)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ def parse_duration(text: str) -> float:
 def parse_age(text: str) -> float:
     """Parses a number of days or weeks (`30d`, `2w`), or a Go duration, into seconds; never negative. Raises
     `BadRequest`."""
-    found = _AGE.fullmatch(text.strip())
-    seconds = float(found[1]) * _AGE_UNITS[found[2]] if found else parse_duration(text)
+    match = _AGE.fullmatch(text.strip())
+    seconds = float(match[1]) * _AGE_UNITS[match[2]] if match else parse_duration(text)
     if seconds < 0:
         raise BadRequest(f"{text!r} is negative")
     return seconds

@@ -50,22 +50,22 @@ def required(spec: RunSpec) -> RequiredMemory:
 
 def growth(spec: RunSpec) -> RequiredMemory:
     """Estimates the part that only requests use: the denoiser and the VAE work one after the other."""
-    found, pixels = spec.bundle.header.metadata, largest(spec) ** 2
-    return RequiredMemory(spec.parallel * max(_denoiser(found, pixels), _vae(found, pixels)))
+    metadata, pixels = spec.bundle.header.metadata, largest(spec) ** 2
+    return RequiredMemory(spec.parallel * max(_denoiser(metadata, pixels), _vae(metadata, pixels)))
 
 
-def _denoiser(found: Mapping[str, Any], pixels: int) -> int:
+def _denoiser(metadata: Mapping[str, Any], pixels: int) -> int:
     """For the picture with and without the prompt: what each level keeps for its way up, and at the first level, in the
     feed-forward network, eight times the width."""
-    channels, layers = _list(found, "unet_channels"), _number(found, "unet_layers")
-    latent = pixels // _number(found, "scale") ** 2
+    channels, layers = _list(metadata, "unet_channels"), _number(metadata, "unet_layers")
+    latent = pixels // _number(metadata, "scale") ** 2
     kept = sum((layers + 1) * width * latent >> 2 * level for level, width in enumerate(channels))
     return 2 * _FLOAT * (kept + 16 * channels[0] * latent)
 
 
-def _vae(found: Mapping[str, Any], pixels: int) -> int:
+def _vae(metadata: Mapping[str, Any], pixels: int) -> int:
     """The last level, at the full size: its input with the width of the level before, and copies of it in a block."""
-    channels = _list(found, "vae_channels")
+    channels = _list(metadata, "vae_channels")
     before = channels[min(1, len(channels) - 1)]
     return _FLOAT * pixels * (3 * before + 2 * channels[0])
 
@@ -75,11 +75,11 @@ def variants(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
     if DiffusersOptions.of(spec.options).largest is not None:
         return [Variant(spec, required(spec))]
     most = largest(spec)
-    found = []
+    sizes = []
     for rank, side in enumerate(dict.fromkeys(_side(spec.bundle, part) for part in _SIDES)):
         run = replace(spec, options={**spec.options, "largest": side})
-        found.append(Variant(run, required(run), f"pictures up to {side}x{side}" if side < most else "", rank))
-    return found
+        sizes.append(Variant(run, required(run), f"pictures up to {side}x{side}" if side < most else "", rank))
+    return sizes
 
 
 def _side(bundle: Bundle, part: float) -> int:
@@ -87,11 +87,11 @@ def _side(bundle: Bundle, part: float) -> int:
     return max(_STEP, min(8192, int(trained * part) // _STEP * _STEP))
 
 
-def _number(found: Mapping[str, Any], name: str) -> int:
-    value = found.get(name)
+def _number(metadata: Mapping[str, Any], name: str) -> int:
+    value = metadata.get(name)
     return value if isinstance(value, int) else 1
 
 
-def _list(found: Mapping[str, Any], name: str) -> Sequence[int]:
-    value = found.get(name)
+def _list(metadata: Mapping[str, Any], name: str) -> Sequence[int]:
+    value = metadata.get(name)
     return value if isinstance(value, list | tuple) and value else (1,)

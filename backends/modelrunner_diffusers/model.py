@@ -86,17 +86,17 @@ def _parts(index: Mapping[str, Any]) -> list[str]:
 
 
 def _channels(config: Mapping[str, Any], name: str) -> list[int]:
-    found = config.get("block_out_channels")
-    if not isinstance(found, list) or not 0 < len(found) <= _MOST_LEVELS:
+    channels = config.get("block_out_channels")
+    if not isinstance(channels, list) or not 0 < len(channels) <= _MOST_LEVELS:
         raise InvalidModel(f"{name}/config.json has no list of block_out_channels")
-    if not all(type(each) is int and 0 < each <= _MOST_CHANNELS for each in found):
+    if not all(type(each) is int and 0 < each <= _MOST_CHANNELS for each in channels):
         raise InvalidModel(f"{name}/config.json has impossible block_out_channels")
-    return found
+    return channels
 
 
 def _number(config: Mapping[str, Any], key: str) -> int:
-    found = config.get(key)
-    return found if type(found) is int and 0 < found <= 64 else 2
+    value = config.get(key)
+    return value if type(value) is int and 0 < value <= 64 else 2
 
 
 def _count(file: Path, name: str, counts: dict[str, int]) -> None:

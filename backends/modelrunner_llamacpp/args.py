@@ -229,8 +229,8 @@ def model_settings(options: Mapping[str, str]) -> dict[str, Any]:
                 "install it with `modelrunner install llama.cpp`",
                 param="runtime-flags",
             )
-    given = [(OPTIONS[flag], text) for flag, text in options.items()]
-    settings = {option.setting: option.setting_value(text) for option, text in given if option.setting}
+    pairs = [(OPTIONS[flag], text) for flag, text in options.items()]
+    settings = {option.setting: option.setting_value(text) for option, text in pairs if option.setting}
     if "--mmproj" in options:
         settings["chat_format"] = "mtmd"  # without one of its names, the projector is not even opened
     return {"settings": settings, "host": options["--host"], "port": int(options.get("--port", 0))}

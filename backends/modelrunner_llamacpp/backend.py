@@ -166,7 +166,7 @@ class LlamaCppBackend(Backend):
         )
 
     def version(self) -> str:
-        engine = self._found()
+        engine = self._engine_now()
         return f"{engine.version} ({engine.kind})" if engine else ""
 
     async def disk_usage(self) -> int:
@@ -183,13 +183,13 @@ class LlamaCppBackend(Backend):
         return memory.growth(spec, self._options(spec, self._find(), self._threads()))
 
     def devices(self) -> Sequence[EngineDevice]:
-        engine = self._found()
+        engine = self._engine_now()
         if engine is None:
             return ()
         theirs = self._servers.devices(lambda server: engines.devices_of_server(engine, server))
-        found = (*engines.devices(engine), *theirs)
-        self._listed = engine, found
-        return found
+        devices = (*engines.devices(engine), *theirs)
+        self._listed = engine, devices
+        return devices
 
     def _devices_of(self, engine: Engine) -> Sequence[EngineDevice]:
         """Returns what the engine listed when it was asked last."""
@@ -208,9 +208,9 @@ class LlamaCppBackend(Backend):
 
         layers = Header(spec.bundle.header).layers
         spec = memory.placed_by_hand(spec, self._options(spec, engine, threads), rooms)
-        found = await asyncio.to_thread(split.variants, spec, place, required, layers)
+        variants = await asyncio.to_thread(split.variants, spec, place, required, layers)
         listed = self._devices_of(engine) if engine is not None else ()
-        return [rpc.alone(variant, listed, rooms) for variant in found]
+        return [rpc.alone(variant, listed, rooms) for variant in variants]
 
     def check_flags(self, flags_: tuple[str, ...], mode: Mode) -> None:
         flags.parse(flags_)
@@ -248,14 +248,14 @@ class LlamaCppBackend(Backend):
     def _find(self) -> Engine | None:
         return engines.find(self.context, self.settings)
 
-    def _found(self) -> Engine | None:
+    def _engine_now(self) -> Engine | None:
         with contextlib.suppress(BackendUnavailable):
             return self._find()
         return None
 
     def _kind(self) -> EngineKind | None:
         """Returns the kind of the engine that `run` would start, None if there is none."""
-        engine = self._found()
+        engine = self._engine_now()
         return engine.kind if engine else None
 
     def _threads(self) -> int | None:

@@ -75,7 +75,7 @@ def _variant(card: Card | None) -> str:
 
 def compiler() -> str | None:
     """Returns the C++ compiler that a build would use, None if there is none."""
-    return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    return next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
 def entry_name(card: Card | None, targets: Sequence[str] = TARGETS) -> str:

@@ -114,16 +114,16 @@ explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_me
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
     """Does as `ExplainsErrors.request_error` should, for llama.cpp."""
-    if (found := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
-        said = {name: int(figure) for name, figure in found.groupdict().items() if figure} if found else {}
+    if (match := _TOO_LONG.search(message)) or fields.get("type") == "exceed_context_size_error":
+        said = {name: int(figure) for name, figure in match.groupdict().items() if figure} if match else {}
         tokens, limit = said.get("tokens", said.get("prompt")), said.get("limit", said.get("context"))
         return ContextTooLong(message, fields.get("n_prompt_tokens", tokens), fields.get("n_ctx", limit))
-    if (found := _UNPARSED.search(message)) is not None:
-        return BadRequest(message, param=found[1])
+    if (match := _UNPARSED.search(message)) is not None:
+        return BadRequest(message, param=match[1])
     if status >= 500 and _FETCHED.search(message):
         return BadRequest("the engine fetches no files: send an image or a sound as a data: URL")
     if status >= 500 and _OUT_OF_RANGE.search(message):
         return BadRequest("a number in the request is out of range, such as a token that the model does not have")
-    if status >= 500 and (found := _UNSEEN.search(message)) is not None:
-        return BadRequest(f"{found[0]} by this model: `modelrunner list` shows what each model takes")
+    if status >= 500 and (match := _UNSEEN.search(message)) is not None:
+        return BadRequest(f"{match[0]} by this model: `modelrunner list` shows what each model takes")
     return BadRequest(message) if status >= 500 and _CLIENTS_FAULT.search(message) else None

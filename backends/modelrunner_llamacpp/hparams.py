@@ -89,21 +89,21 @@ class Header:
     def attention(self) -> set[int]:
         """Returns the layers that have keys and values of their own; the last layers may use those of others."""
         own = min(self._computed(), self.layers - self.integer("attention.shared_kv_layers"))
-        found = set(self._attending) or set(range(self.layers))
+        layers = set(self._attending) or set(range(self.layers))
         if self.architecture != _BOTH:
-            found -= self.recurrent()
-        return {layer for layer in found if layer < own}
+            layers -= self.recurrent()
+        return {layer for layer in layers if layer < own}
 
     def recurrent(self) -> set[int]:
         """Returns the layers that keep a state for each sequence instead of keys and values."""
         listed, every = self.get("attention.recurrent_layers"), self.integer("full_attention_interval")
         if isinstance(listed, list | tuple):
-            found = frozenset(layer for layer, recurrent in enumerate(listed) if recurrent)
+            layers = frozenset(layer for layer, recurrent in enumerate(listed) if recurrent)
         elif every:
-            found = frozenset(layer for layer in range(self.layers) if (layer + 1) % every)
+            layers = frozenset(layer for layer in range(self.layers) if (layer + 1) % every)
         else:
-            found = self._recurring
-        return {layer for layer in found if layer < self._computed()}
+            layers = self._recurring
+        return {layer for layer in layers if layer < self._computed()}
 
     def _computed(self) -> int:
         """Returns the number of layers without the last ones that only predict further tokens. The daemon does not use

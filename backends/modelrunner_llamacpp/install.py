@@ -221,12 +221,12 @@ def _tell(line: str, progress: ProgressCallback) -> None:
 def _lacks_library(failed: programs.StepFailed, log: Path) -> BackendUnavailable | None:
     """Returns the error for a wheel that needs a library of the system that is not there, with the way out. Returns
     None for another failure."""
-    found = next(filter(None, map(_LIBRARY.search, failed.lines)), None)
-    if found is None:
+    match = next(filter(None, map(_LIBRARY.search, failed.lines)), None)
+    if match is None:
         return None
-    packages = _PACKAGES.get(found[1], "the package that has it")
+    packages = _PACKAGES.get(match[1], "the package that has it")
     return BackendUnavailable(
-        f"llama.cpp needs the library {found[1]}, which this system lacks: install {packages}, and then `modelrunner "
+        f"llama.cpp needs the library {match[1]}, which this system lacks: install {packages}, and then `modelrunner "
         f"install llama.cpp`; see {log}"
     )
 

@@ -55,10 +55,10 @@ def by_layer(header: Header, shape: Shape) -> dict[int, int]:
     """Returns the bytes of each layer that has an attention cache or a recurrent state."""
     if not header.has_cache:
         return {}
-    found = {layer: _attention_bytes(header, shape, layer) for layer in sorted(header.attention())}
+    sizes = {layer: _attention_bytes(header, shape, layer) for layer in sorted(header.attention())}
     for layer in header.recurrent():
-        found[layer] = found.get(layer, 0) + shape.parallel * _state_bytes(header)
-    return found
+        sizes[layer] = sizes.get(layer, 0) + shape.parallel * _state_bytes(header)
+    return sizes
 
 
 def checkpoints(header: Header, shape: Shape, count: int) -> int:

@@ -33,8 +33,8 @@ class Servers:
         for server, due in self._due.items():
             if self._clock() >= due and not self._users[server]:
                 self._look(server, ask)
-        found = [device for server in self._due for device in self._lists.get(server, ())]
-        return [replace(device, name=f"{_PREFIX}{number}") for number, device in enumerate(found)]
+        devices = [device for server in self._due for device in self._lists.get(server, ())]
+        return [replace(device, name=f"{_PREFIX}{number}") for number, device in enumerate(devices)]
 
     def _look(self, server: str, ask: Callable[[str], Collection[EngineDevice]]) -> None:
         host, _, port = server.rpartition(":")

@@ -132,7 +132,7 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def found(folder: Path, owner: str) -> list[SavedSlot]:
+def saved_slots(folder: Path, owner: str) -> list[SavedSlot]:
     """Returns the owner's files in a folder, the most valuable first: long prompts before short ones, and of both kinds
     the last used first. It removes a damaged file."""
     good = []

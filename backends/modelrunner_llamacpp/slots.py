@@ -93,7 +93,7 @@ class SlotKeeper:
         """Restores the owner's most valuable states, one in each slot, the best one in the first slot: for a prompt
         that continues none of them the engine takes the last slot. Raises `OSError`, `ModelRunnerError`."""
         tokens, slot, began = 0, 0, time.monotonic()
-        for saved in await asyncio.to_thread(slotfiles.found, self.folder, owner):
+        for saved in await asyncio.to_thread(slotfiles.saved_slots, self.folder, owner):
             left = _RESTORE_LIMIT - (time.monotonic() - began)
             if slot == self._slots or left <= 0:
                 break
@@ -162,7 +162,7 @@ class SlotKeeper:
         return False
 
     def _tidy(self, owner: str) -> None:
-        for saved in slotfiles.superfluous(slotfiles.found(self.folder, owner), self._slots):
+        for saved in slotfiles.superfluous(slotfiles.saved_slots(self.folder, owner), self._slots):
             saved.path.unlink(missing_ok=True)
         self._files.trim()
 

@@ -39,12 +39,12 @@ def placements(
         return _ways(blocks, each, rooms, main, wanted) or [[_on(roomiest, wanted, len(rooms))]]
     most = sum(fill(blocks, each, rooms))
     most = max(most, *[sum(_within(blocks, each, rooms, (device,))) for device in range(len(rooms))])
-    found = _ways(blocks, each, rooms, main, most) if most else []
+    ways = _ways(blocks, each, rooms, main, most) if most else []
     for quarters in (3, 2, 1):
         fewer = most * quarters // 4
-        if fewer and sum(found[-1][0]) > fewer:
-            found += _ways(blocks, each, rooms, main, fewer)[:1]
-    return [*found, [(0,) * len(rooms)]]
+        if fewer and sum(ways[-1][0]) > fewer:
+            ways += _ways(blocks, each, rooms, main, fewer)[:1]
+    return [*ways, [(0,) * len(rooms)]]
 
 
 def _ways(
@@ -128,8 +128,8 @@ def variants(
         for ways in lists if full else [*lists[:1], *lists[1:][-1:]]:
             placed = [(way, replace(size, flags=(*spec.flags, *flags(way)))) for way in ways]
             ranked = [Variant(run, required(run), _label(spec, size, way, layers)) for way, run in placed]
-            asked = size.context_size == spec.context_size
-            (whole if asked and sum(ways[0]) > layers else rest).append(ranked)
+            is_whole = size.context_size == spec.context_size
+            (whole if is_whole and sum(ways[0]) > layers else rest).append(ranked)
         if not lists:
             whole.append([Variant(size, required(size), _label(spec, size, None, layers))])
     return [replace(each, rank=rank) for rank, ranked in enumerate(whole + rest) for each in ranked]

@@ -23,23 +23,23 @@ def read(files: Mapping[str, Path]) -> FormatReading:
     description = f"{weights}.json"
     if description not in files:
         raise InvalidModel(f"{description} is missing beside {weights}")
-    found = read_object(files[description], _LONGEST, description)
-    audio, phonemes = found.get("audio"), found.get("phoneme_type", "espeak")
+    config = read_object(files[description], _LONGEST, description)
+    audio, phonemes = config.get("audio"), config.get("phoneme_type", "espeak")
     rate = audio.get("sample_rate") if isinstance(audio, dict) else None
     if not isinstance(rate, int) or not 8000 <= rate <= 48000:
         raise InvalidModel(f"{description} names no sample rate from 8000 to 48000")
-    if not isinstance(found.get("phoneme_id_map"), dict):
+    if not isinstance(config.get("phoneme_id_map"), dict):
         raise InvalidModel(f"{description} has no phoneme_id_map: it describes no voice of Piper")
     if phonemes not in _ALPHABETS:
         raise InvalidModel(f"{description} has phonemes of the kind {phonemes!r}; {' and '.join(_ALPHABETS)} are known")
-    espeak = found.get("espeak")
+    espeak = config.get("espeak")
     language = espeak.get("voice") if isinstance(espeak, dict) else None
     return FormatReading(
         {
             "general.architecture": "vits",
             "sample_rate": rate,
             "language": str(language or ""),
-            "voices": voices(found, weights),
+            "voices": voices(config, weights),
         },
         frozenset({"speech"}),
     )

@@ -122,7 +122,7 @@ def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) 
     run."""
     options = VllmOptions.of(spec.options)
     names = {"models": served_names(spec), "adapters": adapters.names(spec)}
-    found = {
+    environment = {
         "PYTHONPATH": str(INSIDE),
         "PYTHONNOUSERSITE": "1",
         "MODELRUNNER_GUARD": json.dumps(names),
@@ -139,14 +139,16 @@ def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) 
         "PATH": f"{engine.program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # ninja and the compiler
     }
     if options.sleep is not None:
-        found["VLLM_SERVER_DEV_MODE"] = "1"  # its routes for sleep; the guard blocks the other routes of that mode
+        environment["VLLM_SERVER_DEV_MODE"] = (
+            "1"  # its routes for sleep; the guard blocks the other routes of that mode
+        )
     if engine.kind is EngineKind.CPU:
         # vLLM cannot load again what this saves for the CPU ("'function' object has no attribute 'finalize_loading'"),
         # and compiles anew; without it the compiler's own cache is used.
-        found["VLLM_USE_AOT_COMPILE"] = "0"
+        environment["VLLM_USE_AOT_COMPILE"] = "0"
     if options.ray_address is not None:
-        found["RAY_ADDRESS"] = options.ray_address
+        environment["RAY_ADDRESS"] = options.ray_address
     if options.executor == "ray":
-        found["RAY_USAGE_STATS_ENABLED"] = "0"
-        found["RAY_TMPDIR"] = str(_ray_folder(spec))  # otherwise Ray looks for the cluster in TMPDIR
-    return scrubbed_environment() | found | dict(spec.environment)
+        environment["RAY_USAGE_STATS_ENABLED"] = "0"
+        environment["RAY_TMPDIR"] = str(_ray_folder(spec))  # otherwise Ray looks for the cluster in TMPDIR
+    return scrubbed_environment() | environment | dict(spec.environment)

@@ -108,8 +108,8 @@ explain, ran_out_of_memory, stage = _DIAGNOSIS.explain, _DIAGNOSIS.ran_out_of_me
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    return int(found[1] or found[2]) if found else None
+    match = pattern.search(text)
+    return int(match[1] or match[2]) if match else None
 
 
 def request_error(status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:

@@ -80,15 +80,15 @@ class Machine:
                 f"vLLM needs glibc {oldest} or later, and this system has another C library (musl?)"
             )
         if version < _OLDEST_GLIBC:
-            found = ".".join(map(str, version))
-            raise BackendUnavailable(f"vLLM needs glibc {oldest} or later, and this system has {found}: update it")
+            here = ".".join(map(str, version))
+            raise BackendUnavailable(f"vLLM needs glibc {oldest} or later, and this system has {here}: update it")
 
     def _check_python(self) -> None:
         lowest, highest = (".".join(map(str, version)) for version in _PYTHONS)
         if not _PYTHONS[0] <= self.python <= _PYTHONS[1]:
-            found = ".".join(map(str, self.python))
+            here = ".".join(map(str, self.python))
             raise BackendUnavailable(
-                f"vLLM {VERSION} needs Python {lowest} to {highest}, not {found}: set `python` in [backends.vllm]"
+                f"vLLM {VERSION} needs Python {lowest} to {highest}, not {here}: set `python` in [backends.vllm]"
             )
 
 

@@ -189,13 +189,13 @@ def _token_bytes(config: Config, options: VllmOptions) -> int:
 def weights(bundle: Bundle, options: VllmOptions) -> int:
     """Returns the bytes of the weights in memory. Floating-point tensors are converted to the type that the engine
     computes in; packed ones stay as they are."""
-    found = 0
+    size = 0
     for tensor in bundle.header.tensors:
         elements = 1
         for length in tensor.shape:
             elements *= length
-        found += elements * _BYTES[options.dtype] if tensor.dtype in _FLOATS else tensor.size
-    return found
+        size += elements * _BYTES[options.dtype] if tensor.dtype in _FLOATS else tensor.size
+    return size
 
 
 def _activations(config: Config, run: Shape, mode: Mode) -> int:

@@ -103,7 +103,7 @@ def sentence_limit(bundle: Bundle) -> int | None:
     if _SENTENCE_FILE not in bundle.files:
         return None
     try:
-        found = json.loads(bundle.files[_SENTENCE_FILE].read_bytes()).get("max_seq_length")
+        limit = json.loads(bundle.files[_SENTENCE_FILE].read_bytes()).get("max_seq_length")
     except (OSError, ValueError, AttributeError):
         return None  # damaged, as the engine will report
-    return found if isinstance(found, int) and found > 0 else None
+    return limit if isinstance(limit, int) and limit > 0 else None

@@ -46,8 +46,8 @@ class WhisperOptions(BaseModel):
 
 def required(spec: RunSpec) -> RequiredMemory:
     """Estimates the memory of a run that works on all of its sequences."""
-    found = spec.bundle.header.metadata
-    matrices, total = _number(found, "matrices"), _number(found, "parameters")
+    metadata = spec.bundle.header.metadata
+    matrices, total = _number(metadata, "matrices"), _number(metadata, "parameters")
     weights = matrices * _BYTES[WhisperOptions.of(spec.options).compute_type] + (total - matrices) * 4
     return RequiredMemory(_PROCESS + weights) + growth(spec)
 
@@ -55,14 +55,14 @@ def required(spec: RunSpec) -> RequiredMemory:
 def growth(spec: RunSpec) -> RequiredMemory:
     """Estimates the part that only requests use: for each sequence its sound, the scores of the attention and the
     activations of the encoder, and the keys and values of the sound for each layer of the decoder."""
-    found = spec.bundle.header.metadata
-    width, layers = _number(found, "width"), _number(found, "layers")
+    metadata = spec.bundle.header.metadata
+    width, layers = _number(metadata, "width"), _number(metadata, "layers")
     scores = width // _HEAD * _POSITIONS**2
     activations = 8 * _POSITIONS * width
     sound = 2 * layers * _POSITIONS * width
     return RequiredMemory(spec.parallel * (_SOUND + 4 * (scores + activations + sound)))
 
 
-def _number(found: Mapping[str, Any], name: str) -> int:
-    value = found.get(name)
+def _number(metadata: Mapping[str, Any], name: str) -> int:
+    value = metadata.get(name)
     return value if isinstance(value, int) else 0

@@ -104,20 +104,20 @@ class BatchRoutes:
     @documented(wire.ListPage[wire.BatchStatus], query=_PAGED)
     async def list(self, request: web.Request) -> web.Response:
         """Lists the batches, the newest first."""
-        found = await asyncio.to_thread(self._batches.all, owner_of(request))
-        return page_of(request, [(batch.id, _batch_status(batch)) for batch in found], usual=20)
+        batches = await asyncio.to_thread(self._batches.all, owner_of(request))
+        return page_of(request, [(batch.id, _batch_status(batch)) for batch in batches], usual=20)
 
     @documented(wire.BatchStatus)
     async def get(self, request: web.Request) -> web.Response:
         """Shows a batch."""
-        found = await asyncio.to_thread(self._batches.get, request.match_info["id"], owner_of(request))
-        return json_response(_batch_status(found))
+        batch = await asyncio.to_thread(self._batches.get, request.match_info["id"], owner_of(request))
+        return json_response(_batch_status(batch))
 
     @documented(wire.BatchStatus, errors=(409,))
     async def cancel(self, request: web.Request) -> web.Response:
         """Stops a batch: none of its further requests is sent."""
-        found = await self._intake.cancel(request.match_info["id"], owner_of(request))
-        return json_response(_batch_status(found))
+        batch = await self._intake.cancel(request.match_info["id"], owner_of(request))
+        return json_response(_batch_status(batch))
 
     def _file(self, request: web.Request) -> UploadedFile:
         return self._files.get(request.match_info["id"], owner_of(request))
@@ -165,38 +165,38 @@ class _FewLines:
         return getattr(self._body, name)
 
 
-def _file_status(found: UploadedFile) -> wire.FileStatus:
-    return wire.FileStatus(found.id, found.bytes, int(found.created), found.filename, found.purpose)
+def _file_status(file: UploadedFile) -> wire.FileStatus:
+    return wire.FileStatus(file.id, file.bytes, int(file.created), file.filename, file.purpose)
 
 
-def _batch_status(found: Batch) -> wire.BatchStatus:
+def _batch_status(batch: Batch) -> wire.BatchStatus:
     """Returns the batch object of OpenAI's API."""
 
     def at(moment: float | None, *states: BatchState) -> int | None:
-        return int(moment) if moment is not None and (not states or found.status in states) else None
+        return int(moment) if moment is not None and (not states or batch.status in states) else None
 
     return wire.BatchStatus(
-        id=found.id,
-        endpoint=found.endpoint,
-        errors={"object": "list", "data": list(map(_line_error, found.errors))} if found.errors else None,
-        input_file_id=found.input_file,
-        completion_window=found.window,
-        status=found.status.value,
-        output_file_id=found.output_file,
-        error_file_id=found.error_file,
-        created_at=int(found.created),
-        in_progress_at=at(found.created) if not found.errors else None,
-        expires_at=int(found.expires),
-        finalizing_at=at(found.finalizing),
-        completed_at=at(found.ended, BatchState.COMPLETED),
-        failed_at=at(found.ended, BatchState.FAILED),
-        expired_at=at(found.ended, BatchState.EXPIRED),
-        cancelling_at=at(found.cancelling),
-        cancelled_at=at(found.ended, BatchState.CANCELLED),
-        request_counts={"total": found.total, "completed": found.completed, "failed": found.failed},
-        metadata=found.metadata or None,
+        id=batch.id,
+        endpoint=batch.endpoint,
+        errors={"object": "list", "data": list(map(_line_error, batch.errors))} if batch.errors else None,
+        input_file_id=batch.input_file,
+        completion_window=batch.window,
+        status=batch.status.value,
+        output_file_id=batch.output_file,
+        error_file_id=batch.error_file,
+        created_at=int(batch.created),
+        in_progress_at=at(batch.created) if not batch.errors else None,
+        expires_at=int(batch.expires),
+        finalizing_at=at(batch.finalizing),
+        completed_at=at(batch.ended, BatchState.COMPLETED),
+        failed_at=at(batch.ended, BatchState.FAILED),
+        expired_at=at(batch.ended, BatchState.EXPIRED),
+        cancelling_at=at(batch.cancelling),
+        cancelled_at=at(batch.ended, BatchState.CANCELLED),
+        request_counts={"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        metadata=batch.metadata or None,
     )
 
 
-def _line_error(found: LineError) -> dict[str, Any]:
-    return {"code": found.code, "message": found.message, "line": found.line, "param": found.param}
+def _line_error(error: LineError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "line": error.line, "param": error.param}

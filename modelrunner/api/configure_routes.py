@@ -66,8 +66,8 @@ class ConfigurationRoutes:
             self._registry.get(backend)
         name = request.query.get("model")
         model = None if name is None else self._library.aliases.meant(name)
-        found = await self._configurator.show(model, backend)
-        return json_response([_form(shown, name, model) for shown in found])
+        configurations = await self._configurator.show(model, backend)
+        return json_response([_form(shown, name, model) for shown in configurations])
 
     @documented(dict[str, Any], query={})
     async def schema(self, request: web.Request) -> web.Response:
@@ -83,8 +83,8 @@ class ConfigurationRoutes:
 
 
 def _form(shown: ShownConfiguration, name: str | None, model: str | None) -> wire.Configuration:
-    found = wireforms.configuration(shown)
-    return found if name is None or name == model else msgspec.structs.replace(found, alias=name)
+    form = wireforms.configuration(shown)
+    return form if name is None or name == model else msgspec.structs.replace(form, alias=name)
 
 
 def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class DiagnosticRoutes:
         reference = request.query.get("model", "")
         if not reference:
             raise BadRequest("name the model: ?model=REF", param="model")
-        found = await self._explainer.why(self._library.aliases.meant(reference), request.query.get("mode"))
-        return json_response(wireforms.why(found))
+        explanation = await self._explainer.why(self._library.aliases.meant(reference), request.query.get("mode"))
+        return json_response(wireforms.why(explanation))
 
     @documented(wire.Fit, errors=(412, 421, 422, 501, 502, 504))
     async def fit(self, request: web.Request) -> web.Response:

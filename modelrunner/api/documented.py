@@ -87,7 +87,7 @@ class DocumentRoutes:
 
 
 def _operation(handler: object) -> Operation:
-    found = getattr(handler, "operation", None)
-    if not isinstance(found, Operation) or not found.text:
+    operation = getattr(handler, "operation", None)
+    if not isinstance(operation, Operation) or not operation.text:
         raise TypeError(f"{handler} is not documented: modelrunner/api/documented.py")
-    return found
+    return operation

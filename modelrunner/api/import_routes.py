@@ -99,9 +99,9 @@ class ImportRoutes:
     async def list(self, request: web.Request) -> web.Response:
         """Lists the models that other programs keep on this machine."""
         here = {name for model in self._library for name in model.tags}
-        found = await asyncio.to_thread(lambda: self._foreign.find(self._folder()))
+        models = await asyncio.to_thread(lambda: self._foreign.find(self._folder()))
         return json_response(
-            [wire.Importable(m.name, m.program, m.size, str(m.cost), str(m.file), m.name in here) for m in found]
+            [wire.Importable(m.name, m.program, m.size, str(m.cost), str(m.file), m.name in here) for m in models]
         )
 
     @documented(PROGRESS, body=wire.ImportRequest, errors=(409, 422, 507), local=_LOCAL)

@@ -63,18 +63,18 @@ class KeyRoutes:
         return json_response(wire.KeyRevoked(name))
 
 
-def _key_status(found: ApiKey) -> wire.KeyStatus:
+def _key_status(key: ApiKey) -> wire.KeyStatus:
     return wire.KeyStatus(
-        found.name,
-        [str(scope) for scope in found.scopes],
-        list(found.models),
-        found.requests_per_minute,
-        found.tokens_per_minute,
-        found.concurrency,
-        found.max_tokens,
-        found.max_seconds,
-        "batch" if found.batch else "normal",
-        moment(found.created),
-        moment(found.expires) if found.expires is not None else None,
-        found.expires is not None and found.expires <= time.time(),
+        key.name,
+        [str(scope) for scope in key.scopes],
+        list(key.models),
+        key.requests_per_minute,
+        key.tokens_per_minute,
+        key.concurrency,
+        key.max_tokens,
+        key.max_seconds,
+        "batch" if key.batch else "normal",
+        moment(key.created),
+        moment(key.expires) if key.expires is not None else None,
+        key.expires is not None and key.expires <= time.time(),
     )

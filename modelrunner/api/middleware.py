@@ -123,9 +123,9 @@ def _hint(request: web.BaseRequest) -> str:
 
 
 def _leads_to(resource: web.AbstractResource, path: str) -> bool:
-    found = resource.get_info()
-    pattern = found.get("pattern")
-    return found.get("path") == path or (pattern is not None and pattern.fullmatch(path) is not None)
+    info = resource.get_info()
+    pattern = info.get("pattern")
+    return info.get("path") == path or (pattern is not None and pattern.fullmatch(path) is not None)
 
 
 class RequestEnvelope:

@@ -153,8 +153,8 @@ class ModelRoutes:
     @documented(list[wire.PullStatus], query={})
     async def pulls(self, request: web.Request) -> web.Response:
         """Lists the pulls under way."""
-        found = [running for running in self._library.pulls() if self._reach.allows(request, running.name)]
-        return json_response([modelforms.pull(running) for running in found])
+        pulls = [running for running in self._library.pulls() if self._reach.allows(request, running.name)]
+        return json_response([modelforms.pull(running) for running in pulls])
 
     @documented(wire.Cancelled, query={})
     async def cancel_pull(self, request: web.Request) -> web.Response:

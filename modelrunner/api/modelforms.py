@@ -17,13 +17,13 @@ from modelrunner.store.details import ModelDetails
 from modelrunner.types import in_order
 
 
-def model(found: StoredModel, abilities: Abilities, aliases: Sequence[str] = ()) -> wire.Model:
+def model(stored: StoredModel, abilities: Abilities, aliases: Sequence[str] = ()) -> wire.Model:
     return wire.Model(
-        found.id,
-        found.tags,
-        found.created,
-        msgspec.Raw(found.config_data),  # not decoded: there may be thousands of models
-        found.damage,
+        stored.id,
+        stored.tags,
+        stored.created,
+        msgspec.Raw(stored.config_data),  # not decoded: there may be thousands of models
+        stored.damage,
         list(abilities.capabilities),
         abilities.window,
         list(abilities.adapters),
@@ -32,35 +32,35 @@ def model(found: StoredModel, abilities: Abilities, aliases: Sequence[str] = ())
     )
 
 
-def details(name: str, found: StoredModel, told: ModelDetails, template_problem: str) -> wire.ModelShown:
-    shown = _shown(name, found.id, found.tags, msgspec.Raw(found.config_data), told)
+def details(name: str, stored: StoredModel, parts: ModelDetails, template_problem: str) -> wire.ModelShown:
+    shown = _shown(name, stored.id, stored.tags, msgspec.Raw(stored.config_data), parts)
     return msgspec.structs.replace(shown, template_problem=template_problem)
 
 
-def remote_model(found: RemoteModel) -> wire.Model:
+def remote_model(remote: RemoteModel) -> wire.Model:
     """Returns a model at its source, with the ID "" if the source gives none."""
-    order = list(in_order(found.capabilities))
-    return wire.Model(_id(found), [found.name], 0, found.config, "", order, found.config.get("context_size"))
+    order = list(in_order(remote.capabilities))
+    return wire.Model(_id(remote), [remote.name], 0, remote.config, "", order, remote.config.get("context_size"))
 
 
-def remote_details(found: RemoteModel) -> wire.ModelShown:
-    shown = _shown(found.name, _id(found), [found.name], found.config, found.details)
-    return msgspec.structs.replace(shown, version=found.version, files=dict(found.files))
+def remote_details(remote: RemoteModel) -> wire.ModelShown:
+    shown = _shown(remote.name, _id(remote), [remote.name], remote.config, remote.details)
+    return msgspec.structs.replace(shown, version=remote.version, files=dict(remote.files))
 
 
-def _id(found: RemoteModel) -> str:
-    return found.version if found.version.startswith("sha256:") else ""
+def _id(remote: RemoteModel) -> str:
+    return remote.version if remote.version.startswith("sha256:") else ""
 
 
-def _shown(name: str, id: str, tags: list[str], config: Any, told: ModelDetails) -> wire.ModelShown:
-    carried = told.defaults or NO_DEFAULTS
+def _shown(name: str, id: str, tags: list[str], config: Any, parts: ModelDetails) -> wire.ModelShown:
+    carried = parts.defaults or NO_DEFAULTS
     return wire.ModelShown(
         id,
         tags,
         config,
-        told.template,
-        told.template_digest,
-        list(told.licences),
+        parts.template,
+        parts.template_digest,
+        list(parts.licences),
         carried.system,
         [wire.CarriedMessage(message.role, message.content) for message in carried.messages],
         {**carried.parameters, **carried.template_arguments},
@@ -108,7 +108,7 @@ def pull(running: RunningPull) -> wire.PullStatus:
     return wire.PullStatus(running.name, running.source, int(running.started), progress(running.progress))
 
 
-def disk_usage(found: DiskReport) -> wire.DiskUsage:
+def disk_usage(report: DiskReport) -> wire.DiskUsage:
     models = [
         wire.ModelUsage(
             each.model.id,
@@ -116,13 +116,13 @@ def disk_usage(found: DiskReport) -> wire.DiskUsage:
             each.size,
             each.shared,
             each.reclaimable,
-            int(found.last_used[each.model.id]),
+            int(report.last_used[each.model.id]),
             str(each.folder),
         )
-        for each in found.store.models
+        for each in report.store.models
     ]
-    backends = [wire.BackendUsage(each.name, each.version, each.engine, each.state) for each in found.engines]
-    engines = sum(each.engine for each in found.engines)
-    folders = [wire.FolderUsage(str(f.path), f.total, f.partial, f.free) for f in found.store.folders]
-    folders += [wire.FolderUsage(str(folder.path), absent=folder.message) for folder in found.absent]
-    return wire.DiskUsage(models, backends, found.store.total, engines, found.store.partial, folders)
+    backends = [wire.BackendUsage(each.name, each.version, each.engine, each.state) for each in report.engines]
+    engines = sum(each.engine for each in report.engines)
+    folders = [wire.FolderUsage(str(f.path), f.total, f.partial, f.free) for f in report.store.folders]
+    folders += [wire.FolderUsage(str(folder.path), absent=folder.message) for folder in report.absent]
+    return wire.DiskUsage(models, backends, report.store.total, engines, report.store.partial, folders)

@@ -170,13 +170,13 @@ class OllamaProgress(ProgressLines):
     content_type: ClassVar[str] = "application/x-ndjson"
 
     def render(self, line: Progress) -> bytes:
-        found: dict[str, Any] = {"status": line.message}
+        fields: dict[str, Any] = {"status": line.message}
         if line.type == "success":
-            found = {"status": "success"}
+            fields = {"status": "success"}
         elif line.layer is not None:
-            found = {"status": f"{line.mode}ing {line.layer.id.removeprefix('sha256:')[:12]}", "digest": line.layer.id}
-            found |= {"total": line.layer.size, "completed": line.layer.current}
-        return msgspec.json.encode(found) + b"\n"
+            fields = {"status": f"{line.mode}ing {line.layer.id.removeprefix('sha256:')[:12]}", "digest": line.layer.id}
+            fields |= {"total": line.layer.size, "completed": line.layer.current}
+        return msgspec.json.encode(fields) + b"\n"
 
     def failed(self, error: ModelRunnerError, dialect: Dialect, request_id: str) -> bytes:
         return dialect.error_event(error, request_id)
@@ -221,20 +221,20 @@ def running(view: RunnerView, model_id: str, name: str, model: StoredModel | Non
     )
 
 
-def shown(name: str, model: StoredModel, abilities: Abilities, told: ModelDetails) -> OllamaShown:
+def shown(name: str, model: StoredModel, abilities: Abilities, parts: ModelDetails) -> OllamaShown:
     """Returns the answer of `POST /api/show`. Its template is in Jinja."""
     metadata = dict(model.config.get(model.format) or {})
-    carried = told.defaults or NO_DEFAULTS
+    carried = parts.defaults or NO_DEFAULTS
     window = {"num_ctx": abilities.window} if abilities.window else {}
     parameters = {**carried.parameters, **carried.template_arguments, **window}
     lines = render(Modelfile("x", parameters=parameters)).replace("PARAMETER ", "").split("\n", 1)[1].rstrip()
     return OllamaShown(
         modelfile=modelfile(name, ModelDefaults(carried.system, carried.messages, parameters)),
         parameters=lines,
-        template=told.template,
+        template=parts.template,
         system=carried.system or "",
         messages=[CarriedMessage(message.role, message.content) for message in carried.messages],
-        license="\n".join(told.licences) or str(metadata.get("general.license", "")),
+        license="\n".join(parts.licences) or str(metadata.get("general.license", "")),
         details=_details(model),
         model_info={"general.architecture": model.config.get("architecture", ""), **metadata},
         capabilities=capabilities(abilities),

@@ -68,14 +68,14 @@ class OllamaRoutes:
         """Lists the loaded models."""
         models = {model.id: model for model in self._library}
         visible = {model.id for model in self._reach.shown(request, models.values())}
-        found = [
+        running = [
             ollama_forms.running(view, model_id, name, models.get(model_id))
             for view in self._scheduler.runners()
             if view.state in ("ready", "sleeping", "draining")
             for model_id, name in view.models.items()
             if model_id in visible or self._reach.allows(request, name)
         ]
-        return json_response(OllamaRunners(found))
+        return json_response(OllamaRunners(running))
 
     @documented(OllamaShown, body=OllamaModelRequest, errors=(422,))
     async def show(self, request: web.Request) -> web.Response:

@@ -76,9 +76,9 @@ class OpenAIRoutes:
             for model, abilities in await self._reach.listed(request, self._library)
             if "speech" in abilities.capabilities
         ]
-        found = await asyncio.to_thread(lambda: [(model, self._library.voices(model)) for model in models])
+        voices = await asyncio.to_thread(lambda: [(model, self._library.voices(model)) for model in models])
         return json_response(
-            wire.SpeechVoices([wire.SpeechVoice(name, name, model.name) for model, names in found for name in names])
+            wire.SpeechVoices([wire.SpeechVoice(name, name, model.name) for model, names in voices for name in names])
         )
 
     @documented(wire.DeletedObject, query={"force": bool}, errors=(409,))
@@ -105,12 +105,12 @@ class OpenAIRoutes:
         return backend is None or self._library.serves(backend, model)
 
 
-def _openai_model(name: str, found: StoredModel, abilities: Abilities) -> wire.OpenAIModel:
+def _openai_model(name: str, stored: StoredModel, abilities: Abilities) -> wire.OpenAIModel:
     return wire.OpenAIModel(
         id=name,
-        created=found.created,
-        architecture=found.config.get("architecture"),
-        context_window=abilities.window or found.config.get("context_size"),
+        created=stored.created,
+        architecture=stored.config.get("architecture"),
+        context_window=abilities.window or stored.config.get("context_size"),
         capabilities=list(abilities.capabilities),
         backend=abilities.backend,
         check=abilities.check,

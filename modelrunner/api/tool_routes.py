@@ -34,6 +34,6 @@ class ToolRoutes:
         """Calls a tool of an MCP server."""
         tools = self._tools()
         wanted = await read_json(request, wire.ToolCallRequest)
-        found = await tools.call(wanted.name, wanted.arguments)
-        answer = wire.ToolAnswer(wanted.name, found.text, found.content, found.structured, found.is_error)
+        result = await tools.call(wanted.name, wanted.arguments)
+        answer = wire.ToolAnswer(wanted.name, result.text, result.content, result.structured, result.is_error)
         return json_response(answer)

@@ -44,19 +44,19 @@ class UiRoutes:
         return await self._answer(request, read(request.match_info["name"]))
 
     async def _answer(
-        self, request: web.Request, found: StaticFile | None, own: Mapping[str, str] = MappingProxyType({})
+        self, request: web.Request, file: StaticFile | None, own: Mapping[str, str] = MappingProxyType({})
     ) -> web.StreamResponse:
-        if found is None:
+        if file is None:
             raise RouteNotFound(f"the page has no file {request.path}")
         packed = "gzip" in request.headers.get("Accept-Encoding", "")
-        etag = found.gzip_etag if packed else found.etag
+        etag = file.gzip_etag if packed else file.etag
         headers = {**HEADERS, **own, "ETag": etag, "Vary": "Accept, Accept-Encoding"}
         if etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=headers)
-        headers["Content-Type"] = found.content_type
+        headers["Content-Type"] = file.content_type
         if packed:
             headers["Content-Encoding"] = "gzip"
-        body = found.gzip if packed else found.plain
+        body = file.gzip if packed else file.plain
         response = web.StreamResponse(headers=headers)
         response.content_length = len(body)
         await response.prepare(request)

@@ -79,32 +79,32 @@ def event(record: EventRecord) -> wire.Event:
     )
 
 
-def why(found: Explanation) -> wire.WhyResponse:
-    figures = found.figures
+def why(explanation: Explanation) -> wire.WhyResponse:
+    figures = explanation.figures
     return wire.WhyResponse(
-        found.model,
-        found.state.value,
-        found.position,
-        found.waiting_for,
+        explanation.model,
+        explanation.state.value,
+        explanation.position,
+        explanation.waiting_for,
         memory(figures.needed) if figures.needed else None,
         memory(figures.free),
         memory(figures.budget),
-        found.victims,
-        None if found.expected_seconds is None else round(found.expected_seconds, 1),
-        found.reason,
-        [event(record) for record in found.events],
+        explanation.victims,
+        None if explanation.expected_seconds is None else round(explanation.expected_seconds, 1),
+        explanation.reason,
+        [event(record) for record in explanation.events],
     )
 
 
 def fit(report: FitReport) -> wire.Fit:
-    found, figures = report.forecast, report.forecast.figures
+    forecast, figures = report.forecast, report.forecast.figures
     return wire.Fit(
-        found.fits,
+        forecast.fits,
         memory(figures.needed) if figures.needed else None,
         memory(figures.free),
         memory(figures.budget),
-        found.would_evict,
-        found.reason,
+        forecast.would_evict,
+        forecast.reason,
         wire.Disk(report.disk_needed, report.disk_free),
     )
 
@@ -135,10 +135,10 @@ def configuration(shown: ShownConfiguration) -> wire.Configuration:
     )
 
 
-def change(found: SettingChange) -> wire.Change:
-    if not found.of_model:
-        return wire.Change(found.name, _json(found.before), _json(found.after), found.effect)
-    return wire.Change(f'models."{found.name}"', _fields(found.before), _fields(found.after), found.effect)
+def change(changed: SettingChange) -> wire.Change:
+    if not changed.of_model:
+        return wire.Change(changed.name, _json(changed.before), _json(changed.after), changed.effect)
+    return wire.Change(f'models."{changed.name}"', _fields(changed.before), _fields(changed.after), changed.effect)
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
@@ -160,8 +160,8 @@ def memory(figures: RequiredMemory) -> wire.Memory:
     return wire.Memory(figures.ram, list(figures.vram))
 
 
-def main_memory(found: MemoryUse) -> dict[str, int]:
-    return {"budget": found.budget.ram, "used": found.used.ram, "free": found.free.ram}
+def main_memory(use: MemoryUse) -> dict[str, int]:
+    return {"budget": use.budget.ram, "used": use.used.ram, "free": use.free.ram}
 
 
 def devices(seen: Sequence[Device], memory: MemoryUse) -> list[wire.DeviceStatus]:
@@ -218,5 +218,5 @@ def request(record: RequestRecord) -> wire.RequestStatus:
     )
 
 
-def recorded(found: Recorded) -> wire.RecordedRequest:
-    return wire.RecordedRequest(request(found.record), found.path, found.request, found.answer)
+def recorded(recording: Recorded) -> wire.RecordedRequest:
+    return wire.RecordedRequest(request(recording.record), recording.path, recording.request, recording.answer)

@@ -96,9 +96,9 @@ class _AnswerSink:
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
         self.status = status
-        told = dict(headers)
-        self.retry_after = float(told.get(b"Retry-After", b"0"))
-        self.is_final = b"x-should-retry" in told
+        fields = dict(headers)
+        self.retry_after = float(fields.get(b"Retry-After", b"0"))
+        self.is_final = b"x-should-retry" in fields
         self.body += data
 
     def write(self, data: bytes) -> None:

@@ -126,17 +126,17 @@ def parse(file: BinaryIO, endpoint: str, batch: str) -> Iterator[Line]:
 
 
 def _line(text: bytes, number: int, endpoint: str, batch: str, seen: set[str]) -> Line:
-    found = msgspec.json.decode(text, type=_InputLine)
-    body = msgspec.json.decode(found.body, type=_LineBody)
-    if found.method != "POST" or found.url != endpoint:
-        raise BadRequest(f"the batch is for POST {endpoint}, and this line for {found.method[:20]} {found.url[:100]}")
+    line = msgspec.json.decode(text, type=_InputLine)
+    body = msgspec.json.decode(line.body, type=_LineBody)
+    if line.method != "POST" or line.url != endpoint:
+        raise BadRequest(f"the batch is for POST {endpoint}, and this line for {line.method[:20]} {line.url[:100]}")
     if body.stream:
         raise BadRequest("an answer of a batch is not streamed: leave `stream` out")
     if body.background:
         raise BadRequest("a batch waits for its answers: leave `background` out")
-    if len(found.custom_id) > _LONGEST_ID:
+    if len(line.custom_id) > _LONGEST_ID:
         raise BadRequest(f"a custom_id may have {_LONGEST_ID} characters")
-    if found.custom_id in seen:
-        raise BadRequest(f"custom_id {found.custom_id[:100]!r} was given to an earlier line")
-    seen.add(found.custom_id)
-    return Line(batch, number, found.custom_id, body.model, bytes(found.body))
+    if line.custom_id in seen:
+        raise BadRequest(f"custom_id {line.custom_id[:100]!r} was given to an earlier line")
+    seen.add(line.custom_id)
+    return Line(batch, number, line.custom_id, body.model, bytes(line.body))

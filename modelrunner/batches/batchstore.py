@@ -60,8 +60,8 @@ class BatchStore:
         self._changing = threading.Lock()
         make_folder(folder)
         sweep_temporaries(folder)
-        found = (_file(folder, path.stem).load() for path in sorted(folder.glob("batch_*.json")))
-        self._batches = {batch.id: batch for batch in found if batch is not None}
+        loaded = (_file(folder, path.stem).load() for path in sorted(folder.glob("batch_*.json")))
+        self._batches = {batch.id: batch for batch in loaded if batch is not None}
         if self._batches:
             self._bring_back_lines()
 
@@ -79,17 +79,17 @@ class BatchStore:
                     batch = msgspec.structs.replace(
                         batch, total=database.executemany(_INSERT.format(""), rows).rowcount
                     )
-            except InputErrors as found:
-                batch = msgspec.structs.replace(batch, status=BatchState.FAILED, errors=found.errors, ended=now)
+            except InputErrors as error:
+                batch = msgspec.structs.replace(batch, status=BatchState.FAILED, errors=error.errors, ended=now)
             self._keep(batch)
         return batch
 
     def get(self, id: str, owner: str) -> Batch:
         """Raises `NotFound`, also for a batch of another key; the daemon's owner sees all."""
-        found = self._batches.get(id)
-        if found is None or owner not in ("", found.owner):
+        batch = self._batches.get(id)
+        if batch is None or owner not in ("", batch.owner):
             raise NotFound(f"there is no batch {id!r}: `modelrunner batch ls` shows them", param="batch_id")
-        return self._counted(found)
+        return self._counted(batch)
 
     def all(self, owner: str) -> list[Batch]:
         """Returns the batches, the newest first."""
@@ -109,8 +109,8 @@ class BatchStore:
 
     def unfinished(self) -> list[Batch]:
         """Returns the batches that are not over, the oldest first."""
-        found = [batch for batch in self._batches.copy().values() if not batch.status.is_final]
-        return [self._counted(batch) for batch in sorted(found, key=lambda batch: (batch.created, batch.id))]
+        batches = [batch for batch in self._batches.copy().values() if not batch.status.is_final]
+        return [self._counted(batch) for batch in sorted(batches, key=lambda batch: (batch.created, batch.id))]
 
     def postpone(self, seconds: float) -> None:
         """Moves the end of each batch that is not over. Raises `InsufficientDisk`, `StorageFailed`."""
@@ -121,26 +121,26 @@ class BatchStore:
 
     def models(self) -> list[str]:
         """Returns the models of the lines that wait, ordered by their oldest line."""
-        found: dict[str, None] = {}
+        models: dict[str, None] = {}
         query = "select model from lines where status is null and batch = ? group by model order by min(number)"
         with self._database.transaction() as database:
             for batch in self.unfinished():
-                found |= dict.fromkeys(model for (model,) in database.execute(query, (batch.id,)))
-        return list(found)
+                models |= dict.fromkeys(model for (model,) in database.execute(query, (batch.id,)))
+        return list(models)
 
     def waiting(self, model: str, after: Mapping[str, int], limit: int) -> list[Line]:
         """Returns the next lines for a model that have no answer. `after` has the batches in their order, each with the
         number after which its lines are read."""
-        found: list[Line] = []
+        lines: list[Line] = []
         query = (
             "select batch, number, custom_id, model, body from lines"
             " where status is null and model = ? and batch = ? and number > ? order by number limit ?"
         )
         with self._database.transaction() as database:
             for batch, number in after.items():
-                rows = database.execute(query, (model, batch, number, limit - len(found))).fetchall()
-                found += [Line(*row) for row in rows]
-        return found
+                rows = database.execute(query, (model, batch, number, limit - len(lines))).fetchall()
+                lines += [Line(*row) for row in rows]
+        return lines
 
     def record(self, answers: Iterable[LineAnswer]) -> None:
         """Writes answers; a line that has one keeps it."""
@@ -172,19 +172,19 @@ class BatchStore:
         else:
             end = BatchState.COMPLETED
         digits, now = batch.id.removeprefix("batch_"), self._clock()
-        made = {}
+        files = {}
         for name, condition in (("output", "status = 200"), ("error", "status is null or status != 200")):
             lines = self._results(batch.id, condition, end)
             if (first := next(lines, None)) is not None:
                 id = f"file-{digits}-{name}"
                 self._files.write(id, _chain(first, lines), f"{batch.id}_{name}.jsonl", batch.owner)
-                made[name] = id
+                files[name] = id
         over = msgspec.structs.replace(
             counted,
             status=end,
             errors=(_lost(batch.total - rows),) if rows < batch.total else (),
-            output_file=made.get("output"),
-            error_file=made.get("error"),
+            output_file=files.get("output"),
+            error_file=files.get("error"),
             finalizing=now,
             ended=now,
             failed=batch.total - counted.completed,

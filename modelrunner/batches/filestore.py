@@ -73,7 +73,7 @@ class FileStore:
         temporary, size = temporary_name(self._folder / id), 0
         try:
             with translated("keeping the file", self._folder):
-                with _made(temporary) as file:
+                with _new_file(temporary) as file:
                     async for piece in pieces:
                         size += len(piece)
                         self._taken += len(piece)
@@ -118,10 +118,10 @@ class FileStore:
 
     def get(self, id: str, owner: str) -> UploadedFile:
         """Raises `NotFound`, also for a file of another key; the daemon's owner sees all."""
-        found = self._files.get(id)
-        if found is None or owner not in ("", found.owner):
+        file = self._files.get(id)
+        if file is None or owner not in ("", file.owner):
             raise NotFound(f"there is no file {id!r}", param="file_id")
-        return found
+        return file
 
     def all(self, owner: str) -> list[UploadedFile]:
         """Returns the files, the newest first."""
@@ -151,12 +151,12 @@ class FileStore:
         with open(temporary, "rb") as file:
             sync(file.fileno())
             size = os.fstat(file.fileno()).st_size
-        made = UploadedFile(id, time.time(), owner, filename, purpose, size)
+        uploaded = UploadedFile(id, time.time(), owner, filename, purpose, size)
         with self._changing:
             temporary.replace(self._folder / id)
-            _record(self._folder, id).save(made)
-            self._files[id] = made
-        return made
+            _record(self._folder, id).save(uploaded)
+            self._files[id] = uploaded
+        return uploaded
 
 
 def _recorded(folder: Path) -> Iterator[tuple[str, UploadedFile]]:
@@ -171,9 +171,9 @@ def _recorded(folder: Path) -> Iterator[tuple[str, UploadedFile]]:
 
 def _found_again(folder: Path, id: str) -> UploadedFile:
     """Returns the new record of a content. Who made it is not known, so only the daemon's owner sees it."""
-    found = os.lstat(folder / id)
-    size = found.st_size if stat.S_ISREG(found.st_mode) else 0
-    file = UploadedFile(id, found.st_mtime, "", f"{id}.jsonl", "batch", size)
+    status = os.lstat(folder / id)
+    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    file = UploadedFile(id, status.st_mtime, "", f"{id}.jsonl", "batch", size)
     log.error("the file %s (%d bytes) has lost its record: it is listed for the daemon's owner again", id, size)
     _record(folder, id).save(file)
     return file
@@ -183,6 +183,6 @@ def _record(folder: Path, id: str) -> JsonFile[UploadedFile]:
     return JsonFile(folder / f"{id}{_RECORD}", UploadedFile)
 
 
-def _made(path: Path) -> BinaryIO:
+def _new_file(path: Path) -> BinaryIO:
     """Makes a file. A thread that opens it could not be cancelled with its upload, and would leave it open."""
     return open(path, "xb")

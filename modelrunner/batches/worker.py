@@ -166,11 +166,11 @@ class BatchWorker:
 
     async def _read_more(self) -> None:
         after = {id: self._read.get(id, 0) for id in self._batches if self._is_open(id)}
-        found = await asyncio.to_thread(self._store.waiting, self._model, after, _READ)
-        for line in found:
+        lines = await asyncio.to_thread(self._store.waiting, self._model, after, _READ)
+        for line in lines:
             self._read[line.batch] = line.number
-        self._lines.extend(found)
-        self._has_more = len(found) == _READ
+        self._lines.extend(lines)
+        self._has_more = len(lines) == _READ
 
     async def _next_model(self) -> None:
         """Finds a model for which lines wait, once none is under way."""

@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not when a test or a program put something else there
             stream.reconfigure(errors="replace")
-    given = sys.argv[1:] if arguments is None else arguments
-    if odd := next((text for text in given if not _is_text(text)), None):
+    words = sys.argv[1:] if arguments is None else arguments
+    if odd := next((text for text in words if not _is_text(text)), None):
         report(f"the argument {odd!a} is not UTF-8 text")
         return WRONG_USAGE
     try:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except ModelRunnerError as error:
-        report(advised(error, _asked(given)), retry_after=error.retry_after)
+        report(advised(error, _command(words)), retry_after=error.retry_after)
         return exit_code(error)
     except BrokenPipeError:
         _drop_output()
@@ -90,7 +90,7 @@ def _wrong_usage(error: click.ClickException) -> int:
     return error.exit_code
 
 
-def _asked(arguments: Sequence[str]) -> str:
+def _command(arguments: Sequence[str]) -> str:
     """Returns the name of the command among the arguments."""
     return next((word for word in arguments if word in COMMANDS), "help")
 

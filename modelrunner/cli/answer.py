@@ -193,9 +193,9 @@ def receive(
                 if event.data == "[DONE]":
                     complete = True  # read on to the end: an early exit would count as a cancellation
                 elif event.name == PROGRESS_EVENT:
-                    told = decode(event.data, _Stage)
-                    answer.waited = told.waited
-                    screen.stage(str(told))
+                    stage = decode(event.data, _Stage)
+                    answer.waited = stage.waited
+                    screen.stage(str(stage))
                 else:
                     _take(decode(event.data, _Chunk), screen, answer, begin)
                 yield

@@ -110,9 +110,10 @@ def import_model(
             output.json(raw)
             return
         headings = ("MODEL NAME", "PROGRAM", "SIZE", "COST", "")
-        found = decode(raw, list[wire.Importable])
+        importable = decode(raw, list[wire.Importable])
         output.table(
-            headings, [(m.name, m.program, format_bytes(m.size), m.cost, "is here" if m.here else "") for m in found]
+            headings,
+            [(m.name, m.program, format_bytes(m.size), m.cost, "is here" if m.here else "") for m in importable],
         )
         return
     last = follow(client.progress("/models/import", wire.ImportRequest(model, name)), f"the import of {model}")

@@ -59,12 +59,12 @@ def run(client: HttpClient, file: Path, to: Path | None, window: str, detach: bo
         except msgspec.MsgspecError as error:
             raise BadRequest(f"the first line of {file} is not a request of a batch: {error}") from None
     wanted = wire.BatchRequest(str(uploaded["id"]), endpoint, window)
-    made = client.call("POST", _BATCHES, wire.BatchStatus, wanted, timeout=None)
+    created = client.call("POST", _BATCHES, wire.BatchStatus, wanted, timeout=None)
     if detach:
-        output.say(made.id)
+        output.say(created.id)
         return
-    follow(_watched(client, made), f"batch {made.id}")
-    done = client.call("GET", path("v1", "batches", made.id), wire.BatchStatus)
+    follow(_watched(client, created), f"batch {created.id}")
+    done = client.call("GET", path("v1", "batches", created.id), wire.BatchStatus)
     answered = b""
     if done.output_file_id:
         answered = client.fetch("GET", path("v1", "files", done.output_file_id, "content"), timeout=None)
@@ -82,9 +82,9 @@ def run(client: HttpClient, file: Path, to: Path | None, window: str, detach: bo
 @with_client(start=False)
 def errors(client: HttpClient, id: str) -> None:
     """Print the requests of a batch that got no answer."""
-    found = client.call("GET", path("v1", "batches", id), wire.BatchStatus)
-    if found.error_file_id:
-        output.say(client.fetch("GET", path("v1", "files", found.error_file_id, "content")).decode().rstrip("\n"))
+    shown = client.call("GET", path("v1", "batches", id), wire.BatchStatus)
+    if shown.error_file_id:
+        output.say(client.fetch("GET", path("v1", "files", shown.error_file_id, "content")).decode().rstrip("\n"))
 
 
 @batch.command()
@@ -92,12 +92,12 @@ def errors(client: HttpClient, id: str) -> None:
 @with_client(start=False)
 def answers(client: HttpClient, id: str) -> None:
     """Print the answers of a batch that has ended."""
-    found = client.call("GET", path("v1", "batches", id), wire.BatchStatus)
-    if found.output_file_id is None:
+    shown = client.call("GET", path("v1", "batches", id), wire.BatchStatus)
+    if shown.output_file_id is None:
         raise ModelRunnerError(
-            f"batch {id} is {found.status}, and has no answers: `modelrunner batch show {id}` shows more"
+            f"batch {id} is {shown.status}, and has no answers: `modelrunner batch show {id}` shows more"
         )
-    output.say(client.fetch("GET", path("v1", "files", found.output_file_id, "content")).decode().rstrip("\n"))
+    output.say(client.fetch("GET", path("v1", "files", shown.output_file_id, "content")).decode().rstrip("\n"))
 
 
 @batch.command()
@@ -123,9 +123,9 @@ def show(client: HttpClient, id: str, as_json: bool) -> None:
         output.json(raw)
         return
     names = ("id", "status", "done", "errors", "made")
-    found = decode(raw, wire.BatchStatus)
-    wrong = [("line", f"{e['line']}: {e['message']}") for e in (found.errors or {}).get("data", [])]
-    output.fields([*zip(names, _row(found), strict=True), *wrong])
+    shown = decode(raw, wire.BatchStatus)
+    wrong = [("line", f"{e['line']}: {e['message']}") for e in (shown.errors or {}).get("data", [])]
+    output.fields([*zip(names, _row(shown), strict=True), *wrong])
 
 
 @batch.command()
@@ -171,12 +171,12 @@ def _form(file: Path) -> RawBody:
     return RawBody(f"multipart/form-data; boundary={mark}", size, pieces())
 
 
-def _row(found: wire.BatchStatus) -> tuple[str, ...]:
-    counts = found.request_counts
+def _row(batch: wire.BatchStatus) -> tuple[str, ...]:
+    counts = batch.request_counts
     return (
-        found.id,
-        found.status,
+        batch.id,
+        batch.status,
         f"{counts['completed']}/{counts['total']}",
         str(counts["failed"]),
-        ago(found.created_at),
+        ago(batch.created_at),
     )

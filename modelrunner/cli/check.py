@@ -74,9 +74,9 @@ class _NotHeld(Exception):
 class _Checker:
     """The conversations with one model."""
 
-    def __init__(self, client: HttpClient, model: str, found: wire.Model) -> None:
+    def __init__(self, client: HttpClient, model: str, shown: wire.Model) -> None:
         self._client, self._model = client, model
-        self._able, self._window = frozenset(found.capabilities), found.context_window or 0
+        self._able, self._window = frozenset(shown.capabilities), shown.context_window or 0
         self._tokens = _TOKENS * (4 if "reasoning" in self._able else 1)
 
     def checks(self) -> Iterator[tuple[str, str, str, Callable[[], str]]]:
@@ -116,8 +116,8 @@ class _Checker:
         return self._said([_message("system", "You are a helpful assistant."), _message("user", "Name a colour.")])
 
     def _turns(self) -> str:
-        told = [_message("user", "My name is Ada."), _message("assistant", "Hello Ada!")]
-        return self._said([*told, _message("user", "What is my name?")])
+        turns = [_message("user", "My name is Ada."), _message("assistant", "Hello Ada!")]
+        return self._said([*turns, _message("user", "What is my name?")])
 
     def _stream(self) -> str:
         answer, ending = Answer(), {"stream": True, "stream_options": {"include_usage": True}}
@@ -249,12 +249,12 @@ def _thinking(on: bool | None) -> dict[str, Any]:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise _NotAsAsked(f"it is no JSON object: {_cut(text)}")
-    return found
+    return value
 
 
 def _cut(text: str) -> str:

@@ -159,24 +159,24 @@ class HttpClient:
             raise self._broken(error) from error
 
     def _connect(self) -> http.client.HTTPConnection:
-        made: http.client.HTTPConnection
+        connection: http.client.HTTPConnection
         match self._url.scheme:
             case "unix":
-                made = UnixConnection(self._url.path)
+                connection = UnixConnection(self._url.path)
             case "https":
-                made = PinnedConnection(self._url.hostname or "", self._url.port, self._fingerprint)
+                connection = PinnedConnection(self._url.hostname or "", self._url.port, self._fingerprint)
             case _:
-                made = TcpConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
+                connection = TcpConnection(self._url.hostname or "", self._url.port, timeout=CONNECT_TIMEOUT)
         try:
-            made.connect()
+            connection.connect()
         except (OSError, UnicodeError) as error:  # UnicodeError: a host name that DNS cannot have
-            made.close()
+            connection.close()
             reason = getattr(error, "strerror", None) or error
             raise DaemonUnreachable(
                 f"no daemon answers at {self.host} ({reason}): start one with `modelrunner serve`, or "
                 "name another with --host"
             ) from error
-        return made
+        return connection
 
     def _exchange(
         self,
@@ -228,14 +228,14 @@ class HttpClient:
 def failure(fault: Any, status: int = 500, retry_after: float | None = None) -> ModelRunnerError:
     """Returns the exception for an error object of the daemon, from an answer or from the middle of a stream."""
     code, message = (fault.get("code"), fault.get("message")) if isinstance(fault, dict) else (None, fault)
-    for told in (ModelNotFound, Forbidden):
-        if code == told.code:
-            return told(str(message))
+    for kind in (ModelNotFound, Forbidden):
+        if code == kind.code:
+            return kind(str(message))
     missing = status == NotFound.status or str(code).endswith("not_found")
-    made = (NotFound if missing else ModelRunnerError)(str(message), retry_after=retry_after)
+    error = (NotFound if missing else ModelRunnerError)(str(message), retry_after=retry_after)
     if isinstance(code, str):
-        made.code = code  # type: ignore[misc]  # the daemon's own word for what happened
-    return made
+        error.code = code  # type: ignore[misc]  # the daemon's own word for what happened
+    return error
 
 
 def decode(text: bytes | str, kind: type[T]) -> T:
@@ -250,5 +250,5 @@ def decode(text: bytes | str, kind: type[T]) -> T:
 
 def path(*segments: str, **query: str | None) -> str:
     """Returns `/models/a%2Fb%3Ac/tag?repo=x` for `path("models", "a/b:c", "tag", repo="x")`; omits a None."""
-    given = {name: value for name, value in query.items() if value is not None}
-    return "/" + "/".join(quote(s, safe="") for s in segments) + (f"?{urlencode(given)}" if given else "")
+    parameters = {name: value for name, value in query.items() if value is not None}
+    return "/" + "/".join(quote(s, safe="") for s in segments) + (f"?{urlencode(parameters)}" if parameters else "")

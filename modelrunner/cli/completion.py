@@ -25,9 +25,9 @@ _BEFORE = {"bash": "COMP_WORDBREAKS=${COMP_WORDBREAKS//:}\n"}
 @click.argument("shell", type=click.Choice(list(_FILES)), metavar="bash|zsh|fish")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    found = get_completion_class(shell)
-    assert found is not None
-    script = found(context.find_root().command, {}, "modelrunner", COMPLETING).source()
+    completer = get_completion_class(shell)
+    assert completer is not None
+    script = completer(context.find_root().command, {}, "modelrunner", COMPLETING).source()
     output.say(_BEFORE.get(shell, "") + script.strip())
 
 

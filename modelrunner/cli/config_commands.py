@@ -76,13 +76,13 @@ def sample(write: bool) -> None:
 def _value(name: str, settings: Settings) -> tuple[str, str]:
     """Returns a setting's value as text, and where it is from. Of a table only the keys are shown: it may hold
     passwords."""
-    source, given = settings.source(name)
+    source, shown = settings.source(name)
     value = getattr(settings, name)
     if source == "default" and not isinstance(value, Path):
         words = next((row.defaults[name] for row in _documented() if name in row.defaults), "none")
         return words.strip('`"'), source
-    given = value if given is None else given
-    return ", ".join(map(str, given)) if isinstance(given, list | Mapping) else str(given), source
+    shown = value if shown is None else shown
+    return ", ".join(map(str, shown)) if isinstance(shown, list | Mapping) else str(shown), source
 
 
 @cache

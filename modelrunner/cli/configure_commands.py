@@ -104,10 +104,10 @@ def configure(
             _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
     if "default" in (options["draft_model"], options["draft_ngram"]) or (options["draft_ngram"] or "").lower() == "off":
         changes["speculative"] = None
-    for given in tables:
-        name, equals, text = given.partition("=")
+    for table in tables:
+        name, equals, text = table.partition("=")
         if not equals or "." not in name:
-            raise click.UsageError(f"--set takes TABLE.KEY=VALUE, not {given!r}")
+            raise click.UsageError(f"--set takes TABLE.KEY=VALUE, not {table!r}")
         _put(changes, name, None if text == "default" else _json(text))
     if adapters:
         changes["lora"] = None if adapters == ("default",) else [_absolute(adapter) for adapter in adapters]
@@ -147,24 +147,24 @@ def _show(client: HttpClient, model: str, as_json: bool) -> None:
     configurations = decode(raw, list[wire.Configuration])
     if configurations and configurations[0].alias:
         output.note(f"{model} is an alias: these are the settings of {configurations[0].model}, which answers for it")
-    for found in configurations:
-        if found is not configurations[0]:
+    for shown in configurations:
+        if shown is not configurations[0]:
             output.say("")
-        output.fields([("model", found.model), ("mode", found.mode or "all"), ("revision", str(found.revision))])
-        effect = found.effective or {}
+        output.fields([("model", shown.model), ("mode", shown.mode or "all"), ("revision", str(shown.revision))])
+        effect = shown.effective or {}
         rows = [
             (
                 name,
                 *(
                     _shown(name, values[name]) if name in values else ""
-                    for values in (found.config, found.file, effect)
+                    for values in (shown.config, shown.file, effect)
                 ),
             )
-            for name in {**effect, **found.config, **found.file}
+            for name in {**effect, **shown.config, **shown.file}
         ]
         output.table(("SETTING", "CONFIGURED", "CONFIG.TOML", "IN EFFECT"), rows)
-        if found.problem:
-            output.note(f"{found.model} cannot run with it: {found.problem}")
+        if shown.problem:
+            output.note(f"{shown.model} cannot run with it: {shown.problem}")
 
 
 def _put(changes: dict[str, Any], name: str, value: Any) -> None:
@@ -186,9 +186,9 @@ def _value(name: str, text: str) -> Any:
             raise click.UsageError(f"--{name.replace('_', '-')} must be a number, or default")
         return int(text)
     if name == "replicas":
-        if not (found := _REPLICAS.fullmatch(text)):
+        if not (match := _REPLICAS.fullmatch(text)):
             raise click.UsageError("--replicas must be a number, MIN-MAX, or default")
-        return int(found[1]) if found[2] is None else {"min": int(found[1]), "max": int(found[2])}
+        return int(match[1]) if match[2] is None else {"min": int(match[1]), "max": int(match[2])}
     if name in ("pin", "preload", "recording", "draft_ngram"):
         if text.lower() not in _WORDS:
             raise click.UsageError(f"--{name.replace('_', '-')} must be on, off, or default")

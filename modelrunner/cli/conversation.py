@@ -137,9 +137,9 @@ class Conversation:
     def _ask(self, question: Message, before: list[Message]) -> None:
         """Asks, and keeps the received part of a stopped answer; removes a question without any answer."""
         self._question = question
-        answer, asked = Answer(), [*before, question]
+        answer, messages = Answer(), [*before, question]
         try:
-            stream(self._client, self.parameters.request(asked, stream=True), self._display.screen(), answer)
+            stream(self._client, self.parameters.request(messages, stream=True), self._display.screen(), answer)
         except KeyboardInterrupt:
             note("(stopped)")
         except ModelRunnerError as error:
@@ -148,7 +148,7 @@ class Conversation:
             return
         show_end(answer)
         if answer.text:
-            self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         if self._display.verbose:
             show_timings(answer)
             show_place(self._client, self.parameters.model)
@@ -190,14 +190,14 @@ class Conversation:
 
     def _show_model(self, rest: str) -> None:
         try:
-            found = self._client.call("GET", path("models", self.parameters.model), wire.Model)
+            model = self._client.call("GET", path("models", self.parameters.model), wire.Model)
             runners = self._client.call("GET", "/engines/ps", list[wire.RunnerStatus])
         except ModelRunnerError as error:
             report(error.message)
             return
-        simple = [(key, str(value)) for key, value in found.config.items() if not isinstance(value, dict | list)]
-        runs = [("runs", running_text(each)) for each in runners if found.id in each.models]
-        about = [("model", self.parameters.model), ("id", found.id), *sorted(simple)]
+        simple = [(key, str(value)) for key, value in model.config.items() if not isinstance(value, dict | list)]
+        runs = [("runs", running_text(each)) for each in runners if model.id in each.models]
+        about = [("model", self.parameters.model), ("id", model.id), *sorted(simple)]
         output.fields([*about, *(runs or [("runs", "no; the next question loads it")])])
 
     def _load(self, rest: str) -> None:

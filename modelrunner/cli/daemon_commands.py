@@ -51,23 +51,23 @@ def status(client: HttpClient, as_json: bool) -> None:
         else:
             output.fields([("running", "no"), ("looked at", client.host), *_places(client)])
         raise
-    found = decode(raw, wire.Status)
+    report = decode(raw, wire.Status)
     if as_json:
         output.json(raw)
         return
     output.fields(
         [
-            ("running", f"process {found.pid}, version {found.version}"),
-            ("socket", found.socket),
-            ("listen", found.listen or "none"),
-            ("data", found.data_dir),
-            *((f"engine {name}", text) for name, text in found.backends.items()),
-            *((f"memory {name}", format_bytes(count)) for name, count in found.memory.items()),
-            *((f"device {number}", device_text(device)) for number, device in enumerate(found.devices)),
-            *([("cluster", found.cluster)] if found.cluster else []),
-            *((f"host {name}", state) for name, state in found.hosts.items()),
-            ("sandbox", found.sandbox),
-            *((f"sandbox of {runner}", text) for runner, text in found.sandboxes.items()),
+            ("running", f"process {report.pid}, version {report.version}"),
+            ("socket", report.socket),
+            ("listen", report.listen or "none"),
+            ("data", report.data_dir),
+            *((f"engine {name}", text) for name, text in report.backends.items()),
+            *((f"memory {name}", format_bytes(count)) for name, count in report.memory.items()),
+            *((f"device {number}", device_text(device)) for number, device in enumerate(report.devices)),
+            *([("cluster", report.cluster)] if report.cluster else []),
+            *((f"host {name}", state) for name, state in report.hosts.items()),
+            ("sandbox", report.sandbox),
+            *((f"sandbox of {runner}", text) for runner, text in report.sandboxes.items()),
         ]
     )
 

@@ -30,21 +30,21 @@ def why(client: HttpClient, model: str, as_json: bool) -> None:
     Shows the last events about it, and about the models that were evicted for it.
     """
     raw = client.fetch("GET", path("engines", "why", model=model))
-    found = decode(raw, wire.WhyResponse)
+    explanation = decode(raw, wire.WhyResponse)
     if as_json:
         output.json(raw)
         return
-    seconds = found.expected_seconds
-    output.say(found.reason)
+    seconds = explanation.expected_seconds
+    output.say(explanation.reason)
     output.fields(
         [
-            ("state", found.state),
-            *([("waits for", found.waiting_for)] if found.waiting_for else []),
-            *([("position", str(found.position))] if found.position else []),
+            ("state", explanation.state),
+            *([("waits for", explanation.waiting_for)] if explanation.waiting_for else []),
+            *([("position", str(explanation.position))] if explanation.position else []),
             *([("ready in", f"about {format_duration(round(seconds))}")] if seconds else []),
-            *([("makes room", ", ".join(found.victims))] if found.victims else []),
-            *_memory(found),
-            *((_clock(event), _told(event)) for event in found.events),
+            *([("makes room", ", ".join(explanation.victims))] if explanation.victims else []),
+            *_memory(explanation),
+            *((_clock(event), _line(event)) for event in explanation.events),
         ]
     )
 
@@ -60,18 +60,18 @@ def fit(client: HttpClient, model: str, as_json: bool) -> int:
     model does not fit.
     """
     raw = client.fetch("GET", path("models", model, "fit"), timeout=None)
-    found = decode(raw, wire.Fit)
-    code = FAILED if found.fits == "never" else 0
+    forecast = decode(raw, wire.Fit)
+    code = FAILED if forecast.fits == "never" else 0
     if as_json:
         output.json(raw)
         return code
-    output.say(found.reason)
-    disk = found.disk
+    output.say(forecast.reason)
+    disk = forecast.disk
     output.fields(
         [
-            ("fits", _FITS[found.fits]),
-            *([("would evict", ", ".join(found.would_evict))] if found.would_evict else []),
-            *_memory(found),
+            ("fits", _FITS[forecast.fits]),
+            *([("would evict", ", ".join(forecast.would_evict))] if forecast.would_evict else []),
+            *_memory(forecast),
             *([("disk needed", format_bytes(disk.needed)), ("disk free", format_bytes(disk.free))] if disk else []),
         ]
     )
@@ -92,13 +92,13 @@ def events(client: HttpClient, model: str | None, since: str | None, as_json: bo
         output.note("waiting for events; --since 0 shows the past ones too; Ctrl-C ends")
     with client.open("GET", path("engines", "events", model=model, since=since)) as response:
         for event in client.events(response):
-            found = decode(event.data, wire.Event)
-            told = event.data if as_json else f"{_clock(found)}  {found.event.ljust(9)}  {_told(found, kind=False)}"
-            output.say(told, flush=True)
+            shown = decode(event.data, wire.Event)
+            line = event.data if as_json else f"{_clock(shown)}  {shown.event.ljust(9)}  {_line(shown, kind=False)}"
+            output.say(line, flush=True)
 
 
-def _memory(found: wire.WhyResponse | wire.Fit) -> Iterator[tuple[str, str]]:
-    for name, memory in (("needed", found.needed), ("free", found.free), ("budget", found.budget)):
+def _memory(forecast: wire.WhyResponse | wire.Fit) -> Iterator[tuple[str, str]]:
+    for name, memory in (("needed", forecast.needed), ("free", forecast.free), ("budget", forecast.budget)):
         if memory is not None:
             devices = [f"{format_bytes(count)} on device {i}" for i, count in enumerate(memory.vram)]
             yield f"memory {name}", ", ".join([format_bytes(memory.ram), *devices])
@@ -108,6 +108,6 @@ def _clock(event: wire.Event) -> str:
     return datetime.fromisoformat(event.time).astimezone().strftime("%H:%M:%S")
 
 
-def _told(event: wire.Event, *, kind: bool = True) -> str:
+def _line(event: wire.Event, *, kind: bool = True) -> str:
     what = " ".join(filter(None, [event.event if kind else "", event.model, event.runner and f"({event.runner})"]))
     return ": ".join(filter(None, [what, event.reason]))

@@ -51,11 +51,11 @@ def doctor(context: click.Context, host: str | None, as_json: bool) -> int:
     if as_json:
         output.json(msgspec.json.encode([asdict(finding) for finding in findings]))
     else:
-        output.fields((f"{found.state:<8} {found.check}", found.text) for found in findings)
-        for found in findings:
-            if found.remedy:
-                output.say(f"\n{found.check}: {found.remedy}")
-    return FAILED if any(found.state == "error" for found in findings) else 0
+        output.fields((f"{finding.state:<8} {finding.check}", finding.text) for finding in findings)
+        for finding in findings:
+            if finding.remedy:
+                output.say(f"\n{finding.check}: {finding.remedy}")
+    return FAILED if any(finding.state == "error" for finding in findings) else 0
 
 
 def examine(host: str | None) -> Iterator[Finding]:
@@ -158,11 +158,11 @@ def _group_limit(root: Path) -> int | None:
 
 
 def _proxies(environ: "os._Environ[str] | dict[str, str]") -> Finding:
-    found = [name for name in _PROXIES if environ.get(name) or environ.get(name.lower())]
-    if not found:
+    proxies = [name for name in _PROXIES if environ.get(name) or environ.get(name.lower())]
+    if not proxies:
         return Finding("proxies", "ok", "none")
     excepted = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
-    text = f"{', '.join(found)} set; not used for {excepted or 'nothing'}"
+    text = f"{', '.join(proxies)} set; not used for {excepted or 'nothing'}"
     if not any(local in excepted for local in ("127.0.0.1", "localhost", "*")):
         remedy = "programs would ask the proxy for this daemon: set NO_PROXY=127.0.0.1,localhost"
         return Finding("proxies", "warning", text, remedy)

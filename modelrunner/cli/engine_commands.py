@@ -50,8 +50,8 @@ def uninstall(client: HttpClient, backend: str, as_json: bool) -> None:
 def _do(
     client: HttpClient, backend: str, as_json: bool, *, build: bool = False, variant: str = "", action: str = "install"
 ) -> None:
-    told = install_engine(client, backend, build=build, variant=variant, action=action)
-    output.done(told, as_json, backend=backend, message=told)
+    message = install_engine(client, backend, build=build, variant=variant, action=action)
+    output.done(message, as_json, backend=backend, message=message)
 
 
 def _meant(client: HttpClient, *, installed: bool) -> str:

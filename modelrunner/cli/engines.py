@@ -141,11 +141,11 @@ def table_of(name: str) -> AnyEngineTable:
 def _known() -> dict[str, str]:
     """Returns the tables of docs/engines.md, as TOML, by the names of their servers."""
     page = (DOCS / "engines.md").read_text("utf-8")
-    found = {}
+    models = {}
     for server, table in _ROW.findall(page):
         name = (re.findall(r"`([^`]+)`", server) or [server])[0].strip().lower()
-        found[name] = "\n".join(re.findall(r"`([^`]+)`", table))
-    return found
+        models[name] = "\n".join(re.findall(r"`([^`]+)`", table))
+    return models
 
 
 def _missing(table: AnyEngineTable) -> str | None:

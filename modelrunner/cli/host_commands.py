@@ -67,10 +67,10 @@ def _show(raw: bytes, as_json: bool) -> None:
     if as_json:
         output.json(raw)
         return
-    found = decode(raw, wire.Hosts)
-    output.table(_HEADINGS, [_row(host) for host in found.hosts], expendable=("ADDRESS", "MODELS"))
-    if found.problem:
-        output.note(found.problem)
+    hosts = decode(raw, wire.Hosts)
+    output.table(_HEADINGS, [_row(host) for host in hosts.hosts], expendable=("ADDRESS", "MODELS"))
+    if hosts.problem:
+        output.note(hosts.problem)
 
 
 def _row(host: wire.HostStatus) -> tuple[str, ...]:

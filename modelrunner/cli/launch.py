@@ -44,17 +44,17 @@ def launch(
     target = _target(client, model or "")
     if wanted.window:
         target = _suited(client, agent, wanted, target, yes=yes, dry_run=dry_run)
-    found = wanted.start(target)
-    if not found.command:
-        for name, value in found.variables.items():
+    start = wanted.start(target)
+    if not start.command:
+        for name, value in start.variables.items():
             output.say(f"export {name}={quote(value)}")
         return
-    text, earlier = _merged(found) if found.file else ("", None)
-    command = [*found.command, *arguments]
+    text, earlier = _merged(start) if start.file else ("", None)
+    command = [*start.command, *arguments]
     if dry_run:
-        if found.file:
-            output.say(f"{found.file}:\n{text}")
-        shown = [f"{name}={quote(value)}" for name, value in found.variables.items()]
+        if start.file:
+            output.say(f"{start.file}:\n{text}")
+        shown = [f"{name}={quote(value)}" for name, value in start.variables.items()]
         output.say(" ".join([*shown, join(command)]))
         return
     program = shutil.which(command[0])
@@ -63,10 +63,10 @@ def launch(
             f"{command[0]} is not installed, or not on the PATH: `modelrunner launch {agent} --dry-run` shows how it "
             "would start"
         )
-    if found.file:
-        _write(found.file, text, earlier)
-    kept = {name: value for name, value in os.environ.items() if name not in found.unset}
-    os.execve(program, command, {**kept, **found.variables})
+    if start.file:
+        _write(start.file, text, earlier)
+    kept = {name: value for name, value in os.environ.items() if name not in start.unset}
+    os.execve(program, command, {**kept, **start.variables})
 
 
 def _target(client: HttpClient, model: str) -> AgentTarget:
@@ -91,26 +91,26 @@ def _suited(
         model = client.call("GET", path("models", target.model), wire.Model)
         chosen = target.model
     else:
-        found = suited or [model for model in models if "chat" in model.capabilities]
-        if not found:
+        candidates = suited or [model for model in models if "chat" in model.capabilities]
+        if not candidates:
             raise click.UsageError(
                 "no model here chats: pull one (`modelrunner help clients`), or name it: --model MODEL"
             )
-        model = _largest(client, found)
-        several, chosen = found if len(found) > 1 else [], model.name
+        model = _largest(client, candidates)
+        several, chosen = candidates if len(candidates) > 1 else [], model.name
     if lack := _lack(agent, model):
         others = f"; of the models here {_listed(suited)} can do it" if suited else ""
         raise ModelRunnerError(f"{name} cannot work with {chosen}, {lack}{others}")
     window = model.context_window or _trained(model) or 4096
     preset = f"{_PRESETS}{name}-{re.sub('[^a-z0-9]+', '-', chosen.lower()).strip('-')}"
-    told, start = [], chosen
+    notes, start = [], chosen
     if several:
-        told.append(f"{_listed(several)} can work with {name}, and {chosen} is the largest of them that fits")
+        notes.append(f"{_listed(several)} can work with {name}, and {chosen} is the largest of them that fits")
     if window < agent.window:
-        told.append(f"{name}'s first question needs a window of {agent.window:,} tokens, and {chosen} has {window:,}")
+        notes.append(f"{name}'s first question needs a window of {agent.window:,} tokens, and {chosen} has {window:,}")
         start = f"the preset {preset}, which has them"
-    if told and not dry_run:
-        _agreed("; ".join(told), start, yes=yes)
+    if notes and not dry_run:
+        _agreed("; ".join(notes), start, yes=yes)
     sees = "vision" in model.capabilities
     if not sees and not dry_run:
         output.note(f"{chosen} sees no images: {name} can show it none")
@@ -155,13 +155,13 @@ def _listed(models: list[wire.Model]) -> str:
     return ", ".join(model.name for model in models[:_SHOWN])
 
 
-def _agreed(told: str, start: str, *, yes: bool) -> None:
+def _agreed(note: str, start: str, *, yes: bool) -> None:
     """Asks the user. Raises `ModelRunnerError` without a terminal, and `click.Abort` for a no."""
     if yes:
         return
     if not (sys.stdin and sys.stdin.isatty() and output.is_terminal(sys.stderr)):
-        raise ModelRunnerError(f"{told}: with --yes it starts with {start}; --model names another one")
-    if not click.confirm(f"{told}. Start it with {start}?", default=True, err=True):
+        raise ModelRunnerError(f"{note}: with --yes it starts with {start}; --model names another one")
+    if not click.confirm(f"{note}. Start it with {start}?", default=True, err=True):
         raise click.Abort
 
 
@@ -170,32 +170,32 @@ def _make(client: HttpClient, model: str, preset: str, window: int) -> None:
     smaller window; then it is gone again."""
     client.fetch("POST", f"{path('models', model)}/repackage", {"target": preset, "context_size": window})
     fit = client.call("GET", f"{path('models', preset)}/fit", wire.Fit)
-    given = client.call("GET", path("models", preset), wire.Model).context_window or window
+    size = client.call("GET", path("models", preset), wire.Model).context_window or window
     problem = fit.reason if fit.fits == "never" else ""
-    if given < window:
-        problem = f"the configuration gives it {given:,}: `modelrunner config` shows where"
+    if size < window:
+        problem = f"the configuration gives it {size:,}: `modelrunner config` shows where"
     if problem:
         client.fetch("DELETE", path("models", preset))
         raise ModelRunnerError(f"{model} cannot have a window of {window:,} tokens here: {problem}")
     output.note(f"{preset} is {model} with a window of {window:,} tokens; `modelrunner rm {preset}` removes it")
 
 
-def _merged(found: AgentLaunch) -> tuple[str, bytes | None]:
+def _merged(launch: AgentLaunch) -> tuple[str, bytes | None]:
     """Returns the text to write, and the file's present text, None without a file."""
-    assert found.file is not None
+    assert launch.file is not None
     try:
-        earlier = found.file.read_bytes()
+        earlier = launch.file.read_bytes()
         settings = json.loads(earlier)
     except FileNotFoundError:
         earlier, settings = None, {}
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        fragment = json.dumps(found.content, indent=2)
+        fragment = json.dumps(launch.content, indent=2)
         raise ModelRunnerError(
-            f"{found.file} is not plain JSON, so it is not changed: add {fragment} yourself (`modelrunner help cli`)"
+            f"{launch.file} is not plain JSON, so it is not changed: add {fragment} yourself (`modelrunner help cli`)"
         )
-    return json.dumps(_over(settings, found.content), indent=2, ensure_ascii=False) + "\n", earlier
+    return json.dumps(_over(settings, launch.content), indent=2, ensure_ascii=False) + "\n", earlier
 
 
 def _over(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

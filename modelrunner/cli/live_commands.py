@@ -75,8 +75,8 @@ def _show(now: wire.Now) -> None:
 
 
 def _memory(runner: wire.RunnerStatus) -> str:
-    found = runner.memory.measured or runner.memory.estimated
-    return format_bytes(found.ram + sum(found.vram))
+    memory = runner.memory.measured or runner.memory.estimated
+    return format_bytes(memory.ram + sum(memory.vram))
 
 
 def states(client: HttpClient) -> Iterator[wire.Now]:

@@ -160,8 +160,8 @@ class _Conversion:
             self.notes.append("matrix: not needed: models stay loaded beside each other while they fit")
 
     def _expanded(self, text: str, macros: Mapping[str, str], id: str) -> str:
-        def value(found: re.Match[str]) -> str:
-            written = of(found[1])
+        def value(match: re.Match[str]) -> str:
+            written = of(match[1])
             self._room -= len(written)
             if self._room < 0:
                 raise endless
@@ -195,12 +195,12 @@ class _Conversion:
     @staticmethod
     def _capabilities(table: Mapping[str, Any]) -> dict[str, Any]:
         inputs, outputs = map(str, _list(table.get("in"))), set(map(str, _list(table.get("out"))))
-        found = [*(["chat", "completion"] if "text" in outputs else []), *(_INPUTS[i] for i in inputs if i in _INPUTS)]
-        found += ["tools"] if table.get("tools") else []
-        found += ["reranking"] if table.get("reranker") else []
+        kinds = [*(["chat", "completion"] if "text" in outputs else []), *(_INPUTS[i] for i in inputs if i in _INPUTS)]
+        kinds += ["tools"] if table.get("tools") else []
+        kinds += ["reranking"] if table.get("reranker") else []
         context = table.get("context")
         size = {"context-size": context} if isinstance(context, int) and context > 0 else {}
-        return {**({"capabilities": found} if found else {}), **size}
+        return {**({"capabilities": kinds} if kinds else {}), **size}
 
     @staticmethod
     def _modes(command: list[str]) -> list[str]:

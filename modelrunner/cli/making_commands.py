@@ -108,17 +108,17 @@ def create(client: HttpClient, name: str, file: Path, trust: bool, as_json: bool
     FROM names a model, which is pulled if it is not here, a GGUF file or a folder; SYSTEM, PARAMETER, TEMPLATE (in
     Jinja), ADAPTER, LICENSE and MESSAGE set the values that the model carries.
     """
-    told = modelfile.parse(_text(file))
+    recipe = modelfile.parse(_text(file))
     wanted = wire.PullRequest(
-        _base(told.base, file.parent),
+        _base(recipe.base, file.parent),
         name=name,
         trust_remote_code=trust,
-        system=told.system,
-        template=told.template,
-        parameters=told.parameters,
-        messages=[wire.CarriedMessage(role, content) for role, content in told.messages],
-        license=list(told.licences),
-        lora=[_address(str(file.parent / Path(adapter).expanduser())) for adapter in told.adapters],
+        system=recipe.system,
+        template=recipe.template,
+        parameters=recipe.parameters,
+        messages=[wire.CarriedMessage(role, content) for role, content in recipe.messages],
+        license=list(recipe.licences),
+        lora=[_address(str(file.parent / Path(adapter).expanduser())) for adapter in recipe.adapters],
     )
     pulled(client, pull(client, wanted), as_json)
 
@@ -186,17 +186,17 @@ def quantize(client: HttpClient, model: str, name: str, kind: str, requantize: b
     pulled(client, follow(lines, f"the quantization of {model}").model or name, as_json)
 
 
-def _metadata(found: wire.ModelShown) -> dict[str, object]:
-    tables = [found.config.get(form) for form in ("gguf", "safetensors")]
+def _metadata(shown: wire.ModelShown) -> dict[str, object]:
+    tables = [shown.config.get(form) for form in ("gguf", "safetensors")]
     return next((table for table in tables if isinstance(table, dict)), {})
 
 
-def _part(found: wire.ModelShown, part: str) -> str:
+def _part(shown: wire.ModelShown, part: str) -> str:
     if part == "license":
-        return "\n".join(found.license) or str(_metadata(found).get("general.license", ""))
+        return "\n".join(shown.license) or str(_metadata(shown).get("general.license", ""))
     if part == "parameters":
-        return "\n".join(f"{name} {value}" for name, value in found.parameters.items())
-    return str(getattr(found, part) or "")
+        return "\n".join(f"{name} {value}" for name, value in shown.parameters.items())
+    return str(getattr(shown, part) or "")
 
 
 @click.command()
@@ -216,29 +216,29 @@ def show(client: HttpClient, model: str, part: str | None, remote: bool, as_json
     that a pull would bring, with its revision and its files, as far as its source gives them.
     """
     raw = client.fetch("GET", path("models", model, "show") + ("?remote=true" if remote else ""), timeout=None)
-    found = decode(raw, wire.ModelShown)
+    shown = decode(raw, wire.ModelShown)
     if as_json:
         output.json(raw)
     elif part is not None:
-        text = _part(found, part)
+        text = _part(shown, part)
         output.say(text) if text else output.note(f"{model} carries none")
     else:
-        values = {key: value for key, value in found.config.items() if not isinstance(value, dict | list)}
-        metadata = _metadata(found)
-        simple = [("id", found.id)] if found.id else []
-        simple += [("tags", ", ".join(found.tags))]
-        simple += [("version", found.version)] if found.version else []
-        simple += [(f"file {name}", format_bytes(size)) for name, size in found.files.items()]
+        values = {key: value for key, value in shown.config.items() if not isinstance(value, dict | list)}
+        metadata = _metadata(shown)
+        simple = [("id", shown.id)] if shown.id else []
+        simple += [("tags", ", ".join(shown.tags))]
+        simple += [("version", shown.version)] if shown.version else []
+        simple += [(f"file {name}", format_bytes(size)) for name, size in shown.files.items()]
         simple += [(key.replace("_", " "), str(value)) for key, value in sorted(values.items())]
         simple += [(key, str(value)) for key, value in sorted(metadata.items())]
-        simple += [(f"parameter {key}", str(value)) for key, value in found.parameters.items()]
-        simple += [("carried context size", str(found.context_size))] if found.context_size else []
-        simple += [("system", found.system)] if found.system else []
-        simple += [(f"message of {message.role}", message.content) for message in found.messages]
-        simple += [("template", found.template_digest)] if found.template else []
-        simple += [("template problem", found.template_problem)] if found.template_problem else []
-        simple += [("license", text.strip().partition("\n")[0]) for text in found.license]
+        simple += [(f"parameter {key}", str(value)) for key, value in shown.parameters.items()]
+        simple += [("carried context size", str(shown.context_size))] if shown.context_size else []
+        simple += [("system", shown.system)] if shown.system else []
+        simple += [(f"message of {message.role}", message.content) for message in shown.messages]
+        simple += [("template", shown.template_digest)] if shown.template else []
+        simple += [("template problem", shown.template_problem)] if shown.template_problem else []
+        simple += [("license", text.strip().partition("\n")[0]) for text in shown.license]
         output.fields(simple)
-        if found.template:
+        if shown.template:
             output.say("")
-            output.say(output.clean(found.template))
+            output.say(output.clean(shown.template))

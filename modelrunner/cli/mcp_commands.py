@@ -54,15 +54,15 @@ def mcp(client: HttpClient) -> None:
 
     def ask(model: str, prompt: str, system: str = "", max_tokens: int = 1024) -> str:
         """Asks a model of this machine a question, and returns its answer."""
-        told = [{"role": "system", "content": system}] if system else []
-        messages = [*told, {"role": "user", "content": prompt}]
+        opening = [{"role": "system", "content": system}] if system else []
+        messages = [*opening, {"role": "user", "content": prompt}]
         answer = post("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": max_tokens})
         return str(answer["choices"][0]["message"]["content"] or "")
 
     def embed(model: str, text: str) -> list[float]:
         """Returns the embedding of a text by a model of this machine."""
-        found: list[float] = post("/v1/embeddings", {"model": model, "input": text})["data"][0]["embedding"]
-        return found
+        vector: list[float] = post("/v1/embeddings", {"model": model, "input": text})["data"][0]["embedding"]
+        return vector
 
     for function in (list_models, load_model, ask, embed):
         tool(function)

@@ -61,8 +61,8 @@ def list_models(client: HttpClient, quiet: bool, as_json: bool) -> None:
                 output.say(name)
     else:
         checked = any(model.check for model in models)
-        told = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", *(("CHECK",) if checked else ()))
-        headings = ("MODEL NAME", *told, "MODEL ID", "CREATED", "SIZE")
+        columns = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", *(("CHECK",) if checked else ()))
+        headings = ("MODEL NAME", *columns, "MODEL ID", "CREATED", "SIZE")
         expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
         output.table(headings, [row for model in models for row in _rows(model, checked)], expendable=expendable)
         if not models and output.is_terminal(sys.stdout):
@@ -79,18 +79,18 @@ def list_models(client: HttpClient, quiet: bool, as_json: bool) -> None:
 def inspect(client: HttpClient, model: str, as_json: bool) -> None:
     """Show the details of a model."""
     raw = client.fetch("GET", path("models", model))
-    found = decode(raw, wire.Model)
+    shown = decode(raw, wire.Model)
     if as_json:
         output.json(raw)
     else:
-        simple = [(k.replace("_", " "), str(v)) for k, v in found.config.items() if not isinstance(v, dict | list)]
-        simple += [("capabilities", ", ".join(found.capabilities))] if found.capabilities else []
-        simple += [("context window", str(found.context_window))] if found.context_window else []
-        simple += [("check", _check(found.check))] if found.check else []
-        simple += [("from", f"{origin.source} {origin.version}".strip()) for origin in found.origins]
-        simple += [("lora", _adapter(adapter)) for adapter in found.adapters]
+        simple = [(k.replace("_", " "), str(v)) for k, v in shown.config.items() if not isinstance(v, dict | list)]
+        simple += [("capabilities", ", ".join(shown.capabilities))] if shown.capabilities else []
+        simple += [("context window", str(shown.context_window))] if shown.context_window else []
+        simple += [("check", _check(shown.check))] if shown.check else []
+        simple += [("from", f"{origin.source} {origin.version}".strip()) for origin in shown.origins]
+        simple += [("lora", _adapter(adapter)) for adapter in shown.adapters]
         output.fields(
-            [("id", found.id), ("tags", ", ".join(found.tags)), ("created", ago(found.created)), *sorted(simple)]
+            [("id", shown.id), ("tags", ", ".join(shown.tags)), ("created", ago(shown.created)), *sorted(simple)]
         )
 
 
@@ -157,8 +157,8 @@ def verify(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
 
     def verify_one(model: str) -> None:
         lines = client.progress(path("models", model, "verify"), None)
-        found = follow(lines, f"the verification of {model}").message
-        output.done(found, as_json, model=model, message=found)
+        message = follow(lines, f"the verification of {model}").message
+        output.done(message, as_json, model=model, message=message)
 
     here = [] if models else client.call("GET", "/models", list[wire.Model])
     return each(models or [model.name for model in here if model.config.get("format") != "declared"], verify_one)
@@ -170,14 +170,14 @@ def _adapter(adapter: wire.AppliedAdapter) -> str:
 
 def _rows(model: wire.Model, checked: bool) -> list[tuple[str, ...]]:
     """Returns a row for each name, with the mark of a check in a list where one is `checked`."""
-    told = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
+    figures = [str(model.config.get(key) or "") for key in ("parameters", "quantization", "architecture")]
     if "damage" in model.config:
-        told[-1] = "damaged"
+        figures[-1] = "damaged"
     digits = model.id.rpartition(":")[2][:_SHOWN_DIGITS]
     able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
     size = "damaged" if model.damage else _size(str(model.config.get("size") or ""))
     mark = (_check(model.check),) if checked else ()
-    rest = (*told, " ".join(able), *mark, digits, ago(model.created), size)
+    rest = (*figures, " ".join(able), *mark, digits, ago(model.created), size)
     names = [*(model.tags or ["<none>"]), *(f"{alias} (alias)" for alias in model.aliases)]
     return [(name, *rest) for name in names]
 
@@ -188,6 +188,6 @@ def _check(check: wire.ModelCheck | None) -> str:
     return f"failed {len(check.failed)} of {check.passed + len(check.failed)}" if check.failed else "passed"
 
 
-def _size(told: str) -> str:
+def _size(size: str) -> str:
     """Returns the size as text: others publish it as a number of bytes."""
-    return format_bytes(int(told)) if re.fullmatch("[0-9]{1,18}", told) else told
+    return format_bytes(int(size)) if re.fullmatch("[0-9]{1,18}", size) else size

@@ -45,11 +45,11 @@ def first_able(client: HttpClient, capability: str, does: str, source: str) -> s
 def default_system(client: HttpClient, model: str) -> str | None:
     """Returns the system prompt for a person who gives none. None leaves it to the daemon, which adds what the model
     carries."""
-    found = client.call("GET", path("models", model), dict[str, Any])
-    carried = found.get("config", {}).get("defaults", {})
+    shown = client.call("GET", path("models", model), dict[str, Any])
+    carried = shown.get("config", {}).get("defaults", {})
     if "system" in carried or "messages" in carried:
         return None
-    is_starter = any(tag.partition("==")[0] == STARTER for tag in found.get("tags", []))
+    is_starter = any(tag.partition("==")[0] == STARTER for tag in shown.get("tags", []))
     return STARTER_SYSTEM if is_starter else SYSTEM
 
 

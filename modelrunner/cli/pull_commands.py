@@ -92,7 +92,7 @@ def pulls(client: HttpClient, as_json: bool) -> None:
     if as_json:
         output.json(raw)
     else:
-        output.table(("MODEL NAME", "PROGRESS"), [_row(found) for found in decode(raw, list[wire.PullStatus])])
+        output.table(("MODEL NAME", "PROGRESS"), [_row(running) for running in decode(raw, list[wire.PullStatus])])
 
 
 @pulls.command()
@@ -148,10 +148,10 @@ def check_update(client: HttpClient, models: tuple[str, ...], as_json: bool) -> 
 
     Without MODEL, all pulled models are checked. A new commit that changes none of a model's files does not count.
     """
-    asked = [path("updates", model=model) for model in models or [None]]
-    found = [each for place in asked for each in client.call("GET", place, list[wire.Update], timeout=None)]
+    places = [path("updates", model=model) for model in models or [None]]
+    updates = [each for place in places for each in client.call("GET", place, list[wire.Update], timeout=None)]
     if as_json:
-        output.json(msgspec.json.encode(found))
+        output.json(msgspec.json.encode(updates))
         return
-    rows = [(each.name, _STATES[each.newer], each.reason) for each in found]
+    rows = [(each.name, _STATES[each.newer], each.reason) for each in updates]
     output.table(("MODEL NAME", "STATE", ""), rows)

@@ -22,16 +22,18 @@ _SEVERAL = (("content", "text"), ("output", "content", "text"))  # paths of Anth
 _DELTAS = {"content_block_delta": ("delta", "text"), "response.output_text.delta": ("delta",)}
 
 
-def again(client: HttpClient, found: wire.RecordedRequest, model: str | None) -> bytes:
+def again(client: HttpClient, recorded: wire.RecordedRequest, model: str | None) -> bytes:
     """Sends a recorded request once more, to `model` if it is given; returns the answer's body. Raises `BadRequest` for
     a request that was not kept whole."""
-    if not found.body.whole or found.body.redacted:
-        why = "was too large for recording_limit" if not found.body.whole else "had a key or a file, which is not kept"
+    if not recorded.body.whole or recorded.body.redacted:
+        why = (
+            "was too large for recording_limit" if not recorded.body.whole else "had a key or a file, which is not kept"
+        )
         raise BadRequest(f"this request cannot be sent again: its body {why}")
-    body: Any = msgspec.Raw(found.body.text.encode())
+    body: Any = msgspec.Raw(recorded.body.text.encode())
     if model is not None:
-        body = {**msgspec.json.decode(found.body.text), "model": model}
-    return client.fetch("POST", found.path, body, timeout=None)
+        body = {**msgspec.json.decode(recorded.body.text), "model": model}
+    return client.fetch("POST", recorded.path, body, timeout=None)
 
 
 def answer_text(body: str) -> str:
@@ -49,9 +51,9 @@ def difference(before: str, after: str) -> str:
 def _parts(body: str) -> Iterator[dict[str, Any]]:
     """Yields the objects of a body: one, those of its lines, or those of its events."""
     for text in (body,), [line.removeprefix("data:").strip() for line in body.splitlines()]:
-        found = [value for one in text if isinstance(value := _decoded(one), dict)]
-        if found:
-            yield from found
+        parts = [value for one in text if isinstance(value := _decoded(one), dict)]
+        if parts:
+            yield from parts
             return
 
 
@@ -65,12 +67,12 @@ def _decoded(text: str) -> Any:
 def _texts(part: dict[str, Any]) -> Iterator[str]:
     kind = part.get("type")
     if (isinstance(kind, str) and "." in kind) or kind in _DELTAS or "delta" in part:  # an event of a stream
-        found = _at(part, _DELTAS.get(str(kind), ()))
-        yield from [found] if isinstance(found, str) else []
+        text = _at(part, _DELTAS.get(str(kind), ()))
+        yield from [text] if isinstance(text, str) else []
         return
     for place in _PLACES:
-        if isinstance(found := _at(part, place), str):
-            yield found
+        if isinstance(text := _at(part, place), str):
+            yield text
             return
     for names in _SEVERAL:
         yield from _inner(part, names)
@@ -87,9 +89,9 @@ def _at(value: Any, place: tuple[str | int, ...]) -> Any:
 
 def _inner(value: Any, names: tuple[str, ...]) -> Iterator[str]:
     """Yields the texts at the end of a path whose every step but the last leads to a list."""
-    found = value.get(names[0]) if isinstance(value, dict) else None
+    inner = value.get(names[0]) if isinstance(value, dict) else None
     if len(names) == 1:
-        yield from [found] if isinstance(found, str) else []
-    elif isinstance(found, list):
-        for one in found:
+        yield from [inner] if isinstance(inner, str) else []
+    elif isinstance(inner, list):
+        for one in inner:
             yield from _inner(one, names[1:])

@@ -49,9 +49,9 @@ class Parameters:
     def request(self, messages: list[Message], *, stream: bool) -> dict[str, Any]:
         """Returns the body of POST /v1/chat/completions (https://platform.openai.com/docs/api-reference/chat/create,
         with our `keep_alive`)."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        system, form, think = (given.pop(name, None) for name in ("system", "format", "think"))
-        body = given | {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        system, form, think = (fields.pop(name, None) for name in ("system", "format", "think"))
+        body = fields | {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
         if isinstance(form, dict):
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
         elif form is not None:
@@ -94,12 +94,12 @@ def split_images(text: str) -> tuple[str, tuple[Path, ...], tuple[str, ...]]:
 def schema(file: Path) -> dict[str, Any]:
     """Reads a JSON schema. Raises `click.UsageError` for a file that has none."""
     try:
-        found = json.loads(file.read_bytes())
+        schema = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{file} has no JSON schema: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(schema, dict):
         raise click.UsageError(f"{file} has no JSON schema: a schema must be a JSON object")
-    return found
+    return schema
 
 
 def _data_url(image: Path) -> str:

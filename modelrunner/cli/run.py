@@ -131,31 +131,40 @@ def run(
     heard = sounds(prompt) if prompt else []
 
     def answer(name: str) -> None:
-        asked = Parameters(model=prepare(client, name, backend=backend, context_size=context_size), **parameters)
+        parameters_of_run = Parameters(
+            model=prepare(client, name, backend=backend, context_size=context_size), **parameters
+        )
         if picture is not None:
-            draw(client, asked.model, text or "", picture, asked.seed, images[0] if images else None)
+            draw(
+                client,
+                parameters_of_run.model,
+                text or "",
+                picture,
+                parameters_of_run.seed,
+                images[0] if images else None,
+            )
             return
-        if heard and transcribes(client, asked.model):
-            hearing = Hearing(asked.model, "json" if as_json else "text")
+        if heard and transcribes(client, parameters_of_run.model):
+            hearing = Hearing(parameters_of_run.model, "json" if as_json else "text")
             for file in heard:
                 hearing.show(client, file)
             return
-        if asked.system is None:
-            asked = replace(asked, system=default_system(client, asked.model))
+        if parameters_of_run.system is None:
+            parameters_of_run = replace(parameters_of_run, system=default_system(client, parameters_of_run.model))
         if images:
-            check_sees(client, asked.model)
+            check_sees(client, parameters_of_run.model)
         if message is None:
             from modelrunner.cli.chat import chat
 
-            chat(client, asked, display)
+            chat(client, parameters_of_run, display)
             return
         if as_json:
-            body = asked.request([message], stream=False)
+            body = parameters_of_run.request([message], stream=False)
             output.json(client.fetch("POST", "/v1/chat/completions", body, timeout=None))
             return
         if len(models) > 1:
-            output.heading(asked.model, first=name == models[0])
-        _answer(client, asked, message, display)
+            output.heading(parameters_of_run.model, first=name == models[0])
+        _answer(client, parameters_of_run, message, display)
 
     if len(models) > 1:
         return each(models, answer)
@@ -184,10 +193,10 @@ def _models(client: HttpClient, model: str, words: tuple[str, ...]) -> tuple[lis
     *others, last = words or ("",)
     if not others or " " not in last.strip() or any(" " in word for word in others):
         return [model], words
-    found = [word for word in others if _is_here(client, word)]
-    if not found:
+    models = [word for word in others if _is_here(client, word)]
+    if not models:
         return [model], words
-    if missing := [word for word in others if word not in found]:
+    if missing := [word for word in others if word not in models]:
         raise ModelNotFound(f"model {missing[0]!r} is not here: `modelrunner pull {missing[0]}` gets it")
     return [model, *others], (last,)
 
@@ -216,10 +225,10 @@ def _question(words: tuple[str, ...]) -> str | None:
     return text
 
 
-def _answer(client: HttpClient, asked: Parameters, message: Message, display: Display) -> None:
+def _answer(client: HttpClient, parameters: Parameters, message: Message, display: Display) -> None:
     answer = Answer()
-    stream(client, asked.request([message], stream=True), display.screen(), answer)
+    stream(client, parameters.request([message], stream=True), display.screen(), answer)
     show_end(answer)
     if display.verbose:
         show_timings(answer)
-        show_place(client, asked.model)
+        show_place(client, parameters.model)

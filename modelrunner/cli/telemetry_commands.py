@@ -51,17 +51,17 @@ def requests(
         headers = {"Accept": "text/event-stream"}
         with client.open("GET", path("engines", "requests", model=model, status=status), headers=headers) as response:
             for event in client.events(response):
-                told = event.data if as_json else "  ".join(filter(None, _row(decode(event.data, wire.RequestStatus))))
-                output.say(told, flush=True)
+                line = event.data if as_json else "  ".join(filter(None, _row(decode(event.data, wire.RequestStatus))))
+                output.say(line, flush=True)
         return
     raw = client.fetch("GET", path("engines", "requests", model=model, status=status, limit=str(limit)))
-    found = decode(raw, list[wire.RequestStatus])
-    if not any(entry.status for entry in found):
+    records = decode(raw, list[wire.RequestStatus])
+    if not any(entry.status for entry in records):
         _say_if_off(client)
     if as_json:
         output.json(raw)
     else:
-        output.table(_HEADINGS, map(_row, found), expendable=_EXPENDABLE)
+        output.table(_HEADINGS, map(_row, records), expendable=_EXPENDABLE)
 
 
 @requests.command()
@@ -87,18 +87,18 @@ def show(client: HttpClient, id: str, as_json: bool) -> None:
     if as_json:
         output.json(raw)
         return
-    found = decode(raw, wire.RecordedRequest)
+    recorded = decode(raw, wire.RecordedRequest)
     output.fields(
         [
-            ("request", found.request.request_id),
-            ("time", found.request.time),
-            ("path", found.path),
-            ("model", found.request.model_name),
-            ("status", f"{found.request.status} {found.request.error}".strip()),
-            ("key", found.request.key or "(none)"),
+            ("request", recorded.request.request_id),
+            ("time", recorded.request.time),
+            ("path", recorded.path),
+            ("model", recorded.request.model_name),
+            ("status", f"{recorded.request.status} {recorded.request.error}".strip()),
+            ("key", recorded.request.key or "(none)"),
         ]
     )
-    for name, body in (("body", found.body), ("answer", found.answer)):
+    for name, body in (("body", recorded.body), ("answer", recorded.answer)):
         cut = "" if body.whole else f", of which {len(body.text.encode())} are kept"
         gone = f"; {body.redacted} redacted" if body.redacted else ""
         output.heading(f"{name}: {body.size} bytes{cut}{gone}")
@@ -115,15 +115,15 @@ def replay(client: HttpClient, id: str, model: str | None, as_json: bool) -> Non
 
     The command prints the new answer on stdout, and its difference from the recorded one on stderr.
     """
-    found = client.call("GET", path("engines", "requests", id), wire.RecordedRequest)
-    answer = replays.again(client, found, model).decode("utf-8", "replace")
-    before, now = replays.answer_text(found.answer.text), replays.answer_text(answer)
+    recorded = client.call("GET", path("engines", "requests", id), wire.RecordedRequest)
+    answer = replays.again(client, recorded, model).decode("utf-8", "replace")
+    before, now = replays.answer_text(recorded.answer.text), replays.answer_text(answer)
     if as_json:
-        told = {"request_id": id, "same": before == now, "before": before, "answer": now}
-        output.json(msgspec.json.encode(told))
+        result = {"request_id": id, "same": before == now, "before": before, "answer": now}
+        output.json(msgspec.json.encode(result))
         return
     output.say(now)
-    if not found.answer.whole or found.answer.redacted:
+    if not recorded.answer.whole or recorded.answer.redacted:
         output.note("the recorded answer is not whole, so it is not compared")
     elif before == now:
         output.note("the answer is the same as the recorded one")
@@ -150,8 +150,8 @@ def usage(client: HttpClient, by: str, since: str, as_json: bool) -> None:
     The figures are of requests that an engine answered. Days are in UTC.
     """
     raw = client.fetch("GET", path("usage", by=by, since=since))
-    found = decode(raw, list[wire.UsageTotals])
-    if not found:
+    totals = decode(raw, list[wire.UsageTotals])
+    if not totals:
         _say_if_off(client)
     if as_json:
         output.json(raw)
@@ -166,7 +166,7 @@ def usage(client: HttpClient, by: str, since: str, as_json: bool) -> None:
                 str(one.completion_tokens),
                 format_duration(round(one.engine_seconds, 1 if one.engine_seconds < 60 else 0)),
             )
-            for one in found
+            for one in totals
         ],
     )
 

@@ -36,9 +36,9 @@ class Hearing:
         """Writes what is said in the file to standard output; a text as it comes. Raises `ModelRunnerError`."""
         route = f"/v1/audio/{'translations' if self.translate else 'transcriptions'}"
         streams = self.format == "text"
-        given = {"model": self.model, "language": self.language, "prompt": self.prompt}
-        given |= {"stream": "true"} if streams else {"response_format": self.format}
-        body = form("file", file, {name: value for name, value in given.items() if value is not None})
+        fields = {"model": self.model, "language": self.language, "prompt": self.prompt}
+        fields |= {"stream": "true"} if streams else {"response_format": self.format}
+        body = form("file", file, {name: value for name, value in fields.items() if value is not None})
         with client.open("POST", route, body) as response:
             if not streams:
                 while piece := client.piece(response):

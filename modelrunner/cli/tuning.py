@@ -66,8 +66,8 @@ def tune(client: HttpClient, model: str) -> Tuning:
     """Measures, and sets `speculative.ngram` or takes it back. The runner is replaced for each round, and requests of
     others are answered meanwhile. Raises `BadRequest` for a model with a draft model of its own, or whose engine has no
     such drafts."""
-    found = client.call("GET", path("models", model), dict[str, Any])
-    model = next(iter(found.get("tags") or ()), model)  # a change takes a whole name
+    shown = client.call("GET", path("models", model), dict[str, Any])
+    model = next(iter(shown.get("tags") or ()), model)  # a change takes a whole name
     [before, *_] = client.call("GET", path("engines", "_configure", model=model), list[dict[str, Any]]) or [{}]
     if (before.get("effective") or {}).get("speculative", {}).get("draft_model"):
         raise BadRequest(

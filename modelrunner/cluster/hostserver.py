@@ -163,8 +163,8 @@ class HostServer:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
         try:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key.encode()):
+            token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode("utf-8", "replace"), self._key.encode()):
                 raise Unauthorized("this host belongs to another head: its key is needed")
             answer: web.StreamResponse = await handler(request)  # type: ignore[misc]
             return answer

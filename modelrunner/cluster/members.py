@@ -115,50 +115,50 @@ class Members:
         if self._orders is not None:  # without the process Ray has given all of it back
             self._orders.write(msgspec.json.encode(order) + b"\n")
 
-    def _learn(self, told: ClusterMember) -> None:
-        reservations = self._reservations.get(told.node or told.taken.partition(" ")[0])
-        if told.taken:
+    def _learn(self, member: ClusterMember) -> None:
+        reservations = self._reservations.get(member.node or member.taken.partition(" ")[0])
+        if member.taken:
             if reservations is not None:
-                reservations.answered(told.taken, told.problem)
-        elif told.limits is not None:
+                reservations.answered(member.taken, member.problem)
+        elif member.limits is not None:
             if reservations is not None:
-                reservations.limits = told.limits
+                reservations.limits = member.limits
                 self._scheduler.hosts_changed()
-        elif not told.node:
-            if told.problem and told.problem != self.problem:
-                log.warning("the cluster: %s", told.problem)
-            self.problem = told.problem
-        elif told.gone:
-            self._problems.pop(told.name, None)
-            if (host := self.hosts.get(told.name)) is not None:
+        elif not member.node:
+            if member.problem and member.problem != self.problem:
+                log.warning("the cluster: %s", member.problem)
+            self.problem = member.problem
+        elif member.gone:
+            self._problems.pop(member.name, None)
+            if (host := self.hosts.get(member.name)) is not None:
                 host.leave()
-        elif told.problem:
-            self._problems[told.name] = told.problem
-            log.warning("the host %s cannot be used: %s", told.name, told.problem)
+        elif member.problem:
+            self._problems[member.name] = member.problem
+            log.warning("the host %s cannot be used: %s", member.name, member.problem)
         else:
-            self._problems.pop(told.name, None)
-            where = HostAddress(told.address, told.port, self._key, told.certificate)
-            reservations = self._reservations[told.node] = Reservations(told.node, told.cards, self._order)
+            self._problems.pop(member.name, None)
+            where = HostAddress(member.address, member.port, self._key, member.certificate)
+            reservations = self._reservations[member.node] = Reservations(member.node, member.cards, self._order)
             changed: Callable[[], None] = self._scheduler.hosts_changed
-            if (former := self.hosts.get(told.name)) is not None:
+            if (former := self.hosts.get(member.name)) is not None:
                 former.leave()
-            host = self.hosts[told.name] = RemoteHost(
-                told.name, where, self._registry, self._store, changed, reservations, told.labels
+            host = self.hosts[member.name] = RemoteHost(
+                member.name, where, self._registry, self._store, changed, reservations, member.labels
             )
             self._scheduler.add_host(host)
-            log.info("the host %s at %s has joined", told.name, told.address)
+            log.info("the host %s at %s has joined", member.name, member.address)
 
     def view(self) -> list[HostView]:
         """Returns the hosts, sorted by name."""
-        found = []
+        views = []
         for name, host in self.hosts.items():
             report = host.report
             devices = tuple([device.name for device in report.devices]) if report else ()
             budget, models = (host.within(report.budget), len(report.models)) if report else (None, 0)
             where = host.where.address
-            found.append(HostView(name, host.state, where, budget, devices, models, len(host.runners)))
-        found += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self.hosts]
-        return sorted(found, key=lambda host: host.name)
+            views.append(HostView(name, host.state, where, budget, devices, models, len(host.runners)))
+        views += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self.hosts]
+        return sorted(views, key=lambda host: host.name)
 
     async def preload(self, target: Target, names: Collection[str]) -> dict[str, str]:
         """Brings a model and its engine to the hosts of these names, to all for none. Returns for each of them "", or

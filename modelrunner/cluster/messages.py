@@ -29,11 +29,11 @@ class Fault(msgspec.Struct, frozen=True):
 
     def error(self) -> ModelRunnerError:
         """Returns the same error; one of another class becomes `EngineFailed`."""
-        found = getattr(errors, self.kind, None)
-        kind = found if isinstance(found, type) and issubclass(found, ModelRunnerError) else EngineFailed
-        made = kind.__new__(kind, self.message)
-        ModelRunnerError.__init__(made, self.message)
-        return made
+        named = getattr(errors, self.kind, None)
+        kind = named if isinstance(named, type) and issubclass(named, ModelRunnerError) else EngineFailed
+        error = kind.__new__(kind, self.message)
+        ModelRunnerError.__init__(error, self.message)
+        return error
 
 
 class RunnerOrder(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ class Groups:
         """Returns the limits of each of these nodes of `ray.nodes`. Ray learns up to a second late of what was given
         back, so others have no more than at each of the last two looks."""
         with self._lock:
-            free, found = self._free(), dict[str, NodeLimits]()
+            free, limits = self._free(), dict[str, NodeLimits]()
             for id, node in nodes.items():
                 there = [group for group in self._held.values() if group.node == id]
                 memory, cards = [node["Resources"].get(what, 0) for what in ("memory", "GPU")]
@@ -80,17 +80,17 @@ class Groups:
                 elif id not in self._cards or (now[1] == before[1] != self._cards[id][0]):
                     self._cards[id] = others, self._look_for_cards(id, there)
                 usable = self._cards[id][1] if others else tuple(range(int(cards)))
-                found[id] = NodeLimits(int(memory) - min(now[0], before[0]), usable)
-            return found
+                limits[id] = NodeLimits(int(memory) - min(now[0], before[0]), usable)
+            return limits
 
     def _look_for_cards(self, node: str, held: list[_Reserved]) -> tuple[int, ...]:
         """Returns ours, and those that Ray gives when it is asked for one after the other."""
-        given: list[_Reserved] = []
+        cards: list[_Reserved] = []
         while (group := self._any_card(node)) is not None:
-            given.append(group)
-        for group in given:
+            cards.append(group)
+        for group in cards:
             self._remove(group.group)
-        return tuple(sorted([group.card for group in (*held, *given) if not group.memory]))
+        return tuple(sorted([group.card for group in (*held, *cards) if not group.memory]))
 
     def _card(self, node: str, card: int) -> _Reserved | None:
         others: list[_Reserved] = []
@@ -101,14 +101,14 @@ class Groups:
         return group
 
     def _any_card(self, node: str) -> _Reserved | None:
-        if (made := self._granted(node, 0)) is None:
+        if (reserved := self._granted(node, 0)) is None:
             return None
-        inside = self._inside(made.group)
+        inside = self._inside(reserved.group)
         try:
-            told = self._ray.get(self._card_of_task.options(scheduling_strategy=inside).remote(), timeout=_TOLD)
-            return made._replace(card=told)
+            card = self._ray.get(self._card_of_task.options(scheduling_strategy=inside).remote(), timeout=_TOLD)
+            return reserved._replace(card=card)
         except Exception:  # Ray's: the node is gone, or has no room for a process
-            self._remove(made.group)
+            self._remove(reserved.group)
             return None
 
     def _granted(self, node: str, memory: int) -> _Reserved | None:

@@ -40,10 +40,10 @@ class HostActor:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         try:
-            told: dict[str, Any] = json.loads(line)
+            report: dict[str, Any] = json.loads(line)
         except ValueError:
-            told = {"problem": f"modelrunner does not start there: exit code {self._process.wait()}"}
-        return {"address": address, **told}
+            report = {"problem": f"modelrunner does not start there: exit code {self._process.wait()}"}
+        return {"address": address, **report}
 
     def is_there(self) -> bool:
         return self._process.poll() is None
@@ -91,10 +91,10 @@ def main(address: str, label: str = "") -> None:
                 _leave(ray, id, actors, starts, nodes)
         for id in [id for id, start in starts.items() if ray.wait([start], timeout=0)[0]]:
             try:
-                told = ray.get(starts.pop(id))
+                report = ray.get(starts.pop(id))
             except Exception as error:  # Ray raises what the actor does, and errors of its own
-                told = {"problem": f"no host can be started there: {' '.join(str(error).split())[:300]}"}
-            if "problem" in told:
+                report = {"problem": f"no host can be started there: {' '.join(str(error).split())[:300]}"}
+            if "problem" in report:
                 ray.kill(actors.pop(id))
                 pause = min(2 * failed[id][1], _AGAIN[1]) if id in failed else _AGAIN[0]
                 failed[id] = time.monotonic() + pause, pause
@@ -103,7 +103,7 @@ def main(address: str, label: str = "") -> None:
             limits.pop(id, None)
             cards = int(nodes[id]["Resources"].get("GPU", 0))
             labels = [f"{label}={value}" for label, value in (nodes[id].get("Labels") or {}).items()]
-            say(node=id, name=_name(nodes[id], id), cards=cards, labels=labels, **told)
+            say(node=id, name=_name(nodes[id], id), cards=cards, labels=labels, **report)
         for id in [id for id in actors if id not in starts]:
             try:
                 there = ray.get(actors[id].is_there.remote(), timeout=_PATIENCE)
@@ -128,9 +128,9 @@ def _leave(ray: Any, id: str, actors: dict[str, Any], starts: dict[str, Any], no
 def _name(node: dict[str, Any], id: str) -> str:
     """Returns the name that the node was given, or its host's, with the beginning of its ID, which tells two nodes of
     one machine apart."""
-    given = node.get("NodeName") or node["NodeManagerHostname"]
-    is_own = given not in (node["NodeManagerAddress"], node["NodeManagerHostname"])
-    return str(given) if is_own else f"{node['NodeManagerHostname']}-{id[:6]}"
+    name = node.get("NodeName") or node["NodeManagerHostname"]
+    is_own = name not in (node["NodeManagerAddress"], node["NodeManagerHostname"])
+    return str(name) if is_own else f"{node['NodeManagerHostname']}-{id[:6]}"
 
 
 def _follow_orders(ready: Future[Groups]) -> None:

@@ -36,7 +36,7 @@ from modelrunner.engine.runner import EngineProcess, Runner
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import BackendUnavailable, EngineFailed, HostLost, InsufficientDisk, ModelRunnerError
 from modelrunner.models.runspecs import values_of
-from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.devices import Device, kind_of
 from modelrunner.scheduler.host import Held
@@ -193,14 +193,14 @@ class RemoteHost:
         try:
             async with self._client.stream("POST", f"/engines/{backend}", timeout=None) as answer:
                 async for line in answer.aiter_lines():
-                    told = msgspec.json.decode(line)
-                    if "fault" in told:
-                        error = msgspec.convert(told["fault"], Fault).error()
+                    step = msgspec.json.decode(line)
+                    if "fault" in step:
+                        error = msgspec.convert(step["fault"], Fault).error()
                         if isinstance(error, BackendUnavailable):
                             self._missing[backend] = f"{backend} cannot be had there: {error}"
                             self._changed()
                         raise error
-                    stage(f"on {self.name}: {told['message']}")
+                    stage(f"on {self.name}: {step['message']}")
             if self._missing.pop(backend, None) is not None:
                 self._changed()
         except httpx.HTTPError as failure:
@@ -208,9 +208,9 @@ class RemoteHost:
 
     def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
         """See `Host`."""
-        made = HostRunner(self, runner, spec)
-        self.runners[made.id] = made
-        return made
+        host_runner = HostRunner(self, runner, spec)
+        self.runners[host_runner.id] = host_runner
+        return host_runner
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         """See `Host`."""
@@ -292,9 +292,9 @@ class RemoteHost:
             self.gone = asyncio.Event()
             self._missing.clear()
         before, self.report = self.report, report
-        for id, told in report.runners.items():
+        for id, runner_report in report.runners.items():
             if id in self.runners:
-                self.runners[id].learn(told)
+                self.runners[id].learn(runner_report)
         if came or (before is not None and (before.budget != report.budget or before.models != report.models)):
             self._changed()
 
@@ -326,7 +326,7 @@ class HostRunner:
         self._gone = host.gone
         self._memory = RequiredMemory(0)
         self._news = asyncio.Event()
-        self._told: RunnerReport | None = None
+        self._report: RunnerReport | None = None
 
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
         """See `Runner`."""
@@ -341,7 +341,7 @@ class HostRunner:
             await host.install(self.key.backend, stage)
             if host.reservations is not None:
                 await host.reservations.take(self.id, self.key.files, self._memory)
-            self.api = await asked(self._backend.api, self.spec)
+            self.api = await call_backend(self._backend.api, self.spec)
             backend, files, mode, revision = self.key
             values = msgspec.Raw(values_of(self.spec))
             order = RunnerOrder(backend, files, str(mode), revision, self._number, values, self._memory)
@@ -352,8 +352,8 @@ class HostRunner:
             self.upstream.move(where)
             while True:
                 await self._next()
-                if (told := self._told) is not None:
-                    self._apply(told)
+                if (report := self._report) is not None:
+                    self._apply(report)
                     changed()
         except ModelRunnerError as error:
             self.failure = error
@@ -382,21 +382,21 @@ class HostRunner:
         if self._gone.is_set():
             raise HostLost(f"the host {self._host.name} does not answer any more, and its engines are lost")
         self._news.clear()
-        if self._told is not None and self._told.failure is not None:
-            raise self._told.failure.error()
+        if self._report is not None and self._report.failure is not None:
+            raise self._report.failure.error()
 
-    def learn(self, told: RunnerReport) -> None:
+    def learn(self, report: RunnerReport) -> None:
         """Takes what the host tells of it."""
-        if told != self._told:
-            self._told = told
+        if report != self._report:
+            self._report = report
             self._news.set()
 
-    def _apply(self, told: RunnerReport) -> None:
-        self.stage = f"on {self._host.name}: {told.stage}" if told.stage else ""
-        self.names, self.sleep_level = told.names, told.sleep_level
-        self.api = self.api.reading(told.reads)
-        self.process = EngineProcess(told.pid, told.sandbox) if told.pid is not None else None
-        if told.ready and self.ready_at is None:
+    def _apply(self, report: RunnerReport) -> None:
+        self.stage = f"on {self._host.name}: {report.stage}" if report.stage else ""
+        self.names, self.sleep_level = report.names, report.sleep_level
+        self.api = self.api.reading(report.reads)
+        self.process = EngineProcess(report.pid, report.sandbox) if report.pid is not None else None
+        if report.ready and self.ready_at is None:
             self.ready_at = time.monotonic()
 
     def mark_stopping(self) -> None:
@@ -425,7 +425,7 @@ class HostRunner:
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         """See `Runner`."""
         knows = interface_of(self._backend, ExplainsErrors)
-        return await asked(knows.request_error, status, message, fields) if knows else None
+        return await call_backend(knows.request_error, status, message, fields) if knows else None
 
     async def _settled(self) -> None:
         if self.api.settled is not None:

@@ -37,7 +37,7 @@ class Reservations:
         self.limits: RayLimits | None = None
         self._node, self._cards, self._send = node, cards, send
         self._users: dict[str, set[str]] = {}
-        self._asked: dict[str, asyncio.Future[str]] = {}
+        self._answers: dict[str, asyncio.Future[str]] = {}
         self._turn = asyncio.Lock()
         self._is_lost = False
 
@@ -70,17 +70,17 @@ class Reservations:
         if self._is_lost:
             raise InsufficientMemory(_LOST)
         self._users[order.name].add(runner)
-        answer = self._asked[order.name] = asyncio.get_running_loop().create_future()
+        answer = self._answers[order.name] = asyncio.get_running_loop().create_future()
         self._send(order)
         try:
             if problem := await answer:
                 raise InsufficientMemory(problem)
         finally:
-            self._asked.pop(order.name, None)
+            self._answers.pop(order.name, None)
 
     def answered(self, name: str, problem: str) -> None:
         """Takes Ray's answer to an order."""
-        if (answer := self._asked.get(name)) is not None and not answer.done():
+        if (answer := self._answers.get(name)) is not None and not answer.done():
             answer.set_result(problem)
 
     def give_back(self, runner: str) -> None:
@@ -94,5 +94,5 @@ class Reservations:
     def end(self) -> None:
         """Ends the wait of those that take something, and of all that come: the cluster is lost."""
         self._is_lost = True
-        for name in list(self._asked):
+        for name in list(self._answers):
             self.answered(name, _LOST)

@@ -98,15 +98,15 @@ class ConfigFile:
 
     def line(self, *key: str) -> int | None:
         """Returns the line of a key, or of the table that it is missing from."""
-        found = self._found(key)
-        return found[0] if found else None
+        place = self._position(key)
+        return place[0] if place else None
 
     def place(self, *key: str) -> str:
         """Returns "/home/me/config.toml, line 3, column 1" for a key, or for the table that it is missing from."""
-        found = self._found(key)
-        return f"{self.path}, line {found[0]}, column {found[1]}" if found else str(self.path)
+        place = self._position(key)
+        return f"{self.path}, line {place[0]}, column {place[1]}" if place else str(self.path)
 
-    def _found(self, key: Sequence[str]) -> tuple[int, int] | None:
+    def _position(self, key: Sequence[str]) -> tuple[int, int] | None:
         from modelrunner.config.tomlplaces import place
 
         return place(self.text, key)
@@ -123,11 +123,11 @@ def expanded(path: Path) -> Path:
         raise ValueError(f"{str(path)!r} has no home folder: set HOME, or write the whole path") from None
 
 
-def _absolute(given: Any) -> Path:
+def _absolute(path: Any) -> Path:
     """Returns the path in its absolute form. Raises `ValueError` as `expanded`, and for another kind of value."""
-    if not isinstance(given, str | Path):
-        raise ValueError(f"{given!r} is not a path in quotes")
-    return Path(os.path.abspath(expanded(Path(given))))
+    if not isinstance(path, str | Path):
+        raise ValueError(f"{path!r} is not a path in quotes")
+    return Path(os.path.abspath(expanded(Path(path))))
 
 
 def whole(path: Path) -> Path:
@@ -163,10 +163,10 @@ def default_runtimes(data: Path) -> tuple[Path, ...]:
 
 def _is_own(folder: Path) -> bool:
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and os.access(folder, os.W_OK | os.X_OK)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def first_private(folders: Sequence[Path]) -> Path:
@@ -187,11 +187,11 @@ def private_directory(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError as error:
         raise ConfigurationError(f"the folder {path} cannot be made: {error.strerror}; {_ELSEWHERE}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise ConfigurationError(f"{path} is not a folder of yours: remove it, or {_ELSEWHERE}")
-    if stat.S_IMODE(found.st_mode) != 0o700:
+    if stat.S_IMODE(status.st_mode) != 0o700:
         path.chmod(0o700)
     return path

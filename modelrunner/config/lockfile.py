@@ -37,8 +37,8 @@ def holder(data: Path) -> Holder | None:
 def read(lock: int) -> Holder | None:
     """Returns the content of the open lock file, None if it is empty."""
     try:
-        found = json.loads(os.pread(lock, 4096, 0))
-        return Holder(int(found["pid"]), str(found["socket"]), str(found["listen"]))
+        holder = json.loads(os.pread(lock, 4096, 0))
+        return Holder(int(holder["pid"]), str(holder["socket"]), str(holder["listen"]))
     except (ValueError, KeyError, TypeError):  # not written yet, or cleared
         return None
 

@@ -146,8 +146,8 @@ class ModelConfiguration(
 
     @property
     def replica_range(self) -> ReplicaRange:
-        found = self.replicas or 1
-        return ReplicaRange(found, found) if isinstance(found, int) else found
+        replicas = self.replicas or 1
+        return ReplicaRange(replicas, replicas) if isinstance(replicas, int) else replicas
 
     def merged(self, patch: Mapping[str, Any], tables: Collection[str] = ()) -> "ModelConfiguration":
         """Applies a JSON merge patch (RFC 7396) in the names of the wire: a field that is left out keeps its value,
@@ -168,10 +168,10 @@ class ModelConfiguration(
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the set fields in the names of the wire, with the backends' tables beside them."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        if tables := found.pop("options", None):
-            found |= {name: table for name, table in tables.items() if table}
-        return found
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        if tables := fields.pop("options", None):
+            fields |= {name: table for name, table in tables.items() if table}
+        return fields
 
     def holds(self, minute: int) -> bool:
         """Returns True if `pin` and `preload` hold in this minute of the day, 0 to 1439."""
@@ -214,13 +214,13 @@ def schema(backends: Iterable[str], tables: Mapping[str, dict[str, Any]]) -> dic
     """Returns the JSON schema (2020-12) of a model's settings, in the names of the wire. `backends` are the engines to
     choose from, `tables` has the schemas of their own tables."""
     defined = msgspec.json.schema(ModelConfiguration)["$defs"]
-    found: dict[str, Any] = defined.pop("ModelConfiguration")
-    properties = found["properties"]
+    schema: dict[str, Any] = defined.pop("ModelConfiguration")
+    properties = schema["properties"]
     del properties["options"]
     properties["backend"] = {"anyOf": [{"enum": [*backends]}, {"type": "null"}], "default": None}
     for name, meaning in MEANINGS.items():
         properties[name]["description"] = meaning
-    return found | {"$defs": defined, "properties": {**properties, **tables}}
+    return schema | {"$defs": defined, "properties": {**properties, **tables}}
 
 
 def table_name(backend: str) -> str:

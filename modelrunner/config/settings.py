@@ -308,13 +308,13 @@ class Settings(BaseModel):
 
     def model_tables(self) -> Mapping[str, ModelConfiguration]:
         """Returns the models' tables, each over what the model's group says."""
-        found: dict[str, ModelConfiguration] = {}
+        merged: dict[str, ModelConfiguration] = {}
         for group in self.groups.values():
             table = ModelConfiguration(pin=group.pin, preload=group.preload, hours=group.hours)
-            found |= dict.fromkeys(group.models, table)
+            merged |= dict.fromkeys(group.models, table)
         for name, own in self.models.items():
-            found[name] = own.over(found.pop(name, NOTHING_SET))  # a later table wins over one of another name
-        return found
+            merged[name] = own.over(merged.pop(name, NOTHING_SET))  # a later table wins over one of another name
+        return merged
 
     def is_given(self, name: str) -> bool:
         """Returns False for a setting that is not set and has its default value."""
@@ -339,8 +339,8 @@ class Settings(BaseModel):
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings of the environment. Empty variables are ignored, except MODELRUNNER_LISTEN, where empty
     means "no TCP listener"."""
-    found = {name: environ.get(_variable(name)) for name in Settings.model_fields}
-    return {name: text for name, text in found.items() if text or (text is not None and name == "listen")}
+    values = {name: environ.get(_variable(name)) for name in Settings.model_fields}
+    return {name: text for name, text in values.items() if text or (text is not None and name == "listen")}
 
 
 def _variable(name: str) -> str:

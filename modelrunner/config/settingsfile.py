@@ -32,12 +32,12 @@ class SettingsFile:
             settings = self._settings.reread()
         except ConfigurationError as error:
             raise BadRequest(error.message) from error
-        found = {}
+        shown = {}
         for name in EDITABLE:
-            source, given = settings.source(name)
-            text = str(given).lower() if isinstance(given, bool) else str(given)
-            found[name] = ("" if given is None else text, source)
-        return found
+            source, value = settings.source(name)
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            shown[name] = ("" if value is None else text, source)
+        return shown
 
     def write(self, values: Mapping[str, str]) -> str | None:
         """Writes texts by the names of settings, "" for the default, and returns the file's text before, None without a
@@ -90,9 +90,9 @@ def with_values(text: str, values: Mapping[str, str]) -> str:
             top += f"{name} = {written}{end}"
             wanted[name] = json.loads(written)
     try:
-        found = tomllib.loads(top + rest)
+        parsed = tomllib.loads(top + rest)
     except tomllib.TOMLDecodeError:
-        found = {}
-    if found != wanted:
+        parsed = {}
+    if parsed != wanted:
         raise BadRequest("config.toml has these settings on more than one line each: change them there")
     return top + rest

@@ -25,8 +25,8 @@ def place(text: str, wanted: Sequence[str]) -> tuple[int, int] | None:
         # The rest of the key may stand inside this one's value, an inline table.
         longest = len(wanted) if shared == len(path) else shared
         for depth in range(longest, max(deepest, shared - 1), -1):
-            if found := re.search(rf"(?<![\w-]){re.escape(wanted[depth - 1])}(?![\w-])", statement):
-                best, deepest = start + found.start(), depth
+            if match := re.search(rf"(?<![\w-]){re.escape(wanted[depth - 1])}(?![\w-])", statement):
+                best, deepest = start + match.start(), depth
                 break
     return None if best is None else (1 + text.count("\n", 0, best), best - text.rfind("\n", 0, best))
 
@@ -35,11 +35,11 @@ def _statements(text: str) -> Iterator[tuple[int, str, list[str]]]:
     """Yields the offset, text and path of keys of every table's head and every assignment."""
     table: list[str] = []
     for start, statement in _split(text):
-        if found := _STATEMENT.match(statement):
-            if found["table"]:
-                table = path = _parts(found["table"])
+        if match := _STATEMENT.match(statement):
+            if match["table"]:
+                table = path = _parts(match["table"])
             else:
-                path = table + _parts(found["key"])
+                path = table + _parts(match["key"])
             yield start, statement, path
 
 

@@ -58,8 +58,8 @@ class Certificate:
             log.info("the TLS certificate was read again; its SHA-256 fingerprint is %s", self.fingerprint)
 
     def _stamps(self) -> list[tuple[int, int, int]]:
-        found = [file.stat() for file in self._files]
-        return [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in found]
+        stamps = [file.stat() for file in self._files]
+        return [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stamps]
 
     def _load(self) -> tuple[ssl.SSLContext, str]:
         certificate, key = self._files
@@ -70,8 +70,8 @@ class Certificate:
         context.load_cert_chain(certificate, key, password="")  # a key with a password is an error, and no prompt
         first, _, _ = certificate.read_text("ascii").partition("-----END CERTIFICATE-----")
         _, begin, rest = first.partition("-----BEGIN CERTIFICATE-----")
-        found = ssl.PEM_cert_to_DER_cert(f"{begin}{rest}-----END CERTIFICATE-----")
-        return context, hashlib.sha256(found).hexdigest()
+        der = ssl.PEM_cert_to_DER_cert(f"{begin}{rest}-----END CERTIFICATE-----")
+        return context, hashlib.sha256(der).hexdigest()
 
 
 def self_signed(folder: Path, names: Iterable[str]) -> Certificate:
@@ -88,10 +88,10 @@ def _lasts(file: Path) -> bool:
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificate(file.read_bytes())
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError):
         return False
-    return found.not_valid_after_utc > datetime.now(UTC) + _LATE
+    return certificate.not_valid_after_utc > datetime.now(UTC) + _LATE
 
 
 def _make(file: Path, key: Path, names: list[str]) -> None:

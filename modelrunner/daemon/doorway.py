@@ -71,8 +71,8 @@ class Doorway:
     def _moved(self) -> str:
         """Returns a sentence if the data directory is not where it was, else "". What the daemon stores would go to
         another one, and commands would start a second daemon there."""
-        found = self._found_lock()
-        if self._lock is None or (found is not None and os.path.samestat(found, self._lock)):
+        lock = self._found_lock()
+        if self._lock is None or (lock is not None and os.path.samestat(lock, self._lock)):
             return ""
         return (
             f"the data directory {self.addresses.data} was moved or removed: put it back where it was, or end this "

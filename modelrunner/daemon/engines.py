@@ -123,11 +123,11 @@ def declared_id(tables: Mapping[str, AnyEngineTable], reference: str) -> str | N
     """Returns the ID of the model that one of the engines manages itself under this name; None if none does."""
     for name, table in tables.items():
         if isinstance(table, ServerTable):
-            found = [DeclaredModel(reference, frozenset())] if reference.startswith(f"{name}/") else []
+            models = [DeclaredModel(reference, frozenset())] if reference.startswith(f"{name}/") else []
         else:
-            found = [model for model in _declared(table) if model.name == reference]
-        if found:
-            return found[0].bundle(name).model_id
+            models = [model for model in _declared(table) if model.name == reference]
+        if models:
+            return models[0].bundle(name).model_id
     return None
 
 

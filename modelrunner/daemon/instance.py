@@ -190,9 +190,9 @@ def remove_abandoned(runtime: Path) -> None:
     yesterday = time.time() - 24 * 3600
     for folder in runtime.parent.glob("modelrunner-*"):
         with suppress(OSError):
-            found = folder.lstat()
-            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _RUNTIME.fullmatch(folder.name)
-            if ours and folder != runtime and found.st_mtime < yesterday:
+            status = folder.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and _RUNTIME.fullmatch(folder.name)
+            if ours and folder != runtime and status.st_mtime < yesterday:
                 remove_dead_sockets(folder)
                 folder.rmdir()
                 log.info("removed %s, whose daemon is gone", folder)
@@ -326,12 +326,12 @@ def handed_over(environ: MutableMapping[str, str] = os.environ) -> socket.socket
     environ.pop("LISTEN_FDNAMES", None)
     if not count.isdecimal() or pid != str(os.getpid()):
         return None
-    found = None
+    listener = None
     for descriptor in range(_FIRST, _FIRST + int(count)):
         each = socket.socket(fileno=descriptor)
-        if found is None and each.family == socket.AF_UNIX:
+        if listener is None and each.family == socket.AF_UNIX:
             each.set_inheritable(False)
-            found = each
+            listener = each
         else:
             each.close()
-    return found
+    return listener

@@ -64,8 +64,8 @@ def engine_log(logs: Path, model_id: str) -> Path:
 
 def prune_engine_logs(logs: Path) -> None:
     """Keeps the newest `ENGINE_LOGS_KEPT` logs: every revision of a model's configuration has one of its own."""
-    found = sorted(logs.glob("engine-*.log*"), key=lambda path: path.lstat().st_mtime, reverse=True)
-    for old in found[2 * ENGINE_LOGS_KEPT :]:  # each log may have a predecessor
+    files = sorted(logs.glob("engine-*.log*"), key=lambda path: path.lstat().st_mtime, reverse=True)
+    for old in files[2 * ENGINE_LOGS_KEPT :]:  # each log may have a predecessor
         with suppress(OSError):
             old.unlink()
 

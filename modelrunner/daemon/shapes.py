@@ -18,6 +18,6 @@ def structs() -> Iterator[type[msgspec.Struct]]:
     """Yields every loaded subclass of `msgspec.Struct`, in no particular order."""
     waiting = [msgspec.Struct]
     while waiting:
-        found = waiting.pop().__subclasses__()
-        waiting += found
-        yield from found
+        subclasses = waiting.pop().__subclasses__()
+        waiting += subclasses
+        yield from subclasses

@@ -68,7 +68,7 @@ class SystemRoutes:
     @documented(wire.Health)
     async def health(self, request: web.Request) -> web.Response:
         """Answers while the daemon is alive."""
-        return json_response(self._told(self._health_check.health(ending=self._lifecycle.stop.is_set())))
+        return json_response(self._form(self._health_check.health(ending=self._lifecycle.stop.is_set())))
 
     @documented(wire.Health, also={503: wire.Health})
     async def ready(self, request: web.Request) -> web.Response:
@@ -78,7 +78,7 @@ class SystemRoutes:
         verdict = await self._health_check.verdict(
             ending=self._lifecycle.stop.is_set(), trouble=self._addresses.trouble
         )
-        return json_response(self._told(verdict.health, verdict.reason), status=200 if verdict.is_ready else 503)
+        return json_response(self._form(verdict.health, verdict.reason), status=200 if verdict.is_ready else 503)
 
     @documented(wire.Status)
     async def version(self, request: web.Request) -> web.Response:
@@ -122,7 +122,7 @@ class SystemRoutes:
         self._lifecycle.request_stop()
         return json_response(wire.Message("shutting down"), status=202)
 
-    def _told(self, health: DaemonHealth, reason: str = "") -> wire.Health:
+    def _form(self, health: DaemonHealth, reason: str = "") -> wire.Health:
         uptime = round(time.monotonic() - self._lifecycle.started, 3)
         return wire.Health(health.value, uptime, self._active_requests(), __version__, reason)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from modelrunner.backend import Backend, Configured, Diagnoses
 from modelrunner.errors import BackendExited, EngineFailed, ModelRunnerError, OutOfMemory, TimedOut
-from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.isolation import call_backend, interface_of
 
 log = logging.getLogger(__name__)
 
@@ -70,18 +70,18 @@ class LastWords:
 
     async def _starved(self, tail: str) -> bool:
         diagnoses = interface_of(self._backend, Diagnoses)
-        return diagnoses is not None and await asked(diagnoses.ran_out_of_memory, tail)
+        return diagnoses is not None and await call_backend(diagnoses.ran_out_of_memory, tail)
 
     async def _message(self, what: str, tail: str, stage: str, served: bool) -> str:
         when = f" while it was {stage}" if stage else ""
         what = what.replace("the engine", f"the engine {self._backend.name}", 1)
         diagnoses = interface_of(self._backend, Diagnoses)
-        reason = await asked(diagnoses.explain, tail, not served) if diagnoses else None
+        reason = await call_backend(diagnoses.explain, tail, not served) if diagnoses else None
         words = last_words(line for line in tail.splitlines() if not self.is_echo(line))
         if reason or not words:
             said = f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
         else:
             said = f"{what}{when}: " + (f"`modelrunner logs {self._model}` shows its last words" if served else words)
         configured = interface_of(self._backend, Configured)
-        place = await asked(configured.written_at) if configured else ""
+        place = await call_backend(configured.written_at) if configured else ""
         return f"{said} (its table: {place})" if place else said

@@ -27,7 +27,7 @@ from modelrunner.engine.runner import LAST_CHANCE, EngineProcess
 from modelrunner.engine.watchdog import Watchdog
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError
-from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.processes import peers
 from modelrunner.processes.processtree import memory_of, oom_kills
 from modelrunner.sandbox import Permissions, Sandbox
@@ -168,7 +168,7 @@ class LocalRunner:
             await self._remove_folder()
 
     async def _learn_api(self) -> None:
-        self.api = api = await asked(self._backend.api, self.spec)
+        self.api = api = await call_backend(self._backend.api, self.spec)
         self._readiness.api, self._last_words.health = api, api.health
         known = (*self.spec.bundle.references, self.spec.model_id) if api.checks_model else None
         self.names = (api.model_name,) if api.model_name else known
@@ -208,7 +208,7 @@ class LocalRunner:
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         knows = interface_of(self._backend, ExplainsErrors)
-        return await asked(knows.request_error, status, message, fields) if knows else None
+        return await call_backend(knows.request_error, status, message, fields) if knows else None
 
     async def _settled(self) -> None:
         if self.api.settled is not None:
@@ -327,7 +327,7 @@ class LocalRunner:
         well, so a failure is only logged."""
         try:
             if sleeper := interface_of(self._backend, Sleeps):
-                self.sleep_level = await asked(sleeper.sleep_level, self.spec)
+                self.sleep_level = await call_backend(sleeper.sleep_level, self.spec)
             if self.api.fields is not None:
                 self.api = self.api.reading(await fields_of(self.endpoint, self.api.fields))
         except (OSError, EngineProtocolError, ModelRunnerError) as error:

@@ -29,8 +29,8 @@ def _sum(names: tuple[str, ...], text: bytes) -> float | None:
     pattern = rb"^(?:%b)(?:\{[^}\n]*\})? (-?[\d.]+(?:[eE][-+]?\d+)?)" % b"|".join(
         re.escape(name.encode()) for name in names
     )
-    found = re.findall(pattern, text, re.MULTILINE)
-    total = math.fsum(map(float, found)) if found else None
+    values = re.findall(pattern, text, re.MULTILINE)
+    total = math.fsum(map(float, values)) if values else None
     return total
 
 

@@ -10,7 +10,7 @@ from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.runner import EngineProcess
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, ModelRunnerError
-from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
 
 
@@ -39,11 +39,11 @@ class RemoteRunner:
     async def run(self, changed: Callable[[], None], loaded_for: Callable[[], str | None] = lambda: "") -> NoReturn:
         """See `Runner`."""
         try:
-            self.api = await asked(self._backend.api, self.spec)
+            self.api = await call_backend(self._backend.api, self.spec)
             self.names = (self.api.model_name,)
             server = interface_of(self._backend, RunsElsewhere)
             assert server is not None
-            self.upstream.move(await asked(server.endpoint))
+            self.upstream.move(await call_backend(server.endpoint))
             if (owner := loaded_for()) is not None:
                 self.owners.add(owner)
             self.ready_at, self.stage = self._clock(), ""
@@ -72,7 +72,7 @@ class RemoteRunner:
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         knows = interface_of(self._backend, ExplainsErrors)
-        return await asked(knows.request_error, status, message, fields) if knows else None
+        return await call_backend(knows.request_error, status, message, fields) if knows else None
 
 
 async def _settled() -> None:

@@ -84,8 +84,8 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     def watched(self) -> dict[str, Any]:
         """Returns the fields after `keep_alive` that the body has and that are not null, decoded. Raises
         `BadRequest`."""
-        found = {name: decoded(getattr(self, name), name) for name in _WATCHED}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: decoded(getattr(self, name), name) for name in _WATCHED}
+        return {name: value for name, value in values.items() if value is not None}
 
     def check_choice(self) -> None:
         """Raises `BadRequest` for a `tool_choice` that requires a call where there are no tools. Engines differ here:

@@ -61,9 +61,9 @@ class EngineRefusal:
         if status < 400:
             return EngineFailed(f"the engine answered with status {status}, which is no answer to this request")
         message = _message(fields) or f"the engine answered with status {status}"
-        if (found := await request_error(status, message, fields)) is not None:
-            found.retry_after = self._pause or found.retry_after
-            return found
+        if (error := await request_error(status, message, fields)) is not None:
+            error.retry_after = self._pause or error.retry_after
+            return error
         if status in (401, 403, 407) or (status >= 500 and status not in _OF_STATUS):
             return EngineFailed(message)
         kind = _OF_STATUS.get(status, BadRequest)
@@ -79,17 +79,17 @@ def _fields(body: bytes) -> Mapping[str, Any]:
     """Returns the error object. llama.cpp, vLLM and OpenAI send `{"error": {"message", ...}}`, FastAPI `{"detail"}`;
     any other text is the message itself."""
     try:
-        found = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         if body.lstrip().startswith(b"<"):  # a page for people
             return {}
         return {"message": body[:500].decode("utf-8", "replace").strip()}
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         return {}
-    inner = found.get("error")
-    return inner if isinstance(inner, dict) else found
+    inner = fields.get("error")
+    return inner if isinstance(inner, dict) else fields
 
 
 def _message(fields: Mapping[str, Any]) -> str:
-    found = next((fields[key] for key in ("message", "detail", "error") if key in fields), "")
-    return found[:4000] if isinstance(found, str) else ""
+    message = next((fields[key] for key in ("message", "detail", "error") if key in fields), "")
+    return message[:4000] if isinstance(message, str) else ""

@@ -18,9 +18,9 @@ _UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
 _LONGEST, _MOST = 64, 32  # characters of an ignored field's name, and names: clients choose them
 
 
-def harmless_id(given: str | None) -> str | None:
+def harmless_id(text: str | None) -> str | None:
     """Returns the client's request ID if it is safe in logs and headers."""
-    return given if given is not None and _CLIENT_ID.fullmatch(given) else None
+    return text if text is not None and _CLIENT_ID.fullmatch(text) else None
 
 
 _PROCESS = secrets.token_hex(6)
@@ -53,10 +53,10 @@ def engine_headers(
     headers: tuple[Header, ...], variant: str, ignored: tuple[str, ...], model: str
 ) -> tuple[Header, ...]:
     """Returns the engine's headers that the client may see, and our own, as of `own_headers`."""
-    found = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
-    if any(value.startswith(b"text/event-stream") for _, value in found):
-        found += EVENT_STREAM[1:]
-    return (*found, *own_headers(variant, ignored, model))
+    fields = [(_HANDED_ON[name], value) for name, value in headers if name in _HANDED_ON]
+    if any(value.startswith(b"text/event-stream") for _, value in fields):
+        fields += EVENT_STREAM[1:]
+    return (*fields, *own_headers(variant, ignored, model))
 
 
 def own_headers(
@@ -79,7 +79,7 @@ def own_headers(
 
 def one_line_each(headers: tuple[Header, ...]) -> tuple[Header, ...]:
     """Returns the fields with repeated names joined to lists, one line for each name (RFC 9110, 5.3)."""
-    found: dict[bytes, bytes] = {}
+    lines: dict[bytes, bytes] = {}
     for name, value in headers:
-        found[name] = found[name] + b", " + value if name in found else value
-    return tuple(found.items())
+        lines[name] = lines[name] + b", " + value if name in lines else value
+    return tuple(lines.items())

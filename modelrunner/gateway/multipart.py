@@ -40,8 +40,8 @@ def model_part(content_type: str, pieces: Iterable[bytes]) -> ModelPart:
 
 
 def _boundary(content_type: str) -> bytes:
-    found = _parameters(content_type)
-    if found is None or not _PLAIN_BOUNDARY.fullmatch(boundary := found.get("boundary", "")):
+    parameters = _parameters(content_type)
+    if parameters is None or not _PLAIN_BOUNDARY.fullmatch(boundary := parameters.get("boundary", "")):
         raise BadRequest("the form has no boundary: send multipart/form-data as HTTP libraries make it")
     return boundary.encode("latin-1")
 
@@ -49,10 +49,10 @@ def _boundary(content_type: str) -> bytes:
 def _parameters(value: str) -> dict[str, str] | None:
     """Returns the parameters of a field's value, their names in lower case, None if readers may differ about them: they
     are malformed, or one is given twice."""
-    found = _VALUE.fullmatch(value)
-    if found is None:
+    match = _VALUE.fullmatch(value)
+    if match is None:
         return None
-    pairs = [(name.lower(), text) for name, text in _PARAMETER.findall(found[2])]
+    pairs = [(name.lower(), text) for name, text in _PARAMETER.findall(match[2])]
     names = {name for name, _ in pairs}
     return {name: text.strip('"') for name, text in pairs} if len(names) == len(pairs) else None
 
@@ -62,10 +62,10 @@ def _part_name(head: bytes) -> str:
     differently: with folded or repeated fields, or a name in another encoding (`name*`)."""
     lines = [_FIELD.fullmatch(line) for line in head.decode("latin-1").split("\r\n")]
     dispositions = [line[2] for line in lines if line is not None and line[1].lower() == "content-disposition"]
-    found = _parameters(dispositions[0]) if len(dispositions) == 1 and None not in lines else None
-    if found is None or "name" not in found or "name*" in found or "\\" in found["name"]:
+    parameters = _parameters(dispositions[0]) if len(dispositions) == 1 and None not in lines else None
+    if parameters is None or "name" not in parameters or "name*" in parameters or "\\" in parameters["name"]:
         raise BadRequest("a part of the form has a malformed head: send multipart/form-data as HTTP libraries make it")
-    return found["name"]
+    return parameters["name"]
 
 
 class _MultipartReader:
@@ -95,21 +95,21 @@ class _MultipartReader:
 
     def _skip_part(self) -> bool:
         """Goes on behind the next boundary. Returns False if more data must come first."""
-        found = self._data.find(self._boundary)
-        end = found + len(self._boundary)
-        if not self._parts and ((found < 0 and len(self._data) > len(self._boundary) + 4) or found > 3):
+        at = self._data.find(self._boundary)
+        end = at + len(self._boundary)
+        if not self._parts and ((at < 0 and len(self._data) > len(self._boundary) + 4) or at > 3):
             raise BadRequest("the form does not begin with its boundary")
         if self._is_model:
-            self._check_length(found)
-        elif found < 0 and self._parts:
+            self._check_length(at)
+        elif at < 0 and self._parts:
             self._drop(max(0, len(self._data) - len(self._boundary) - 1))
-        if found < 0 or len(self._data) < end + 2:
+        if at < 0 or len(self._data) < end + 2:
             return False
         after = self._data[end : end + 2]
-        if self._data[max(0, found - 1) : found] != b"\r" or after not in (b"\r\n", b"--"):
+        if self._data[max(0, at - 1) : at] != b"\r" or after not in (b"\r\n", b"--"):
             raise BadRequest("the form's boundary stands in a part of it")
         if self._is_model:
-            self._take_model(found - 1)
+            self._take_model(at - 1)
         self._drop(end)
         self.ended = after == b"--"
         self._in_head = not self.ended
@@ -131,8 +131,8 @@ class _MultipartReader:
             raise BadRequest("`model` must be given once", param="model")
         return True
 
-    def _check_length(self, found: int) -> None:
-        if (len(self._data) if found < 0 else found) > _LONGEST_NAME + len(self._boundary):
+    def _check_length(self, size: int) -> None:
+        if (len(self._data) if size < 0 else size) > _LONGEST_NAME + len(self._boundary):
             raise BadRequest("the form's `model` is too long for a name", param="model")
 
     def _take_model(self, end: int) -> None:

@@ -79,17 +79,17 @@ class ResponseStore:
     async def get(self, id: str, owner: str) -> StoredResponse:
         """Returns a response. Raises `NotFound`, also for a response of another key."""
         running = id in self.running  # read first: a response that has ended was put before
-        found = self._unwritten.get(id) or await asyncio.to_thread(self._read, id)
+        response = self._unwritten.get(id) or await asyncio.to_thread(self._read, id)
         if (
-            found is None
-            or owner not in ("", found.owner)
+            response is None
+            or owner not in ("", response.owner)
             or id in self._deleted
-            or found.created < self._clock() - self._age
+            or response.created < self._clock() - self._age
         ):
             raise NotFound(f"there is no response {id!r}: it was not stored, or was too old", param="response_id")
-        if found.response.get("status") in ("queued", "in_progress") and not running:
-            return msgspec.structs.replace(found, response=found.response | {"status": "failed", "error": _GONE})
-        return found
+        if response.response.get("status") in ("queued", "in_progress") and not running:
+            return msgspec.structs.replace(response, response=response.response | {"status": "failed", "error": _GONE})
+        return response
 
     async def before(self, id: str, owner: str, largest: int) -> tuple[list[dict[str, Any]], int]:
         """Returns the items of a conversation up to and with a response, from both sides, and their bytes. Raises

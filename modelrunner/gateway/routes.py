@@ -59,14 +59,14 @@ def match(path: str) -> Route | None:
 
 
 def _match_named(path: str) -> Route | None:
-    found = _NAMED.fullmatch(path)
-    if found is None:
+    match = _NAMED.fullmatch(path)
+    if match is None:
         return None
-    if found[1] == "engines":
-        route = _routes.get("/engines/{backend}" + found[3])
-        return replace(route, backend=found[2]) if route is not None else None
-    route = _routes.get("/runners/{runner}" + found[3])
-    return replace(route, runner=found[2]) if route is not None else None
+    if match[1] == "engines":
+        route = _routes.get("/engines/{backend}" + match[3])
+        return replace(route, backend=match[2]) if route is not None else None
+    route = _routes.get("/runners/{runner}" + match[3])
+    return replace(route, runner=match[2]) if route is not None else None
 
 
 def check_endpoint(path: str, endpoints: Collection[str], backend: str, instead: str | None = None) -> None:

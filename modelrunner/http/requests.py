@@ -57,10 +57,10 @@ def check_method(method: str) -> None:
 def request_line(line: bytes) -> RequestLine:
     """Parses a request line without its CR LF. Clients repeat the same few lines, so parsed lines are cached. Raises
     `BadRequest`, `MethodNotAllowed`, `NotImplementedHere`."""
-    found = _LINE.fullmatch(line.decode("latin-1"))
-    if found is None:
+    match = _LINE.fullmatch(line.decode("latin-1"))
+    if match is None:
         raise BadRequest("the request line is not HTTP/1.1")
-    method, target, authority = found[1], found[2], None
+    method, target, authority = match[1], match[2], None
     check_method(method)
     if not target.startswith("/") and not (target == "*" and method == "OPTIONS"):
         absolute = _ABSOLUTE.fullmatch(target)
@@ -69,7 +69,7 @@ def request_line(line: bytes) -> RequestLine:
         authority, target = absolute[1], absolute[2] or "/"
     if "#" in target:
         raise BadRequest("the request target has a fragment")
-    return RequestLine(method, target, target.partition("?")[0], authority, found[3] == "0")
+    return RequestLine(method, target, target.partition("?")[0], authority, match[3] == "0")
 
 
 def check_unfinished(data: bytes) -> None:
@@ -223,10 +223,10 @@ class _Chunks:
         return self._read_line == self._read_chunk_end and not b"\r\n".startswith(data)
 
     def _read_size(self, line: bytes) -> None:
-        found = _CHUNK_SIZE.fullmatch(line)
-        if found is None:
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
             raise BadRequest("the chunks of the body are malformed: a chunk has no size")
-        self._left = int(found[1], 16)
+        self._left = int(match[1], 16)
         self._trailer = 0
         self._read_line = self._read_chunk_end if self._left else self._read_trailer
 

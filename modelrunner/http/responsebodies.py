@@ -126,8 +126,8 @@ class _JsonEnd:
     def take(self, data: bytes) -> None:
         data, self._escape = self._escape + data, b""
         self._begun = self._begun or not data.isspace()
-        for found in _JSON_TOKEN.finditer(data):
-            token = found[0]
+        for match in _JSON_TOKEN.finditer(data):
+            token = match[0]
             if token == b"\\":
                 self._escape = token
             elif token == b'"':

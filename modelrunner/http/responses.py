@@ -28,13 +28,13 @@ def part_length(head: bytes) -> tuple[bytes, bytes, int | None]:
     """Splits a head around the digits of its Content-Length. Returns the parts before and after them, and the length in
     bytes; the head, b"" and None if it has no Content-Length in the usual form. One peer usually sends the same parts,
     so checked heads are cached by their parts."""
-    name, found, rest = head.partition(b"\r\nContent-Length: ")
-    if not found:
-        name, found, rest = head.partition(b"\r\ncontent-length: ")
+    name, separator, rest = head.partition(b"\r\nContent-Length: ")
+    if not separator:
+        name, separator, rest = head.partition(b"\r\ncontent-length: ")
     digits, line_end, after = rest.partition(b"\r\n")
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return head, b"", None
-    return name + found, line_end + after, int(digits)
+    return name + separator, line_end + after, int(digits)
 
 
 def with_length(before: bytes, after: bytes) -> bytes:
@@ -60,7 +60,7 @@ class ResponseHead:
     `EngineProtocolError`."""
 
     def __init__(self, data: bytes) -> None:
-        self._found: list[tuple[bytes, bytes]] = []
+        self._headers: list[tuple[bytes, bytes]] = []
         parser = httptools.HttpResponseParser(self)
         try:
             parser.feed_data(data)
@@ -70,11 +70,11 @@ class ResponseHead:
             raise EngineProtocolError(f"the engine's answer is not HTTP: {error}") from None
         self.status: int = parser.get_status_code()
         self.keep_alive: bool = parser.should_keep_alive()
-        values = dict(self._found)
-        if any(sum(name == single for name, _ in self._found) > 1 for single in _HANDED_ON_ONCE):
+        values = dict(self._headers)
+        if any(sum(name == single for name, _ in self._headers) > 1 for single in _HANDED_ON_ONCE):
             raise EngineProtocolError("the engine's answer has one header in two lines")
         self.kind = values.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        self.fields = tuple(field for field in self._found if field[0] != b"content-length")
+        self.fields = tuple(field for field in self._headers if field[0] != b"content-length")
         self.chunked = b"transfer-encoding" in values
         if values.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             raise EngineProtocolError("the engine's answer has a transfer encoding other than chunked")
@@ -83,7 +83,7 @@ class ResponseHead:
             self.length = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._found.append((name.lower(), value))
+        self._headers.append((name.lower(), value))
 
     def body(self, length: int | None, *, splice: bool) -> Body:
         """Makes a reader for a body of this length. With `splice`, the reader returns a body of unknown length in

@@ -118,18 +118,18 @@ class KeyRing:
 
     def owner(self, owner: str) -> KeyHolder | None:
         """Returns the key whose `ApiKey.owner` is `owner`, None if it was revoked."""
-        found = self._holders.get(owner.partition("#")[0])
-        return found if found is not None and found.key.owner == owner else None
+        holder = self._holders.get(owner.partition("#")[0])
+        return holder if holder is not None and holder.key.owner == owner else None
 
     def find(self, text: str) -> KeyHolder:
         """Returns the key with this text, expired or not. Raises `Unauthorized`.
 
         The look-up is by digest: its time tells nothing about the text of a stored key, since nobody can choose a text
         whose digest is near that of a key."""
-        found = self._by_digest.get(_digest(text))
-        if found is None:
+        holder = self._by_digest.get(_digest(text))
+        if holder is None:
             raise Unauthorized("unknown API key: `modelrunner keys ls` lists the keys")
-        return found
+        return holder
 
     def known(self, text: str) -> KeyHolder | None:
         """Returns the key with this text, None without one."""
@@ -139,8 +139,8 @@ class KeyRing:
         """Returns whether a request that was admitted with this key, or over TCP without one, would be admitted now."""
         if key is None:
             return not self._holders
-        found = self._holders.get(key.name)
-        return found is not None and found.key.digest == key.digest and self.left(key) > 0
+        holder = self._holders.get(key.name)
+        return holder is not None and holder.key.digest == key.digest and self.left(key) > 0
 
     def left(self, key: ApiKey) -> float:
         """Returns the seconds until the key expires, infinity for never."""

@@ -51,12 +51,12 @@ AbleModel = tuple[StoredModel, Abilities]
 
 def as_they_run(models: Iterable[AbleModel], runs: Mapping[tuple[str, Mode], RunSpec]) -> list[AbleModel]:
     """Returns the models, a loaded one with the abilities of its runner. `runs` are by ID and mode."""
-    found = []
+    listed = []
     for model, able in models:
         if (spec := runs.get((model.id, able.mode))) is not None:
             able = _able(spec.bundle, able.mode, able.backend, spec.context_size)
-        found.append((model, able))
-    return found
+        listed.append((model, able))
+    return listed
 
 
 def _able(bundle: Bundle, mode: Mode, backend: str | None = None, window: int | None = None) -> Abilities:
@@ -109,17 +109,17 @@ class KnownAbilities:
         known."""
         known = self._known
         unknown = sum(model.id not in known for model in models)
-        find = self._found if unknown <= self._most else self._remembered
+        find = self._find if unknown <= self._most else self._remembered
         return [(model, known.get(model.id) or find(model.id)) for model in models]
 
     def known(self, models: Sequence[StoredModel]) -> list[AbleModel] | None:
         """Returns each model with its abilities; None if those of one must be found."""
-        found = []
+        listed = []
         for model in models:
             if (able := self._known.get(model.id)) is None:
                 return None
-            found.append((model, able))
-        return found
+            listed.append((model, able))
+        return listed
 
     async def learn(self) -> None:
         """Finds the abilities of all models whenever they were forgotten, one after the other, until it is cancelled.
@@ -131,7 +131,7 @@ class KnownAbilities:
                 for model in self._store.list():
                     if model.id not in self._known:
                         begin = time.monotonic()
-                        await asyncio.to_thread(self._found, model.id)
+                        await asyncio.to_thread(self._find, model.id)
                         await asyncio.sleep(time.monotonic() - begin)
                 await asyncio.to_thread(self._write)
                 await self._forgotten.wait()
@@ -142,7 +142,7 @@ class KnownAbilities:
     def _write(self) -> None:
         """Writes the file, and logs a failure. Blocks."""
         here = {model.id for model in self._store.list()}
-        last = {model_id: found for model_id, found in (self._last | self._known).items() if model_id in here}
+        last = {model_id: able for model_id, able in (self._last | self._known).items() if model_id in here}
         if last != self._written:
             self._file.save(last)
             self._written = last
@@ -166,30 +166,30 @@ class KnownAbilities:
         one, other = before.posted, self._settings.posted
         changed = {key.partition("/")[0] for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
         self._changes += 1
-        self._known = {model_id: found for model_id, found in self._known.items() if model_id not in changed}
+        self._known = {model_id: able for model_id, able in self._known.items() if model_id not in changed}
 
-    def _found(self, model_id: str) -> Abilities:
+    def _find(self, model_id: str) -> Abilities:
         changes, known = self._changes, self._known
-        found = self._abilities_of(model_id, self._configurations.settings)
+        able = self._abilities_of(model_id, self._configurations.settings)
         if changes == self._changes:
-            known[model_id] = found
-        return found
+            known[model_id] = able
+        return able
 
     def _abilities_of(self, model_id: str, settings: ModelSettings) -> Abilities:
         """Fields that cannot be found keep their defaults. Reads the disk at first."""
-        found = Abilities()
+        able = Abilities()
         try:
             bundle = self._store.bundle(model_id)
             mode = main_mode(bundle)
-            found = _able(self._renderings.narrowed(bundle), mode)
+            able = _able(self._renderings.narrowed(bundle), mode)
             backend = self._resolver.backend_of(None, bundle, mode)
-            found = replace(found, backend=backend.name)
+            able = replace(able, backend=backend.name)
             spec = self._resolver.target(backend, bundle, mode, settings).spec
             least = in_effect(backend, settings, model_id, mode).min_context_size
-            found = _able(spec.bundle, mode, backend.name, min(spec.context_size, least or spec.context_size))
+            able = _able(spec.bundle, mode, backend.name, min(spec.context_size, least or spec.context_size))
         except (ModelRunnerError, OSError):
             pass
-        return found
+        return able
 
     def _store_changed(self) -> None:
         """Called after a change of the store. It affects other models only if a setting names a model."""
@@ -232,8 +232,8 @@ class DeclaredModels:
 
     async def _learn(self, name: str) -> None:
         try:
-            found = await asyncio.to_thread(self._registry.declared, name)
-            self._known[name] = [model for _, model in found]
+            declared = await asyncio.to_thread(self._registry.declared, name)
+            self._known[name] = [model for _, model in declared]
         finally:
             del self._asking[name]
             self._late.discard(name)

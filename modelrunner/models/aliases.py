@@ -41,13 +41,13 @@ class Aliases:
     def listed(self, models: Iterable[tuple[StoredModel, object]], family: str = "openai") -> dict[str, list[str]]:
         """Returns the aliases of the family that none of the `models` has as a name, by the ID of the model that
         answers; without patterns, which stand for names without end."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         if self._exact:
             taken = {name for model, _ in models for name in model.tags}
             for name in [name for name, alias in self._exact.items() if alias.holds_for(family) and name not in taken]:
                 if (model_id := self._id(self.meant(name, family))) is not None:
-                    found.setdefault(model_id, []).append(name)
-        return found
+                    names.setdefault(model_id, []).append(name)
+        return names
 
     def meant(self, name: str, family: str = "openai") -> str:
         """Returns the first model that is here of an alias, or the first of all; any other name as it is."""

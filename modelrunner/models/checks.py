@@ -15,7 +15,7 @@ from modelrunner.errors import BackendNotFound
 from modelrunner.jsonfile import JsonFile
 from modelrunner.models.abilities import AbleModel
 from modelrunner.models.configurations import Configurations
-from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.types import Mode
 
@@ -73,7 +73,7 @@ class Checks:
 
     async def shown(self, models: Iterable[AbleModel]) -> list[AbleModel]:
         """Returns the models, each with the check that holds for it among its abilities."""
-        found = []
+        listed = []
         for model, able in models:
             if (
                 (kept := self._kept.get(model.id)) is not None
@@ -81,8 +81,8 @@ class Checks:
                 and kept.check.engine == await self._engine(able.backend)
             ):
                 able = replace(able, check=kept.check)
-            found.append((model, able))
-        return found
+            listed.append((model, able))
+        return listed
 
     async def _engine(self, backend: str | None) -> str:
         if backend is None:
@@ -93,7 +93,7 @@ class Checks:
                 versioned = interface_of(self._registry.get(backend), Versioned)
             except BackendNotFound:
                 return ""
-            version = await asked(versioned.version) if versioned else ""
+            version = await call_backend(versioned.version) if versioned else ""
             known = engines[backend] = f"{backend} {version}".strip()
         return known
 

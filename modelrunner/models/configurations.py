@@ -60,11 +60,11 @@ class ModelSettings:
 
     def from_file(self, model_id: str) -> ModelConfiguration:
         """Returns the settings of the configuration file; a later table wins over an earlier one."""
-        found = NOTHING_SET
+        merged = NOTHING_SET
         for reference, table in self.tables.items():
             if self.model_id(reference) == model_id:
-                found = table.over(found)
-        return found
+                merged = table.over(merged)
+        return merged
 
     def of(self, model_id: str, mode: Mode | None = None) -> ModelConfiguration:
         """Returns the model's settings: the posted ones, and below them those of the configuration file."""

@@ -168,12 +168,12 @@ class Configurator:
 
     def _show(self, reference: str | None, backend: str | None) -> list[ShownConfiguration]:
         settings = self._parts.configurations.settings
-        found = []
+        listed = []
         for model in self._all() if reference is None else [self._model(reference, self._parts.store.get)]:
             posted = [mode for id, mode, _ in settings if id == model.id]
             if reference is not None or posted or settings.from_file(model.id).as_dict():
-                found += [self._shown(model, mode, settings) for mode in dict.fromkeys([None, *posted])]
-        return [shown for shown in found if backend is None or (shown.effect and shown.effect.backend == backend)]
+                listed += [self._shown(model, mode, settings) for mode in dict.fromkeys([None, *posted])]
+        return [shown for shown in listed if backend is None or (shown.effect and shown.effect.backend == backend)]
 
     def _whole(self, reference: str) -> StoredModel:
         return self._model(reference, lambda text: self._parts.store.whole(text)[0])

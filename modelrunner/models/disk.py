@@ -197,10 +197,10 @@ class Pruner:
             self._last_used.look()
             return await self._pruned(await asyncio.to_thread(self._chosen, rule), dry_run=dry_run)
         models = await self._pruned(await asyncio.to_thread(self._forgotten), dry_run=dry_run)
-        found = await (self._library.leftovers() if dry_run else self._library.prune())
+        leftovers = await (self._library.leftovers() if dry_run else self._library.prune())
         return [
             *models,
-            *(wire.PrunedItem(str(leftover.kind), leftover.path.name, leftover.size) for leftover in found),
+            *(wire.PrunedItem(str(leftover.kind), leftover.path.name, leftover.size) for leftover in leftovers),
         ]
 
     async def _pruned(self, chosen: Iterable[tuple[StoredModel, int]], *, dry_run: bool) -> list[wire.PrunedItem]:
@@ -211,8 +211,8 @@ class Pruner:
     def _forgotten(self) -> list[tuple[StoredModel, int]]:
         """Returns the models without a name that nobody wants, with the bytes that each removal frees."""
         loaded = {model_id for runner in self._scheduler.runners() for model_id in (runner.model_id, *runner.models)}
-        found = [m for m in self._store.list() if m.id not in loaded and self._library.is_forgotten(m)]
-        return list(zip(found, self._store.freed([model.id for model in found]), strict=True))
+        models = [m for m in self._store.list() if m.id not in loaded and self._library.is_forgotten(m)]
+        return list(zip(models, self._store.freed([model.id for model in models]), strict=True))
 
     def _chosen(self, rule: PruneRule) -> list[tuple[StoredModel, int]]:
         """Returns the models to remove, with the bytes that each removal frees."""

@@ -81,9 +81,11 @@ class Explainer:
                 settings = self._configurations.settings.for_absent(name, preview.bundle.model_id)
                 target = await asyncio.to_thread(self._target_of, preview.bundle, settings)
                 return await self._scheduler.diagnostics.fit(target)
-        found = self._scheduler.diagnostics.fit_bytes(reference, preview.size)
-        reason = f"{found.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
-        return replace(found, reason=reason)
+        forecast = self._scheduler.diagnostics.fit_bytes(reference, preview.size)
+        reason = (
+            f"{forecast.reason}. This counts the files alone: a context needs more, which is known once it is pulled"
+        )
+        return replace(forecast, reason=reason)
 
     def _target_of(self, bundle: Bundle, settings: ModelSettings) -> Target:
         mode = main_mode(bundle)

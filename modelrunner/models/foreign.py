@@ -61,11 +61,11 @@ class KeptModel:
             raise InvalidModel(f"what {self.name} carries for requests cannot be read ({error})") from None
 
     def _recipe(self) -> Recipe:
-        found = carried(
+        recipe = carried(
             {kind: [durable.read(path.resolve(), _LARGEST).decode() for path in self._of(kind)] for kind in CARRIED}
         )
         return Recipe(
-            system=found.system, parameters=found.parameters, messages=found.messages, licences=found.licences
+            system=recipe.system, parameters=recipe.parameters, messages=recipe.messages, licences=recipe.licences
         )
 
     def _of(self, kind: str) -> Sequence[Path]:
@@ -89,11 +89,11 @@ def ollama_models(root: Path) -> Iterator[KeptModel]:
 def _layers(manifest: Path, blobs: Path) -> dict[str, list[Path]]:
     """Returns the layers of a manifest. Raises `ValueError`, `KeyError` and such for an odd one."""
     content: dict[str, Any] = json.loads(durable.read(manifest.resolve(), _LARGEST))
-    found: dict[str, list[Path]] = {}
+    layers: dict[str, list[Path]] = {}
     for layer in content["layers"]:
         digest = Digest.parse(layer["digest"])
-        found.setdefault(layer["mediaType"].removeprefix(OLLAMA_TYPE), []).append(blobs / f"sha256-{digest.hex}")
-    return found
+        layers.setdefault(layer["mediaType"].removeprefix(OLLAMA_TYPE), []).append(blobs / f"sha256-{digest.hex}")
+    return layers
 
 
 _LONGEST_COMMIT = 1 << 10  # bytes of a file with the name of a commit
@@ -143,10 +143,10 @@ class ForeignStores:
     def find(self, store_folder: Path) -> list[ForeignModel]:
         """Returns all models, sorted by name. `store_folder` is the folder of the store into which a file
         would be linked or copied. Blocks."""
-        found = [*self._in_hub(), *self._in_ollama(), *self._in_lmstudio()]
+        everything = [*self._in_hub(), *self._in_ollama(), *self._in_lmstudio()]
         kinds: dict[int, LinkKind] = {}
         models = []
-        for model in sorted({each.name: each for each in reversed(found)}.values(), key=lambda each: each.name):
+        for model in sorted({each.name: each for each in reversed(everything)}.values(), key=lambda each: each.name):
             with contextlib.suppress(*_ODD):  # it was removed meanwhile
                 device = os.stat(model.file).st_dev
                 if device not in kinds:
@@ -156,9 +156,9 @@ class ForeignStores:
 
     def get(self, name: str, store_folder: Path) -> ForeignModel:
         """Returns the model with this name, or with a unique part of it. Raises `ModelNotFound`, `InvalidReference`."""
-        found = self.find(store_folder)
-        exact = [model for model in found if name in (model.name, str(Reference.parse(model.name)))]
-        matching = exact or [model for model in found if name.lower() in model.name.lower()]
+        models = self.find(store_folder)
+        exact = [model for model in models if name in (model.name, str(Reference.parse(model.name)))]
+        matching = exact or [model for model in models if name.lower() in model.name.lower()]
         if not matching:
             raise ModelNotFound(f"no other program here keeps a model {name!r}: `modelrunner import` lists them")
         if len(matching) > 1:

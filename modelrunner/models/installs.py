@@ -10,7 +10,7 @@ from modelrunner.concurrency.joint import JointWork
 from modelrunner.durable import translated
 from modelrunner.errors import Conflict, ModelRunnerError
 from modelrunner.models.resolve import BeingInstalled, EngineMissing, Resolver
-from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import ProgressReport, WorkProgress
 from modelrunner.scheduler import Scheduler, Target
@@ -34,9 +34,9 @@ class Installer:
         `options` go to the backend. Raises `BackendNotFound`, `Conflict` (another action of the same backend is under
         way, or the engine is in use), and what the backend raises."""
         backend = self._registry.get(name)
-        asked = (action, *options.items())
-        what, work = self._running.get(name) or (asked, self._start(action, backend, options))
-        if what != asked:
+        wanted = (action, *options.items())
+        what, work = self._running.get(name) or (wanted, self._start(action, backend, options))
+        if what != wanted:
             raise Conflict(f"{what[0]} of {name} is under way: wait for it to end")
         return await work.follow(watcher)
 
@@ -84,7 +84,7 @@ class Installer:
                     await self._free(backend)
                     await backend.uninstall()
         log.info("%s of %s done", action, backend.name)
-        status = await asked(backend.status)
+        status = await call_backend(backend.status)
         self._scheduler.events.emit("install", reason=f"{action} of {backend.name}", status=str(status))
         return f"{backend.name}: {status}"
 

@@ -128,10 +128,10 @@ class Library:
         if model.format == DECLARED:
             return []
         try:
-            found = self._store.bundle(model.id).header.metadata.get("voices", [])
+            voices = self._store.bundle(model.id).header.metadata.get("voices", [])
         except ModelRunnerError:
             return []
-        return [str(name) for name in found] if isinstance(found, list | tuple) else []
+        return [str(name) for name in voices] if isinstance(voices, list | tuple) else []
 
     def names(self, reference: str) -> tuple[str, ...]:
         """The names that the model is known by, damaged or not; of one that is not here, the name that a pull would
@@ -431,10 +431,10 @@ class Library:
     async def _able(self, models: Sequence[StoredModel]) -> list[AbleModel]:
         """Returns the models with their abilities: those of its runner for a loaded one, else those that its settings
         give. Without checks."""
-        found = self._abilities.known(models)
-        if found is None:
-            found = await asyncio.to_thread(self._abilities.of, models)
-        return as_they_run(found, self._scheduler.runs())
+        able = self._abilities.known(models)
+        if able is None:
+            able = await asyncio.to_thread(self._abilities.of, models)
+        return as_they_run(able, self._scheduler.runs())
 
     async def keep_check(self, reference: str, outcome: wire.CheckOutcome) -> wire.ModelCheck:
         """Keeps what a check of the model found, for lists. Raises as `described`."""

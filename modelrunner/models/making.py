@@ -106,7 +106,7 @@ class Maker:
             "adapters": wanted.adapters and (wanted.files or wanted.quantize),
             "quantize": wanted.quantize and wanted.files,
         }
-        if too_much := [name for name, given in together.items() if given]:
+        if too_much := [name for name, value in together.items() if value]:
             raise NotImplementedHere(
                 f"{', '.join(too_much)} cannot be followed in this request: make a model of the files first, then "
                 "one of that with `from` and `adapters`, then one of that with `from` and `quantize`",

@@ -42,12 +42,14 @@ class Recipe:
         template = self.template or (base.template if base else "")
         known = split_parameters(self.parameters, chattemplates.variables(template) if template else None)
         messages = [{"role": role, "content": content} for role, content in self.messages]
-        given = {"system": self.system, "messages": messages, **known}
+        fields = {"system": self.system, "messages": messages, **known}
         try:
-            found = msgspec.convert(given | {"context_size": self.context_size or known["context_size"]}, ModelDefaults)
+            changed = msgspec.convert(
+                fields | {"context_size": self.context_size or known["context_size"]}, ModelDefaults
+            )
         except msgspec.ValidationError as error:
             raise wrong_field(error) from None
-        defaults = found.over(base.defaults if base else None)
+        defaults = changed.over(base.defaults if base else None)
         if defaults.system == "":
             defaults = msgspec.structs.replace(defaults, system=None)
         if self.template is not None:

@@ -147,7 +147,7 @@ class Reloader:
         ]
 
     def _models(self, wanted: ModelSettings) -> list[_ModelChange]:
-        found, current = [], self._parts.configurations.settings
+        changes, current = [], self._parts.configurations.settings
         here = {model.id: (model.name, model.id) for model in self._parts.store.list()}
         for name in (*current.tables, *wanted.tables):  # engines have models, too
             if (model_id := current.model_id(name)) is not None:
@@ -160,8 +160,8 @@ class Reloader:
                 if reloads:
                     effect = Effect.RUNNER_ENDS if self._parts.scheduler.modes(model_id) else Effect.NEXT_LOAD
                 change = SettingChange(name, *_difference(before, after), effect, of_model=True)
-                found.append(_ModelChange(model_id, reference, reloads, change))
-        return found
+                changes.append(_ModelChange(model_id, reference, reloads, change))
+        return changes
 
     async def _apply(self, new: FileSettings, settings: list[SettingChange], models: list[_ModelChange]) -> None:
         await self._parts.configurations.renew([model.model_id for model in models if model.reloads])
@@ -212,14 +212,14 @@ def check_tables(read: FileSettings, store: Store, wanted: ModelSettings, valida
 def _together(read: FileSettings, settings: ModelSettings, here: Collection[str]) -> dict[frozenset[str], list[str]]:
     """Returns the IDs of models that are to be in memory at the same time, of the models that are `here`, each with
     the key of the file that says so."""
-    found = {}
+    sets = {}
     for name, group in read.values["groups"].items():
-        found[frozenset(here).intersection(map(settings.model_id, group.models))] = ["groups", name]
+        sets[frozenset(here).intersection(map(settings.model_id, group.models))] = ["groups", name]
     held = {id: one for id in here if (one := settings.of(id)).pin or one.preload}
     # The most are there at the beginning of somebody's hours, if anybody has some.
     for minute in {Hours.parse(one.hours).begin % 1440 for one in held.values() if one.hours} or {0}:
-        found.setdefault(frozenset(id for id, one in held.items() if one.holds(minute)), ["models"])
-    return found
+        sets.setdefault(frozenset(id for id, one in held.items() if one.holds(minute)), ["models"])
+    return sets
 
 
 def _bundle(store: Store, reference: str) -> Bundle | None:

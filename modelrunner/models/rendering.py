@@ -88,15 +88,15 @@ class Renderings:
         with self._lock:  # one process at a time
             if (known := self._known.get(digest)) is not None:
                 return known
-            found = None if digest in self._unknown else _looked(data)
-            if found is None:
+            verdict = None if digest in self._unknown else _looked(data)
+            if verdict is None:
                 self._unknown.add(digest)
                 return _NOTHING_KNOWN
             while len(self._known) >= _MOST_REMEMBERED:
                 del self._known[next(iter(self._known))]
-            self._known[digest] = found
+            self._known[digest] = verdict
             self._file.save(self._known)
-            return found
+            return verdict
 
     def require(self, template: str) -> None:
         """Raises `BadRequest` for a template that no engine can use."""
@@ -128,8 +128,8 @@ class Renderings:
 
     def problem(self, bundle: Bundle) -> str:
         """Returns what is wrong with the model's own templates in one sentence, "" if nothing is known to be."""
-        found = ((self.verdict(each), chattemplates.abilities(each)) for each in _templates(bundle.header))
-        problem = next((said for verdict, abilities in found if (said := verdict.problem(abilities))), "")
+        verdicts = ((self.verdict(each), chattemplates.abilities(each)) for each in _templates(bundle.header))
+        problem = next((said for verdict, abilities in verdicts if (said := verdict.problem(abilities))), "")
         return problem and f"its chat template {problem}; {_mending(bundle)}"
 
     def require_ending(self, bundle: Bundle) -> None:
@@ -147,8 +147,8 @@ def _mending(bundle: Bundle) -> str:
 
 
 def _templates(header: ModelHeader) -> Sequence[str]:
-    found = (text for key, text in header.metadata.items() if key.startswith(TEMPLATES))
-    return [text for text in found if isinstance(text, str) and text][:_MOST_TEMPLATES]
+    texts = (text for key, text in header.metadata.items() if key.startswith(TEMPLATES))
+    return [text for text in texts if isinstance(text, str) and text][:_MOST_TEMPLATES]
 
 
 def _looked(template: bytes) -> Verdict | None:
@@ -193,5 +193,5 @@ class TemplateFiles:
                 durable.make_folder(self._folder, synced=False)
                 durable.write(file, data, synced=False)
         own = bundle.capabilities - _FROM_TEMPLATE
-        found = self.renderings.abilities(template) if "completion" in own else frozenset()
-        return replace(bundle, files={**bundle.files, TEMPLATE: file}, capabilities=own | found)
+        abilities = self.renderings.abilities(template) if "completion" in own else frozenset()
+        return replace(bundle, files={**bundle.files, TEMPLATE: file}, capabilities=own | abilities)

@@ -147,7 +147,7 @@ class Preloader:
         waiting = asyncio.ensure_future(self._scheduler.acquire(target, owner=owner))
         try:
             while not waiting.done():
-                report(_told(target.name, self._scheduler.diagnostics.progress(target)))
+                report(_step(target.name, self._scheduler.diagnostics.progress(target)))
                 await asyncio.wait((waiting,), timeout=_TELL_EVERY)
             waiting.result().release()
         finally:
@@ -229,8 +229,8 @@ class Preloader:
 
     async def _has_room(self, model: str) -> bool:
         """Returns True if the model gets its memory at once, and no request waits for a runner."""
-        found = await self._forecast(model)
-        fits = found is not None and found.fits in (Fitting.NOW, Fitting.SPLIT) and not found.would_evict
+        forecast = await self._forecast(model)
+        fits = forecast is not None and forecast.fits in (Fitting.NOW, Fitting.SPLIT) and not forecast.would_evict
         return fits and not self._scheduler.waiting()
 
     async def _forecast(self, model: str) -> FitForecast | None:
@@ -272,7 +272,7 @@ class Preloader:
         self._scheduler.events.emit("refuse", model=model, reason=f"it could not be loaded {when}: {error}")
 
 
-def _told(name: str, load: LoadProgress) -> WorkProgress:
+def _step(name: str, load: LoadProgress) -> WorkProgress:
     seconds = load.expected_seconds
     left = f", about {seconds:.0f} s more" if seconds and seconds >= 0.5 else ""
     return WorkProgress(f"Loading {name}: {load.stage}{left}", phase=load.stage)

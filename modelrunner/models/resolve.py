@@ -95,8 +95,8 @@ class Resolver:
         """The names that the model is known by, damaged or not; of one that is not here, the one that the client
         wrote."""
         try:
-            found = self._store.find(model)
-            return (found.name, *found.tags)
+            stored = self._store.find(model)
+            return (stored.name, *stored.tags)
         except (ModelNotFound, InvalidReference):
             pass
         try:
@@ -113,7 +113,7 @@ class Resolver:
     def main_mode(self, model: str) -> Mode:
         """Returns the mode of a model, of the store or declared, for a caller that names none. It blocks. Raises
         `ModelNotFound` and the errors of `Store.bundle`."""
-        return self.mode_of(self._found(None, model, None)[1])
+        return self.mode_of(self._backend_and_bundle(None, model, None)[1])
 
     def mode_of(self, bundle: Bundle) -> Mode:
         """Returns the mode of a model for a caller that names none. It blocks. Raises `ModelNotFound` for one that its
@@ -125,11 +125,11 @@ class Resolver:
 
     def declared(self, reference: str | None = None) -> list[tuple[Backend, DeclaredModel]]:
         """Returns the models that engines manage themselves, all or those with this name or ID. It blocks."""
-        found = self._registry.declared()
+        models = self._registry.declared()
         if reference is None:
-            return found
+            return models
         named = self._registry.declared_as(reference)
-        return [named] if named else [each for each in found if each[1].bundle(each[0].name).model_id == reference]
+        return [named] if named else [each for each in models if each[1].bundle(each[0].name).model_id == reference]
 
     def forget(self) -> None:
         """Forgets all targets: a model, a configuration or a backend was changed. Any thread may call this."""
@@ -243,21 +243,21 @@ class Resolver:
     def _target(self, name: str | None, model: str, mode: Mode) -> Target:
         if name is not None:
             self._registry.get(name)
-        backend, bundle = self._found(name, model, mode)
+        backend, bundle = self._backend_and_bundle(name, model, mode)
         _check_installed(backend)
         if bundle.format is not DECLARED:
             self._check_format(backend, bundle, model)
         self.check_mode(backend, bundle, model, mode)
         return self.target(backend, bundle, mode, self._configurations.settings)
 
-    def _found(self, name: str | None, model: str, mode: Mode | None) -> tuple[Backend, Bundle]:
+    def _backend_and_bundle(self, name: str | None, model: str, mode: Mode | None) -> tuple[Backend, Bundle]:
         """Returns the model of the store, else the one that an engine manages itself, and its backend."""
         try:
             bundle = self._store.bundle(model)
         except (ModelNotFound, InvalidReference):
-            if (found := self._registry.declared_as(model, name)) is None:
+            if (pair := self._registry.declared_as(model, name)) is None:
                 raise
-            backend, declared = found
+            backend, declared = pair
             return backend, declared.bundle(backend.name)
         return self.backend_of(name, bundle, mode), bundle
 

@@ -179,8 +179,8 @@ def folded(backend: Backend, patch: Mapping[str, Any]) -> Mapping[str, Any]:
     flags = interface_of(backend, TakesFlags)
     if not patch.get("runtime-flags") or flags is None:
         return patch
-    found, rest = flags.fold_flags(tuple(patch["runtime-flags"]))
-    fields = {name.replace("_", "-"): value for name, value in found.items()}
+    known, rest = flags.fold_flags(tuple(patch["runtime-flags"]))
+    fields = {name.replace("_", "-"): value for name, value in known.items()}
     for name, value in fields.items():
         if patch.get(name) not in (None, value):
             raise BadRequest(

@@ -80,8 +80,8 @@ class _Generation(Extension):
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         next(parser.stream)
-        found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return found
+        statements: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return statements
 
 
 class _Failed(Exception):
@@ -98,16 +98,16 @@ def _json(value: object, indent: int | None = None, ensure_ascii: bool = False, 
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """Returns an environment with the helpers that transformers and llama.cpp give to templates."""
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], cache_size=0
     )
-    made.filters["tojson"] = _json
-    made.globals |= {
+    environment.filters["tojson"] = _json
+    environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda form: datetime.now().strftime(form),
         "range": range,  # the sandbox's own ends a long loop, which an engine would run
     }
-    return made
+    return environment
 
 
 def _render(template: jinja2.Template, messages: list[dict[str, Any]], extra: dict[str, Any]) -> None:

@@ -44,17 +44,17 @@ class Challenge:
 def challenges(header: str) -> list[Challenge]:
     """Returns the challenges of a WWW-Authenticate header (RFC 9110, section 11.6.1), in order, up to the first that
     cannot be parsed."""
-    found: list[tuple[str, dict[str, str]]] = []
+    parts: list[tuple[str, dict[str, str]]] = []
     position, header = 0, header[:_LONGEST]
     while (match := _PART.match(header, position)) is not None:
         position = match.end()
         if match["scheme"] is not None:
-            found.append((match["scheme"].lower(), {}))
-        elif found:
+            parts.append((match["scheme"].lower(), {}))
+        elif parts:
             quoted = match["quoted"]
             value = match["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-            found[-1][1].setdefault(match["key"].lower(), value)
-    return [Challenge(scheme, parameters) for scheme, parameters in found]
+            parts[-1][1].setdefault(match["key"].lower(), value)
+    return [Challenge(scheme, parameters) for scheme, parameters in parts]
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -79,13 +79,13 @@ class Authorizer:
         self._credentials = credentials
         self._token = token
         self._seconds = seconds
-        self._found: dict[str, str] = {}
+        self._headers: dict[str, str] = {}
         self.anonymous = token is None
 
     def headers(self, scope: str) -> dict[str, str]:
         """Returns the headers for a request to the endpoint's own origin. `scope` is what the request needs, such as
         `repository:ai/smollm2:pull`."""
-        value = f"Bearer {self._token}" if self._token else self._found.get(scope)
+        value = f"Bearer {self._token}" if self._token else self._headers.get(scope)
         return AGENT | ({"Authorization": value} if value else {})
 
     async def renew(self, scope: str, url: str, headers: Mapping[str, str]) -> dict[str, str] | None:
@@ -102,9 +102,9 @@ class Authorizer:
             value = credential.basic
         else:
             return None
-        if self._found.get(scope) == value:
+        if self._headers.get(scope) == value:
             return None
-        self._found[scope] = value
+        self._headers[scope] = value
         return self.headers(scope)
 
     async def _bearer(self, challenge: Challenge, credential: Credential | None, scope: str) -> str:
@@ -166,8 +166,8 @@ class Authorizer:
 
 def _decoded(body: bytes) -> str:
     """Returns the token; "" for a token that cannot stand in a header."""
-    found = msgspec.json.decode(body, type=_Token)
-    token = found.token or found.access
+    answer = msgspec.json.decode(body, type=_Token)
+    token = answer.token or answer.access
     return token if token.isascii() and token.isprintable() and " " not in token else ""
 
 

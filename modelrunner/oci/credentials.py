@@ -63,15 +63,15 @@ class Credentials:
             file = _read(path)
             for key in _keys(host):
                 helper = file.helpers.get(key)
-                if helper and (found := await self._ask(helper, key)):
-                    return found
+                if helper and (credential := await self._ask(helper, key)):
+                    return credential
             for key, entry in file.auths.items():
-                if _is_key_of(key, host) and (found := _decoded(entry)):
-                    return found
+                if _is_key_of(key, host) and (credential := _decoded(entry)):
+                    return credential
             if file.store:
                 for key in _keys(host)[:1]:
-                    if found := await self._ask(file.store, key):
-                        return found
+                    if credential := await self._ask(file.store, key):
+                        return credential
         return None
 
     def store(self, host: str, credential: Credential) -> None:
@@ -142,12 +142,12 @@ class Credentials:
         if process.returncode:
             return None
         try:
-            found = msgspec.json.decode(output[:_LARGEST], type=dict[str, str])
+            answer = msgspec.json.decode(output[:_LARGEST], type=dict[str, str])
         except msgspec.MsgspecError:
             raise SourceFailed(
                 f"docker-credential-{helper} gave an answer that cannot be read: run it by hand to see why"
             ) from None
-        user, secret = found.get("Username", ""), found.get("Secret", "")
+        user, secret = answer.get("Username", ""), answer.get("Secret", "")
         if user == _TOKEN_USER:
             return Credential(refresh=secret)
         return Credential(user, secret) if user or secret else None

@@ -107,10 +107,10 @@ class RemoteRepository:
         answer = await self.request("GET", self.url(f"manifests/{reference}"), {"Accept": _ACCEPT}, limit=LARGEST)
         self.require(answer, 200, f"{self.path}:{reference}".replace(":sha256:", "@sha256:"))
         media_type = answer.headers.get("content-type", "").partition(";")[0].strip()
-        found = RemoteManifest(answer.body, media_type)
-        if reference.startswith("sha256:") and str(found.digest) != reference:
+        manifest = RemoteManifest(answer.body, media_type)
+        if reference.startswith("sha256:") and str(manifest.digest) != reference:
             raise SourceFailed(f"{self.endpoint.host} sent another manifest than {reference}: pull again later")
-        return found
+        return manifest
 
     async def put_manifest(self, data: bytes, media_type: str, reference: str) -> None:
         """Uploads the manifest under the tag or digest `reference`; the repository has all files that it names."""

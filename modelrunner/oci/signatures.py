@@ -157,9 +157,9 @@ async def sign(repository: RemoteRepository, digest: Digest, key: "EllipticCurve
 
 async def _signatures(repository: RemoteRepository, digest: Digest) -> list[Descriptor]:
     """Returns the layers that are signatures. Raises `ModelNotFound` if there are none."""
-    found = await repository.manifest(_tag(digest))
+    manifest = await repository.manifest(_tag(digest))
     try:
-        layers = msgspec.json.decode(found.data, type=Manifest).layers
+        layers = msgspec.json.decode(manifest.data, type=Manifest).layers
     except (msgspec.MsgspecError, RecursionError):
         raise UntrustedModel(f"the signatures of {repository.path} cannot be parsed") from None
     return [layer for layer in layers if layer.media_type == PAYLOAD_TYPE and 0 <= layer.size <= _LARGEST]

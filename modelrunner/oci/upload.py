@@ -156,8 +156,8 @@ class Upload:
                 async with self._repository.client.stream(
                     method, url, headers=headers, content=content, follow_redirects=False
                 ) as response:
-                    found = {name.lower(): value for name, value in response.headers.items()}
-                    return HubAnswer(response.status_code, str(response.url), found, b"")
+                    lowered = {name.lower(): value for name, value in response.headers.items()}
+                    return HubAnswer(response.status_code, str(response.url), lowered, b"")
         except TimeoutError:
             raise _ChunkFailed(f"it took less than {_PIECE >> 20} MiB in {patience:.0f} s") from None
 

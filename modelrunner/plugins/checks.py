@@ -62,45 +62,45 @@ def sleep_level(value: Any) -> int:
 
 
 def memory(value: Any) -> RequiredMemory:
-    found = instance(RequiredMemory)(value)
-    figures = (found.ram, found.shared, *instance(tuple)(found.vram))
+    checked = instance(RequiredMemory)(value)
+    figures = (checked.ram, checked.shared, *instance(tuple)(checked.vram))
     for figure in figures:
         byte_count(figure)
-    if found.shared > found.ram:
+    if checked.shared > checked.ram:
         raise ValueError("`shared` is a part of `ram`")
-    return found
+    return checked
 
 
 def variants(value: Any) -> list[Variant]:
-    found = [instance(Variant)(variant) for variant in value]
-    if not found:
+    checked = [instance(Variant)(variant) for variant in value]
+    if not checked:
         raise ValueError("it must hold one variant at least")
-    for variant in found:
+    for variant in checked:
         instance(RunSpec)(variant.spec)
         memory(variant.memory)
         instance(str)(variant.label)
         byte_count(variant.rank)
-    return found
+    return checked
 
 
 def devices(value: Any) -> list[EngineDevice]:
-    found = [instance(EngineDevice)(device) for device in value]
-    for device in found:
+    checked = [instance(EngineDevice)(device) for device in value]
+    for device in checked:
         words((device.name, device.description, device.address))
         byte_count(device.total)
         byte_count(device.free)
-    return found
+    return checked
 
 
 def declared_models(value: Any) -> list[DeclaredModel]:
-    found = [instance(DeclaredModel)(model) for model in value]
-    for model in found:
+    checked = [instance(DeclaredModel)(model) for model in value]
+    for model in checked:
         if not isinstance(model.name, str) or not model.name.isprintable() or not 0 < len(model.name) <= _LONGEST_NAME:
             raise ValueError(f"its name must be a printable text of at most {_LONGEST_NAME} characters")
         words(sorted(model.capabilities))
         byte_count(model.size)
         optional(count)(model.context_length)
-    return found
+    return checked
 
 
 def folded(value: Any) -> tuple[Mapping[str, int | None], tuple[str, ...]]:

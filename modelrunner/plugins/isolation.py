@@ -58,8 +58,8 @@ KEPT_LINES = 50
 class IsolatedBackend(Backend):
     """`backend`, on a thread of its own. The methods are those of `Backend`, and of the optional interfaces that
     `backend` has (`interface_of`). They raise what those allow them to raise, and `BackendFaulty` for everything else.
-    Methods that are no coroutines wait for the thread: call them in a worker thread, or through `asked` on an event
-    loop."""
+    Methods that are no coroutines wait for the thread: call them in a worker thread, or through `call_backend` on an
+    event loop."""
 
     def __init__(self, backend: Backend, *, answer_limit: float = ANSWER_LIMIT, work_limit: float = WORK_LIMIT) -> None:
         for name in Backend.__annotations__:
@@ -271,7 +271,7 @@ def interface_of(backend: Backend, kind: type[T]) -> T | None:
     return cast("T", backend) if has else None
 
 
-async def asked(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def call_backend(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a backend's method that is not a coroutine without blocking the caller's event loop. A backend that is not
     isolated, as in tests, is called at once."""
     if isinstance(getattr(getattr(method, "func", method), "__self__", None), IsolatedBackend):

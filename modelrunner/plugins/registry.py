@@ -84,7 +84,7 @@ class BackendRegistry:
         own: set[str] = set()
         for entry in entry_points(group=ENTRY_POINT_GROUP):
             try:
-                backends[entry.name] = IsolatedBackend(_made(entry, context))
+                backends[entry.name] = IsolatedBackend(_instance(entry, context))
             except ConfigurationError:
                 raise  # the plug-in works, its settings are wrong
             except Exception as error:  # a plug-in may fail in any way; /engines/status reports it
@@ -209,22 +209,22 @@ class BackendRegistry:
     def devices(self) -> dict[str, Sequence[EngineDevice]]:
         """Returns the devices of each engine that lists them. One that does not say is left out; its fault is
         logged once."""
-        found: dict[str, Sequence[EngineDevice]] = {}
+        devices: dict[str, Sequence[EngineDevice]] = {}
         for backend in self:
             if (lists := interface_of(backend, ListsDevices)) is None:
                 continue
             try:
-                found[backend.name] = lists.devices()
+                devices[backend.name] = lists.devices()
                 self._silent.discard(backend.name)
             except (ModelRunnerError, OSError) as error:
                 if backend.name not in self._silent:
                     log.warning("%s does not say which devices it has: %s", backend.name, error)
                 self._silent.add(backend.name)
-        return found
+        return devices
 
     def statuses(self) -> dict[str, BackendStatus]:
-        found = {backend.name: backend.status() for backend in self}
-        return found | {name: BackendStatus(BackendState.ERROR, why) for name, why in self.errors.items()}
+        statuses = {backend.name: backend.status() for backend in self}
+        return statuses | {name: BackendStatus(BackendState.ERROR, why) for name, why in self.errors.items()}
 
     def close(self) -> None:
         """Ends the threads of isolated backends."""
@@ -233,7 +233,7 @@ class BackendRegistry:
                 backend.close()
 
 
-def _made(entry: EntryPoint, context: Callable[[type[Backend]], BackendContext]) -> Backend:
+def _instance(entry: EntryPoint, context: Callable[[type[Backend]], BackendContext]) -> Backend:
     """Imports and makes a backend, on a thread of its own, because its code may hang. Raises the backend's errors,
     `TimeoutError`, and `ValueError` for a class that breaks the contract."""
     thread = BackendThread(f"import of backend {entry.name}")

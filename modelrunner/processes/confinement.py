@@ -125,8 +125,8 @@ def landlock_abi() -> int:
     """Returns the version of Landlock that the kernel has, 0 without it."""
     if sys.platform != "linux":
         return 0
-    found: int = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
-    return max(0, found)
+    version: int = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    return max(0, version)
 
 
 def _known(abi: int) -> int:
@@ -198,11 +198,11 @@ def _program_files(program: str, env: Mapping[str, str], scripts: int = 4) -> It
     """Yields the program, the folders with its libraries and headers (an engine may compile), for an interpreter of a
     virtual environment that and the same of the Python that it was made from, and for a script those of its
     interpreter."""
-    if (found := shutil.which(program, path=env.get("PATH"))) is None:
+    if (place := shutil.which(program, path=env.get("PATH"))) is None:
         return
-    if scripts and (interpreter := _interpreter(found)):  # Linux follows four
+    if scripts and (interpreter := _interpreter(place)):  # Linux follows four
         yield from _program_files(interpreter, env, scripts - 1)
-    paths = [Path(os.path.abspath(found)), Path(found).resolve()]
+    paths = [Path(os.path.abspath(place)), Path(place).resolve()]
     if home := _home_of(paths[0].parent.parent):
         yield from (paths[0].parent.parent, paths[0].parent.parent / "pyvenv.cfg")
         paths.append(home / "python")

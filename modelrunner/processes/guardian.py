@@ -312,8 +312,8 @@ def kill(child: int, number: int = signal.SIGKILL) -> bool:
 def children() -> list[int]:
     """Returns the process IDs of our children. An ID cannot be reused before we have reaped its process."""
     try:  # from the kernel, which is faster than a chain of processes that replace themselves
-        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as found:
-            return [int(pid) for pid in found.read().split()]
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as stream:
+            return [int(pid) for pid in stream.read().split()]
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and is_child(name)] if LINUX else []
 

@@ -93,11 +93,11 @@ def _seek_last(file: FileIO, lines: int) -> None:
     while end:
         start = max(0, end - _CHUNK)
         chunk = os.pread(file.fileno(), end - start, start)
-        found = len(chunk)
-        while (found := chunk.rfind(b"\n", 0, found)) >= 0:
+        at = len(chunk)
+        while (at := chunk.rfind(b"\n", 0, at)) >= 0:
             lines -= 1
             if lines == 0:
-                file.seek(start + found + 1)
+                file.seek(start + at + 1)
                 return
         end = start
     file.seek(0)

@@ -43,7 +43,7 @@ def lasting_mark() -> int:
 
 def kill_marked(mark: str) -> int:
     """Sends KILL to every process that carries `mark`. Returns how many there were."""
-    killed, _ = _kill(lambda found: found == mark, set())
+    killed, _ = _kill(lambda other: other == mark, set())
     return killed
 
 
@@ -260,9 +260,9 @@ def memory_of(pid: int) -> RequiredMemory:
     """Returns the main memory of the engine's processes: the memory that would be free without them, and the files that
     they map (`shared`). The processes of one engine share these files, which count in full even if other processes map
     them, too."""
-    found = [_memory(process) for process in process_tree(pid)]
-    mapped = max((files for _, files in found), default=0)
-    return RequiredMemory(sum(private for private, _ in found) + mapped, shared=mapped)
+    figures = [_memory(process) for process in process_tree(pid)]
+    mapped = max((files for _, files in figures), default=0)
+    return RequiredMemory(sum(private for private, _ in figures) + mapped, shared=mapped)
 
 
 def private_memory(pid: int) -> int:
@@ -358,13 +358,13 @@ def _strangers_on(pid: int, host: str, port: int) -> list[int | None] | None:
 
 
 def _listeners(engine: int, port: int) -> list[tuple[str, int | None]]:
-    found: list[tuple[Any, int | None]]
+    sockets: list[tuple[Any, int | None]]
     try:
-        found = [(connection, connection.pid) for connection in psutil.net_connections("tcp")]
+        sockets = [(connection, connection.pid) for connection in psutil.net_connections("tcp")]
     except psutil.AccessDenied:  # macOS shows other processes' sockets to root only
-        found = [(connection, own.pid) for own in process_tree(engine) for connection in own.net_connections("tcp")]
+        sockets = [(connection, own.pid) for own in process_tree(engine) for connection in own.net_connections("tcp")]
     return [
         (connection.laddr.ip, pid)
-        for connection, pid in found
+        for connection, pid in sockets
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
     ]

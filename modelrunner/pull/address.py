@@ -84,9 +84,9 @@ class Address:
         path = unquote(parts.path)[: -len(".gguf")].lower()
         words = [re.sub("[^a-z0-9]+", _joint, word).strip("._-") for word in path.split("/")]
         with contextlib.suppress(InvalidReference):
-            found = Reference.parse_name("/".join([parts.netloc.lower(), *filter(None, words)]))
-            if found.host == parts.netloc.lower():
-                return found
+            name = Reference.parse_name("/".join([parts.netloc.lower(), *filter(None, words)]))
+            if name.host == parts.netloc.lower():
+                return name
         raise InvalidReference(f"{self.url[:200]} cannot be made a name: give one with `--name`", param="name")
 
 

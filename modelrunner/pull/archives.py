@@ -22,22 +22,22 @@ def unpack(archive: Path, packed: str, folder: Path, stop: threading.Event) -> d
     `InsufficientDisk`, `OSError`."""
     size = archive.stat().st_size
     limit = max(size * _EXPANSION, _LEAST) if packed else size
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     with open_regular(archive) as file:
         stream = tar.Gunzipped(file) if packed else file
         for member in tar.members(stream, limit=limit):
             if not is_wanted(member.name):
                 continue
             require_space(folder, member.size)
-            path = make_way(folder, f"{archive.name[:64]}-{len(found)}")
+            path = make_way(folder, f"{archive.name[:64]}-{len(paths)}")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as target:
                 for piece in member.pieces():
                     if stop.is_set():
                         raise asyncio.CancelledError
                     target.write(piece)
-            found[member.name] = path
-    return found
+            paths[member.name] = path
+    return paths
 
 
 def unpack_layers(
@@ -45,14 +45,14 @@ def unpack_layers(
 ) -> dict[str, tuple[Path, FromArchive]]:
     """Unpacks the layers of a manifest that are archives; `find` returns the place of each. The files get names of our
     own in `folder`. Blocks. Raises the errors of `unpack`, and `SourceFailed` for an archive that is gone."""
-    found = {}
+    files = {}
     for digest, packed in archives(parsed).items():
         archive = find(digest)
         if archive is None:
             raise SourceFailed("an archive of the model was removed while its files came; pull again")
         for name, path in unpack(archive, packed, folder, stop).items():
-            found[path.name] = path, FromArchive(digest.hex, name)
-    return found
+            files[path.name] = path, FromArchive(digest.hex, name)
+    return files
 
 
 def unpacked_files(origins: Mapping[str, FromArchive], blobs: Mapping[str, Blob]) -> list[UnpackedFile]:

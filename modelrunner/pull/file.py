@@ -51,8 +51,8 @@ class Extras:
         """Returns the files by their names in the bundle; `folder` is True for a model of safetensors. Raises
         `BadRequest`, `InvalidModel`."""
         lora.check(self.lora)
-        found = {PROJECTOR: self.mmproj, TEMPLATE: self.chat_template}
-        paths = {name: path for name, path in found.items() if path is not None}
+        files = {PROJECTOR: self.mmproj, TEMPLATE: self.chat_template}
+        paths = {name: path for name, path in files.items() if path is not None}
         for adapter in self.lora:
             adapters.require(adapter.path, folder=folder)
             paths |= adapter.files(folder=folder)
@@ -155,9 +155,9 @@ def _shards(file: Path) -> dict[str, Path]:
     target."""
     for place in dict.fromkeys((file, Path(os.path.realpath(file)))):
         beside = os.listdir(place.parent) if place.parent.is_dir() else ()
-        found = {name: place.with_name(shard) for name, shard in with_shards(beside, place.name).items()}
-        if len(found) > 1:
-            return found
+        places = {name: place.with_name(shard) for name, shard in with_shards(beside, place.name).items()}
+        if len(places) > 1:
+            return places
     return {file.name if foreignformats.is_file(file.name) else "model.gguf": file}
 
 

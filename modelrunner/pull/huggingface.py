@@ -62,8 +62,8 @@ class _Repository(msgspec.Struct, frozen=True):
     @property
     def licence(self) -> str:
         tags = self.tags if isinstance(self.tags, list) else []
-        found = (_LICENCE.fullmatch(tag) for tag in tags if isinstance(tag, str))
-        return next((match[1] for match in found if match), "")
+        matches = (_LICENCE.fullmatch(tag) for tag in tags if isinstance(tag, str))
+        return next((match[1] for match in matches if match), "")
 
 
 class HuggingFaceHub(Hub):
@@ -83,15 +83,15 @@ class HuggingFaceHub(Hub):
         answer = await self.get(f"{self.endpoint}/api/models/{repository.path}{at}?blobs=true")
         self.require_found(answer, f"{repository}@{repository.revision}" if at else str(repository))
         try:
-            found = msgspec.json.decode(answer.body, type=_Repository)
+            model = msgspec.json.decode(answer.body, type=_Repository)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise SourceFailed(f"{repository}: the hub's answer is not a list of files; check HF_ENDPOINT") from None
-        siblings = {sibling.name: sibling for sibling in found.siblings}
+        siblings = {sibling.name: sibling for sibling in model.siblings}
         chosen = chosen_files(list(siblings), repository, trust=trust)
-        if not _COMMIT.fullmatch(found.sha):
+        if not _COMMIT.fullmatch(model.sha):
             raise SourceFailed(f"{repository}: the hub names no commit; check HF_ENDPOINT")
-        files = {name: await self._file(repository, found.sha, siblings[path]) for name, path in chosen.items()}
-        return Listing(files, found.sha, found.licence)
+        files = {name: await self._file(repository, model.sha, siblings[path]) for name, path in chosen.items()}
+        return Listing(files, model.sha, model.licence)
 
     async def search(self, query: str, format: ModelFormat, limit: int) -> Sequence[wire.Offer]:
         """Returns the models that match `query`, the most downloaded first."""
@@ -108,7 +108,7 @@ class HuggingFaceHub(Hub):
         answer = await self.get(f"{self.endpoint}/api/models?{urlencode(parameters)}")
         self.require_found(answer, "the search")
         try:
-            found = msgspec.json.decode(answer.body, type=list[_SearchResult])
+            results = msgspec.json.decode(answer.body, type=list[_SearchResult])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise SourceFailed("the hub's answer is not a list of models; check HF_ENDPOINT") from None
         return [
@@ -120,7 +120,7 @@ class HuggingFaceHub(Hub):
                 bool(each.gated),
                 quantizations(sibling.name for sibling in each.siblings),
             )
-            for each in found[:limit]
+            for each in results[:limit]
             if _NAME.fullmatch(each.id)
         ]
 

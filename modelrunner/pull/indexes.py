@@ -66,7 +66,7 @@ async def pip_settings(environ: Mapping[str, str], python: str = sys.executable)
     try:
         async with asyncio.timeout(_SETTINGS_LIMIT):
             output, errors = await pip.communicate()
-        found = json.loads(output)
+        report = json.loads(output)
     except TimeoutError:
         raise SourceFailed("pip did not report its settings in time: check `pip config list`") from None
     except ValueError:
@@ -76,14 +76,14 @@ async def pip_settings(environ: Mapping[str, str], python: str = sys.executable)
         if pip.returncode is None:
             pip.kill()
             await pip.wait()
-    indexes = () if found["no_index"] else (found["index_url"], *found["extra_index_urls"])
+    indexes = () if report["no_index"] else (report["index_url"], *report["extra_index_urls"])
     return PipSettings(
         tuple(filter(None, indexes)),
-        tuple(found["find_links"]),
-        found["cert"],
-        found["client_cert"],
-        found["proxy"] or None,
-        tuple(found["trusted_hosts"]),
+        tuple(report["find_links"]),
+        report["cert"],
+        report["client_cert"],
+        report["proxy"] or None,
+        tuple(report["trusted_hosts"]),
     )
 
 
@@ -115,17 +115,17 @@ class Indexes:
     async def links(self, name: str) -> list[tuple[Link, str]]:
         """Returns every file of the package `name` (PEP 503's normal form), each with the address of the index that
         offers it. An index that fails is skipped if another has the package; otherwise raises its `SourceFailed`."""
-        found: list[tuple[Link, str]] = []
+        links: list[tuple[Link, str]] = []
         failure: SourceFailed | None = None
         pages = [f"{index.rstrip('/')}/{name}/" for index in self._settings.indexes]
         for page in (*pages, *self._settings.find_links):
             try:
-                found += [(link, page) for link in await self._page(page)]
+                links += [(link, page) for link in await self._page(page)]
             except SourceFailed as error:
                 failure = failure or error
-        if failure is not None and not any(_belongs(link.file, name) for link, _ in found):
+        if failure is not None and not any(_belongs(link.file, name) for link, _ in links):
             raise failure
-        return found
+        return links
 
     async def remote(self, link: Link, page: str) -> RemoteFile | Path:
         """Returns the file to download, or its path if it lies on this machine. Raises `SourceFailed`."""

@@ -356,10 +356,10 @@ def _until(stop: threading.Event) -> ReadProgress:
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Returns a value that changes with the file; None without a file. Raises `OSError`."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:  # another pull has stored it already
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 class _PullContext(Context):

@@ -58,14 +58,14 @@ class ModelScopeHub(Hub):
         answer = await self.get(f"{base}/files?{urlencode({'Revision': revision, 'Recursive': 'True'})}")
         self.require_found(answer, f"{repository}@{revision}")
         try:
-            found = msgspec.json.decode(answer.body, type=_ListingAnswer)
+            listing = msgspec.json.decode(answer.body, type=_ListingAnswer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise SourceFailed(
                 f"{repository}: the hub's answer is not a list of files; check MODELSCOPE_ENDPOINT"
             ) from None
-        if found.code != 200 or found.data is None:
-            raise SourceFailed(f"{repository}: the hub answered with the code {found.code}")
-        entries = {entry.path: entry for entry in found.data.files if entry.type == "blob"}
+        if listing.code != 200 or listing.data is None:
+            raise SourceFailed(f"{repository}: the hub answered with the code {listing.code}")
+        entries = {entry.path: entry for entry in listing.data.files if entry.type == "blob"}
         chosen = chosen_files(list(entries), repository, trust=trust)
         files = {}
         for name, path in chosen.items():

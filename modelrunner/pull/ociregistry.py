@@ -92,13 +92,13 @@ class RegistrySource(Source):
         async def look_up(repository: RemoteRepository, reference: Reference) -> str:
             return str((await self._find(repository, reference, wanted)).revision)
 
-        return await self._asked(wanted.text, wanted.token, look_up)
+        return await self._ask(wanted.text, wanted.token, look_up)
 
     async def preview(self, text: str, folder: Path, token: str | None) -> Preview:
         async def look_up(repository: RemoteRepository, reference: Reference) -> Preview:
             return await _preview(repository, reference, folder)
 
-        return await self._asked(text, token, look_up)
+        return await self._ask(text, token, look_up)
 
     async def fetch(self, wanted: PullSpec, context: Context) -> FetchResult:
         context.report(WorkProgress(f"Looking up {wanted.text}", "resolving"))
@@ -106,9 +106,9 @@ class RegistrySource(Source):
         async def fetch(repository: RemoteRepository, reference: Reference) -> FetchResult:
             return await self._fetch(repository, await self._find(repository, reference, wanted), wanted, context)
 
-        return await self._asked(wanted.text, wanted.token, fetch)
+        return await self._ask(wanted.text, wanted.token, fetch)
 
-    async def _asked(
+    async def _ask(
         self, text: str, token: str | None, work: Callable[[RemoteRepository, Reference], Awaitable[T]]
     ) -> T:
         """Returns the result of `work` at the first of the registry's endpoints that does not fail."""
@@ -131,28 +131,28 @@ class RegistrySource(Source):
     async def _find(self, repository: RemoteRepository, reference: Reference, wanted: PullSpec) -> _Found:
         """Finds the model and checks its signature. Raises `UntrustedModel` unless the model is signed as the
         registry's rules and the caller demand."""
-        found = await _find(repository, reference)
-        digests = list(dict.fromkeys((found.revision, found.manifest.digest)))
+        remote = await _find(repository, reference)
+        digests = list(dict.fromkeys((remote.revision, remote.manifest.digest)))
         if paths := self._registries.keys(reference.host):
             keys = await in_thread(lambda _: signatures.read_public_keys(paths))
             await signatures.require_signature(repository, digests, keys)
         if wanted.verify_key is not None:
             key = signatures.public_key(wanted.verify_key.encode(), "verify-key")
             await signatures.require_signature(repository, digests, [key])
-        return found
+        return remote
 
     async def _fetch(
-        self, repository: RemoteRepository, found: _Found, wanted: PullSpec, context: Context
+        self, repository: RemoteRepository, remote: _Found, wanted: PullSpec, context: Context
     ) -> FetchResult:
-        if found.parsed.config.media_type in FOREIGN_CONFIG_TYPES:
-            return await _fetch_foreign(repository, found, context)
-        stored = {file.digest: await context.stored(file.digest.hex) for file in found.files}
-        wanting = {file.digest: repository.remote_file(file) for file in found.files if stored[file.digest] is None}
+        if remote.parsed.config.media_type in FOREIGN_CONFIG_TYPES:
+            return await _fetch_foreign(repository, remote, context)
+        stored = {file.digest: await context.stored(file.digest.hex) for file in remote.files}
+        wanting = {file.digest: repository.remote_file(file) for file in remote.files if stored[file.digest] is None}
         paths = {digest: context.partial(file) for digest, file in wanting.items()}
 
         async def check() -> None:
             if not wanted.trust:
-                await in_thread(lambda _: require_no_code(_named(found.parsed, paths, stored)))
+                await in_thread(lambda _: require_no_code(_named(remote.parsed, paths, stored)))
 
         def late(digest: Digest) -> bool:
             return wanting[digest].size > _SMALL
@@ -162,7 +162,7 @@ class RegistrySource(Source):
             stored[digest] = await context.stored(digest.hex)
         unpacked = await in_thread(
             lambda stop: unpack_layers(
-                found.parsed, lambda digest: paths.get(digest) or stored[digest], context.folder, stop
+                remote.parsed, lambda digest: paths.get(digest) or stored[digest], context.folder, stop
             ),
             HASHING,
         )
@@ -171,19 +171,19 @@ class RegistrySource(Source):
             | {name: path for name, (path, _) in unpacked.items()},
             digests={digest.hex: digest.hex for digest in paths},
             stored={digest.hex: digest.hex for digest in stored if digest not in paths},
-            revision=str(found.revision),
-            version=str(found.revision),
-            manifest=found.manifest.data,
+            revision=str(remote.revision),
+            version=str(remote.revision),
+            manifest=remote.manifest.data,
             unpacked={name: origin for name, (_, origin) in unpacked.items()},
         )
 
 
-async def _fetch_foreign(repository: RemoteRepository, found: _Found, context: Context) -> FetchResult:
+async def _fetch_foreign(repository: RemoteRepository, remote: _Found, context: Context) -> FetchResult:
     """Fetches the files of a model whose manifest is of another kind: it gets one of ours. What a model of Ollama
     carries for requests comes along."""
-    if archives(found.parsed):
+    if archives(remote.parsed):
         raise InvalidModel("its files are packed in archives without a model's configuration: publish them one by one")
-    contents = decode(found.manifest.data, found.manifest.digest)
+    contents = decode(remote.manifest.data, remote.manifest.digest)
     stored = {file.digest: await context.stored(file.digest.hex) for file in contents.files.values()}
     wanting = {
         file.digest: repository.remote_file(file) for file in contents.files.values() if stored[file.digest] is None
@@ -200,9 +200,9 @@ async def _fetch_foreign(repository: RemoteRepository, found: _Found, context: C
         files={name: paths[digest] for name, digest in names.items() if digest in paths},
         digests={name: digest.hex for name, digest in names.items() if digest in paths},
         stored={name: digest.hex for name, digest in names.items() if digest not in paths},
-        revision=str(found.revision),
-        version=str(found.revision),
-        making=await _making(repository, found.parsed.layers),
+        revision=str(remote.revision),
+        version=str(remote.revision),
+        making=await _making(repository, remote.parsed.layers),
     )
 
 
@@ -213,10 +213,10 @@ async def _making(repository: RemoteRepository, layers: Sequence[Descriptor]) ->
         if (kind := layer.media_type.removeprefix(OLLAMA_TYPE)) in CARRIED:
             texts.setdefault(kind, []).append(await _text(repository, layer, LARGEST_LICENCE))
     try:
-        told = carried(texts)
-        messages = [{"role": role, "content": content} for role, content in told.messages]
-        given = {"system": told.system, "messages": messages, **split_parameters(told.parameters)}
-        return Making(ModelDefaults.parse(given), None, tuple(told.licences[:_MOST_LICENCES]))
+        recipe = carried(texts)
+        messages = [{"role": role, "content": content} for role, content in recipe.messages]
+        fields = {"system": recipe.system, "messages": messages, **split_parameters(recipe.parameters)}
+        return Making(ModelDefaults.parse(fields), None, tuple(recipe.licences[:_MOST_LICENCES]))
     except (*ODD, BadRequest, msgspec.ValidationError) as error:
         raise InvalidModel(f"what it carries for requests cannot be read ({error})") from None
 
@@ -236,8 +236,8 @@ async def _find(repository: RemoteRepository, reference: Reference) -> _Found:
 
 async def _preview(repository: RemoteRepository, reference: Reference, folder: Path) -> Preview:
     """Reads the configuration, the licences, a template and, for a model in one GGUF file, its header."""
-    found = await _find(repository, reference)
-    layers = found.parsed.layers
+    remote = await _find(repository, reference)
+    layers = remote.parsed.layers
     kinds = [layer.use.kind for layer in layers]
     template = next((layer for layer, kind in zip(layers, kinds, strict=True) if kind is LayerKind.TEMPLATE), None)
     bundle = None
@@ -250,16 +250,16 @@ async def _preview(repository: RemoteRepository, reference: Reference, folder: P
         bundle = await preview_gguf(file, part, reference.short, folder)
     config: dict[str, Any] = {}
     try:
-        if found.parsed.config.media_type not in FOREIGN_CONFIG_TYPES:
-            config = decode_config(await repository.blob(found.parsed.config.stored(), LARGEST))
+        if remote.parsed.config.media_type not in FOREIGN_CONFIG_TYPES:
+            config = decode_config(await repository.blob(remote.parsed.config.stored(), LARGEST))
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise InvalidModel(f"its configuration cannot be parsed ({error})") from None
     licences = [layer for layer in layers if layer.media_type in _LICENCES][:_MOST_LICENCES]
     return Preview(
-        sum(file.size for file in found.files),
+        sum(file.size for file in remote.files),
         bundle,
         files={layer.path or f"{layer.media_type} {layer.digest[:19]}": layer.size for layer in layers},
-        version=str(found.manifest.digest),
+        version=str(remote.manifest.digest),
         format=str(config.get("format", "")),
         config=config,
         template=await _text(repository, template, chattemplates.LARGEST) if template else "",
@@ -277,8 +277,8 @@ async def _text(repository: RemoteRepository, layer: Descriptor, limit: int) -> 
 def _named(parsed: Manifest, paths: Mapping[Digest, Path], stored: Mapping[Digest, Path | None]) -> dict[str, Path]:
     """Returns the files that are here, by the names that they were published with."""
     places = [(layer.path, layer.stored().digest) for layer in parsed.layers]
-    found = {name: paths.get(digest) or stored.get(digest) for name, digest in places if in_folder(name)}
-    return {name: path for name, path in found.items() if path is not None and path.is_file()}
+    files = {name: paths.get(digest) or stored.get(digest) for name, digest in places if in_folder(name)}
+    return {name: path for name, path in files.items() if path is not None and path.is_file()}
 
 
 class OllamaDefaults(NamedTuple):

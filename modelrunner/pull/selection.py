@@ -101,8 +101,8 @@ def _stem(file: str) -> str:
 
 def quantization_of(name: str) -> str:
     """Returns the last quantization named in a file's name or its folders, in capitals; "" if there is none."""
-    found = _QUANTIZATION.findall(name)
-    return re.sub("^FP", "F", found[-1].upper()) if found else ""
+    quantizations = _QUANTIZATION.findall(name)
+    return re.sub("^FP", "F", quantizations[-1].upper()) if quantizations else ""
 
 
 def _bundle_names(count: int) -> list[str]:

@@ -202,9 +202,9 @@ def _adapters(names: Mapping[str, Digest]) -> dict[str, str]:
         raise BadRequest(
             f"{odd!r} is not a LoRA adapter: give a file in GGUF, or {lora.CONFIG} and {lora.WEIGHTS}", param="adapters"
         )
-    given = {name: lora.LoraPath(Path(name)) for name in names}
-    lora.check(given.values())
-    return {place: name for name, adapter in given.items() for place in adapter.files(folder=False)}
+    paths = {name: lora.LoraPath(Path(name)) for name in names}
+    lora.check(paths.values())
+    return {place: name for name, adapter in paths.items() for place in adapter.files(folder=False)}
 
 
 def _chosen(names: Mapping[str, Digest]) -> dict[str, str]:

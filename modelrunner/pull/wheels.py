@@ -104,24 +104,24 @@ class Wheel(Archive):
     def pinned_requirements(self) -> list[tuple[str, str]]:
         """Returns the name (PEP 503's normal form) and version of every requirement of the form `NAME==VERSION`."""
         metadata = email.parser.HeaderParser().parsestr(self._text(".dist-info/METADATA"))
-        found = (_PINNED.fullmatch(line) for line in metadata.get_all("Requires-Dist", []))
-        return [(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]) for match in found if match]
+        matches = (_PINNED.fullmatch(line) for line in metadata.get_all("Requires-Dist", []))
+        return [(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]) for match in matches if match]
 
     def declared_model(self) -> tuple[str, str]:
         """Returns the one GGUF file that SHA256SUMS names, and its sha256 in hex: the file that the pieces make up."""
-        found = [match for line in self._text("/SHA256SUMS").splitlines() if (match := _SUM.fullmatch(line.strip()))]
-        if len(found) != 1:
+        matches = [match for line in self._text("/SHA256SUMS").splitlines() if (match := _SUM.fullmatch(line.strip()))]
+        if len(matches) != 1:
             raise InvalidModel(f"SHA256SUMS in {self.file} does not name one GGUF file")
-        return found[0][2], found[0][1]
+        return matches[0][2], matches[0][1]
 
     def piece_of(self, model: str) -> str:
         """Returns the member that is a piece of the file `model`."""
-        found = [
+        matches = [
             name for name in self._members if re.fullmatch(rf"{re.escape(model)}\.part\d+", name.rpartition("/")[2])
         ]
-        if len(found) != 1:
+        if len(matches) != 1:
             raise InvalidModel(f"{self.file} does not hold one piece of {model}")
-        return found[0]
+        return matches[0]
 
     def recorded_sha256(self, name: str) -> str:
         """Returns the sha256 from RECORD, in hex."""

@@ -61,8 +61,8 @@ class Allocation:
                 self._map(slot.key, slot.memory)
             if slot.phase not in LEAVING and not slot.grows:
                 self._computing.setdefault(slot.key, []).append(slot.option.place.devices)
-        found = self._vector(budget)
-        self.budget = self._same.setdefault(found, found)
+        vector = self._vector(budget)
+        self.budget = self._same.setdefault(vector, vector)
         self.free = self.left = reduce(subtract, map(self.size, live), self.budget)
         for slot in live:
             if slot.phase in LEAVING:
@@ -79,8 +79,8 @@ class Allocation:
     def likeness(self, runner: RunnerId) -> object:
         """Equal for hosts that have the same room for the runner, whatever it needs."""
         if self._rooms is None:
-            found = self.free, self.left
-            self._rooms = self._same.setdefault(found, found)
+            likeness = self.free, self.left
+            self._rooms = self._same.setdefault(likeness, likeness)
         return id(self._rooms), self.counted(runner), *self._computing.get(runner.key, ())
 
     def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:

@@ -59,15 +59,15 @@ class EngineOnDevices:
         """Returns the bytes that the engine `pid` holds of each device; empty if nobody can tell. `planned` are the
         bytes that it was started for. It asks the drivers, in a thread."""
         seen = self._machine.seen()
-        told = held_by(seen, [process.pid for process in process_tree(pid)])
-        if any(told):
+        held = held_by(seen, [process.pid for process in process_tree(pid)])
+        if any(held):
             self._machine.is_told = True
-        elif not told and self._before is not None:
+        elif not held and self._before is not None:
             self._taken = _difference(self._before, seen, planned)
         with self._machine.lock:
             self._machine.loading.discard(self)
             self._before = None
-        return told or self._taken
+        return held or self._taken
 
     def _changes(self) -> None:
         """Leaves nobody a difference that this engine could have made."""

@@ -107,25 +107,25 @@ def joined(
     last, and for each backend the number among them of each device in the engine's order: -1 for a GPU of a vendor
     behind which no driver knows a memory, since it shares the main memory. An engine that has only such ones has no
     device."""
-    found, numbers = list(cards), dict[str, tuple[int, ...]]()
+    devices, numbers = list(cards), dict[str, tuple[int, ...]]()
     for backend, listed in lists.items():
         taken: list[int] = []
         for device in listed:
-            number = _card_of(device, found, taken)
+            number = _card_of(device, devices, taken)
             if number is None and _vendor(device):
                 taken.append(-1)
                 continue
             if number is None:
-                number = len(found)
+                number = len(devices)
                 fault = "" if device.total else _SILENT
-                found.append(Device(0, 0, name=device.description, address=device.address, fault=fault))
+                devices.append(Device(0, 0, name=device.description, address=device.address, fault=fault))
             taken.append(number)
-            known = found[number]
-            found[number] = replace(known, names={**(known.names or {}), backend: device.name})
+            known = devices[number]
+            devices[number] = replace(known, names={**(known.names or {}), backend: device.name})
             if not known.total and not known.fault:  # its driver does not say
-                found[number] = replace(found[number], total=device.total, free=device.free, is_listed=True)
+                devices[number] = replace(devices[number], total=device.total, free=device.free, is_listed=True)
         numbers[backend] = tuple(taken) if any(number >= 0 for number in taken) else ()
-    return tuple(found), numbers
+    return tuple(devices), numbers
 
 
 def _card_of(device: EngineDevice, cards: Sequence[Device], taken: Sequence[int]) -> int | None:
@@ -167,13 +167,13 @@ def in_old_places(cards: Sequence[Device], before: Sequence[Device]) -> list[Dev
     an engine knew are left to `joined`, which adds them in the engine's order, unless a card comes after them."""
     old = [device for device in before if device.vendor or not device.names]
     left = list(cards)
-    found: list[Device] = []
+    placed: list[Device] = []
     for device in old:
         here = next((card for card in left if card.id == device.id), None)
         if here is not None:
             left.remove(here)
-        found.append(here or lost(device, _SILENT))
-    return found + left
+        placed.append(here or lost(device, _SILENT))
+    return placed + left
 
 
 def lost(device: Device, fault: str) -> Device:
@@ -205,14 +205,14 @@ def visible(cards: tuple[Device, ...], chosen: str | None) -> tuple[Device, ...]
     unknown one."""
     if chosen is None:
         return cards
-    found: list[Device] = []
+    devices: list[Device] = []
     for name in map(str.strip, chosen.split(",")):
         by_id = [card for card in cards if name.startswith(("GPU-", "MIG-")) and card.uuid.startswith(name)]
         match = [cards[int(name)]] if name.isdecimal() and int(name) < len(cards) else by_id
-        if len(match) != 1 or match[0] in found:
+        if len(match) != 1 or match[0] in devices:
             break
-        found += match
-    return tuple(found)
+        devices += match
+    return tuple(devices)
 
 
 def _cards(environ: Mapping[str, str], root: Path) -> tuple[Device, ...]:

@@ -66,8 +66,8 @@ class Diagnostics:
         """Says whether the target's model would get its memory now. Raises what the backend's estimate raises."""
         target = self._slots.standing(target)
         group, state = await self._group(target), self._reconciler.state()
-        found = why.fit(state, group, self._names(), self._clock(), self._where)
-        return replace(found, reason=self._with_devices(found.reason, state))
+        forecast = why.fit(state, group, self._names(), self._clock(), self._where)
+        return replace(forecast, reason=self._with_devices(forecast.reason, state))
 
     def fit_bytes(self, name: str, size: int) -> FitForecast:
         """Makes the forecast for a model with an unknown header. It needs at least the size of its files in bytes,
@@ -149,12 +149,12 @@ class Diagnostics:
 
     def _with_devices(self, reason: str, state: State) -> str:
         """Returns the reason with the devices that the plan does without."""
-        told = [
+        notes = [
             f"{name}: {each}" if name else each
             for name, budget in state.hosts.items()
             for each in out_of_use(self._hosts[name].devices(), budget.vram)
         ]
-        return "; ".join([reason, *told])
+        return "; ".join([reason, *notes])
 
     def _load_left(self, key: RunnerKey) -> float | None:
         """Seconds until the model is loaded, by its last load: 0 for a ready runner, None before the first load, and

@@ -88,11 +88,11 @@ class Eviction:
     @cached_property
     def _there(self) -> dict[str, list[Slot]]:
         """The runners of each host that are not pinned."""
-        found: dict[str, list[Slot]] = {}
+        slots: dict[str, list[Slot]] = {}
         for slot in self.slots:
             if not slot.pinned:
-                found.setdefault(slot.option.place.host, []).append(slot)
-        return found
+                slots.setdefault(slot.option.place.host, []).append(slot)
+        return slots
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
         """Runners with a lower rank go first."""
@@ -184,9 +184,9 @@ class Eviction:
 
     def _those_for(self, host: str, urgent: bool) -> list[_Victim]:
         if (host, urgent) not in self._candidates:
-            found = self._candidates[host, urgent] = []
+            victims = self._candidates[host, urgent] = []
             for slot in sorted(self._there.get(host, ()), key=self.rank):
                 load = _load_time(slot.load_seconds, slot.memory)
                 if spared := self.spared(slot, urgent):
-                    found.append(_Victim(slot, slot.id, self.memory[host].size(slot), load, *spared))
+                    victims.append(_Victim(slot, slot.id, self.memory[host].size(slot), load, *spared))
         return self._candidates[host, urgent]

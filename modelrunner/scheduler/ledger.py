@@ -13,7 +13,7 @@ import msgspec
 from modelrunner.backend import Backend, Grows, HasVariants, Versioned
 from modelrunner.errors import EngineFailed, ModelRunnerError, Unavailable
 from modelrunner.jsonfile import JsonFile
-from modelrunner.plugins.isolation import asked, interface_of
+from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.slots import RunnerSlot
@@ -64,13 +64,13 @@ class Ledger:
         `numbers` (`Host.numbers`) are of the host with that budget."""
         varies = interface_of(backend, HasVariants)
         room = budget if numbers is None else replace(budget, vram=_picked(budget.vram, numbers))
-        found = await varies.variants(spec, room) if varies else [Variant(spec, await backend.required_memory(spec))]
+        variants = await varies.variants(spec, room) if varies else [Variant(spec, await backend.required_memory(spec))]
         if numbers is not None:
-            found = [replace(v, memory=replace(v.memory, vram=_spread(v.memory.vram, numbers))) for v in found]
+            variants = [replace(v, memory=replace(v.memory, vram=_spread(v.memory.vram, numbers))) for v in variants]
         version = await _version(backend)
-        entries = [_entry_of(backend, version, v.spec, kind(v.memory.devices)) for v in found]
-        self._estimates |= {entry: variant.memory for entry, variant in zip(entries, found, strict=True)}
-        return [replace(v, memory=self._counts(entry)) for v, entry in zip(found, entries, strict=True)]
+        entries = [_entry_of(backend, version, v.spec, kind(v.memory.devices)) for v in variants]
+        self._estimates |= {entry: variant.memory for entry, variant in zip(entries, variants, strict=True)}
+        return [replace(v, memory=self._counts(entry)) for v, entry in zip(variants, entries, strict=True)]
 
     def _counts(self, entry: str) -> RequiredMemory:
         return self._known[entry] if entry in self._known else self._estimates[entry]
@@ -83,7 +83,7 @@ class Ledger:
         Devices that could not be measured keep their figure. Raises `ValueError` if the growth is no valid figure."""
         if fresh:
             grows = interface_of(backend, Grows)
-            measured += await asked(grows.growth, spec) if grows else RequiredMemory(0)
+            measured += await call_backend(grows.growth, spec) if grows else RequiredMemory(0)
             if not _is_valid(measured):
                 raise ValueError(f"growth() gave no valid figure: {measured!r}")
         entry = await _entry(backend, spec, kind)
@@ -117,11 +117,11 @@ def _spread(vram: Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
     """Returns the figures of the host's devices, out of those of an engine's. A device that the engine does not have is
     left as it is, after the host's: it fits nowhere."""
     last = max(numbers, default=-1)
-    found = [0] * (1 + last)
+    vector = [0] * (1 + last)
     for number, size in zip(numbers, vram, strict=False):
         if number >= 0:
-            found[number] = size
-    return (*found, *vram[len(numbers) :]) if any(vram) else ()
+            vector[number] = size
+    return (*vector, *vram[len(numbers) :]) if any(vram) else ()
 
 
 async def _entry(backend: Backend, spec: RunSpec, kind: str) -> str:
@@ -130,7 +130,7 @@ async def _entry(backend: Backend, spec: RunSpec, kind: str) -> str:
 
 async def _version(backend: Backend) -> str:
     versioned = interface_of(backend, Versioned)
-    return await asked(versioned.version) if versioned else ""
+    return await call_backend(versioned.version) if versioned else ""
 
 
 def _entry_of(backend: Backend, version: str, spec: RunSpec, kind: str) -> str:
@@ -172,32 +172,32 @@ class Account:
                 f"{target.name} may run on {where} alone, and no such host is there with its engine: `modelrunner "
                 "hosts list` shows the hosts"
             )
-        found, alike = list[HostedVariant](), dict[object, list[Variant]]()  # hosts that are alike have the same ways
+        hosted, alike = list[HostedVariant](), dict[object, list[Variant]]()  # hosts that are alike have the same ways
         for host in hosts:
             budget, numbers = budgets[host.name], host.numbers(backend)
             like = budget, numbers, host.kind(tuple(range(len(host.devices()))))
             if (variants := alike.get(like)) is None:
                 variants = alike[like] = await self._variants(target, host, budget)
             fetches = not host.has(model)
-            found += [HostedVariant(each, host.name, fetches) for each in variants]
-        return found
+            hosted += [HostedVariant(each, host.name, fetches) for each in variants]
+        return hosted
 
     async def _variants(self, target: Target, host: Host, budget: RequiredMemory) -> list[Variant]:
         name = target.key.backend
         backend = self._registry.get(name)
         try:
-            found = await self._ledger.variants(backend, target.spec, budget, host.kind, host.numbers(name))
+            variants = await self._ledger.variants(backend, target.spec, budget, host.kind, host.numbers(name))
         except ModelRunnerError:
             raise
         except Exception as error:
             log.error("the backend %s failed to estimate %s", name, target.name, exc_info=error)
             what = f"{type(error).__name__}: {error}"
             raise EngineFailed(f"the backend {name} failed to estimate the memory of {target.name}: {what}") from error
-        wrong = [variant.memory for variant in found if not _is_valid(variant.memory)]
-        if wrong or not found:
+        wrong = [variant.memory for variant in variants if not _is_valid(variant.memory)]
+        if wrong or not variants:
             shown = repr(wrong[0]) if wrong else "nothing"
             raise EngineFailed(f"the backend {name} gave no valid memory estimate of {target.name}: {shown}")
-        return found
+        return variants
 
     async def seen(self, slot: RunnerSlot) -> RequiredMemory | None:
         """The memory that the runner holds now, None if it cannot be measured. Does not count for its next load."""

@@ -56,7 +56,7 @@ class MemoryProbe:
         self._numbers: Mapping[str, tuple[int, ...]] = {}
         self._devices_due = self._devices_seen = clock()
         self._fault = ""
-        self._found: tuple[_MemoryTotals, ...] = (self._main_memory(()),)
+        self._totals: tuple[_MemoryTotals, ...] = (self._main_memory(()),)
         self._due = clock()
         if (first := self._look_in_background({})) is not None:
             first.join(patience)
@@ -68,7 +68,7 @@ class MemoryProbe:
     def __call__(self, runners: Mapping[int, RequiredMemory] | None = None) -> RequiredMemory:
         if self._clock() >= self._due:
             self._look_in_background(runners or {})
-        ram, *vram = map(self._ours, self._found)
+        ram, *vram = map(self._ours, self._totals)
         return RequiredMemory(ram if self._budget is None else self._budget, tuple(vram))
 
     def devices(self) -> tuple[Device, ...]:
@@ -105,7 +105,7 @@ class MemoryProbe:
             if self._clock() >= self._devices_due:
                 self._devices = self._device_memory(runners)
                 self._devices_due = self._clock() + _DEVICES_AGE
-            self._found = (self._main_memory(runners), *self._devices)
+            self._totals = (self._main_memory(runners), *self._devices)
         finally:
             self._due = self._clock() + _AGE
             self._looking.release()
@@ -141,10 +141,10 @@ class MemoryProbe:
         gone = [str(number) for number, device in enumerate(self._seen) if device.fault]
         self._say(f"device {', '.join(gone)} does not answer, and is not used" if gone else "")
         ours |= _process_ids(runners)
-        found = [_MemoryTotals(d.total, d.free + _held(i, d, runners, ours)) for i, d in enumerate(self._seen)]
-        pairs = zip(self._seen, found, strict=True)
+        figures = [_MemoryTotals(d.total, d.free + _held(i, d, runners, ours)) for i, d in enumerate(self._seen)]
+        pairs = zip(self._seen, figures, strict=True)
         self._seen = tuple([replace(device, others=max(0, totals.total - totals.free)) for device, totals in pairs])
-        return tuple(found)
+        return tuple(figures)
 
     def _say(self, fault: str) -> None:
         """Logs a fault of the devices once, and its end."""
@@ -193,13 +193,13 @@ def control_group_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
     """(limit, used) in bytes of every control group of this process that sets a limit. Page cache that can be dropped
     does not count as used. Version 2's `memory.high` counts as a limit: beyond it processes are throttled until they
     hardly run. Versions 1 and 2 (Linux: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst)."""
-    found = []
+    pairs = []
     for directory, limit_names, used_name in _levels(root):
         limits = [limit for name in limit_names if (limit := _number(directory / name)) is not None]
         used = _number(directory / used_name)
         if limits and used is not None:
-            found.append((min(limits), max(0, used - _droppable(directory / "memory.stat"))))
-    return found
+            pairs.append((min(limits), max(0, used - _droppable(directory / "memory.stat"))))
+    return pairs
 
 
 def _levels(root: Path) -> list[tuple[Path, list[str], str]]:

@@ -17,7 +17,7 @@ def read(nvml: Any) -> list[dict[str, Any]]:
     is a device. A card that fell off the bus is left out, and so is one without a memory of its own. Raises the
     module's `NVMLError`."""
     nvml.nvmlInit()
-    found = []
+    cards = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             card = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -29,8 +29,8 @@ def read(nvml: Any) -> list[dict[str, Any]]:
             "temperature": _number(nvml, partial(nvml.nvmlDeviceGetTemperature, card, 0)),
             "utilization": _number(nvml, partial(_busy, nvml, card)),
         }
-        found += [(address, _figures(nvml, device) | about) for device in (list(_instances(nvml, card)) or [card])]
-    return [device for _, device in sorted(found, key=lambda pair: pair[0]) if "total" in device]
+        cards += [(address, _figures(nvml, device) | about) for device in (list(_instances(nvml, card)) or [card])]
+    return [device for _, device in sorted(cards, key=lambda pair: pair[0]) if "total" in device]
 
 
 def _instances(nvml: Any, card: Any) -> Iterator[Any]:

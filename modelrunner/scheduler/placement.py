@@ -77,7 +77,7 @@ def candidates(
             fits = [i for i, option in enumerate(offered) if covers(limit, total(runner, option.memory))]
             fitting.append((offers, offered, fits))
     best = min([offered[i].rank for _, offered, fits in fitting for i in fits], default=0)
-    found: list[Kind] = []
+    possible: list[Kind] = []
     pauses: list[Failure] = []
     for hosts, offered, fits in fitting:
         chosen = [i for i in fits if offered[i].rank == best]
@@ -87,8 +87,8 @@ def candidates(
             chosen = [i for i in chosen if i not in paused]
         if chosen:
             all_of_them = len(chosen) == len(offered)
-            found.append(hosts if all_of_them else [(host, [theirs[i] for i in chosen]) for host, theirs in hosts])
-    return Candidates(found, None if found else min(pauses, key=lambda f: f.until, default=None))
+            possible.append(hosts if all_of_them else [(host, [theirs[i] for i in chosen]) for host, theirs in hosts])
+    return Candidates(possible, None if possible else min(pauses, key=lambda f: f.until, default=None))
 
 
 def after_faults(
@@ -96,14 +96,14 @@ def after_faults(
 ) -> list[RunOption]:
     """The options of a host without those that ran out of memory in their place. The others of such a place count for
     more, if eviction could give it. `last` is the highest rank of all hosts."""
-    found = []
+    left = []
     for option in options:
         failure = failures.get((key, option.place))
         if failure is None or failure.floor is None:
-            found.append(option)
+            left.append(option)
         elif option.rank >= min(failure.floor, last):
-            found.append(option._replace(memory=raised(option.memory, most)))
-    return found
+            left.append(option._replace(memory=raised(option.memory, most)))
+    return left
 
 
 def free_now(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> RunOption | None:

@@ -74,8 +74,8 @@ class Plan:
         for id in self.live:
             self._ids.setdefault(id.key, []).append(id)
         kinds = [kind for group in state.groups for kind in kinds_of(group.wider or group.options)]
-        asked = [option.memory for kind in kinds for option in kind[0][1]]
-        self.memory = allocations(state.hosts, self.live.values(), [*asked, *state.asleep.values()])
+        needs = [option.memory for kind in kinds for option in kind[0][1]]
+        self.memory = allocations(state.hosts, self.live.values(), [*needs, *state.asleep.values()])
         self._failures = dict(state.failures)
         self._turns = Turns(state.served, state.policy.ageing, now)
         self._actions: list[Action] = []
@@ -260,13 +260,13 @@ class Plan:
         [slot], due = slots, group.waiting[0].since + self.policy.grow
         group = replace(group, number=self._next_number(slots))
         more = [option for option in group.wider if option.sequences > slot.parallel]
-        found = placement.candidates(group.runner, more, self._failures, self.memory, self._budgets(), self.now)
-        if (pause := found.pause) is not None or self.now < due:
+        candidates = placement.candidates(group.runner, more, self._failures, self.memory, self._budgets(), self.now)
+        if (pause := candidates.pause) is not None or self.now < due:
             self._due.append(max(due, pause.until if pause is not None else due))
-        elif (option := placement.free_now(group.runner, found.kinds, self.memory)) is not None:
+        elif (option := placement.free_now(group.runner, candidates.kinds, self.memory)) is not None:
             self.memory[option.place.host].start(group.runner, option.memory)
             self._actions.append(Start(group.runner, option))
-        elif any(self._fits_without(slot, option, group.runner) for option in found.each()):
+        elif any(self._fits_without(slot, option, group.runner) for option in candidates.each()):
             self._stop(slot, Reason.GROWN)
 
     def _fits_without(self, slot: Slot, option: RunOption, runner: RunnerId) -> bool:

@@ -290,8 +290,8 @@ class Reconciler:
         """Has a plan made where other programs have taken memory that idle runners hold."""
         if any(slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.leases for slot in self.slots.values()):
             hosts, slots = self.budgets(), [slot.view() for slot in self.slots.values()]
-            found = allocations(hosts, slots)
-            if any(min(found[host].left) < 0 for host in self._shrunk(hosts)):
+            by_host = allocations(hosts, slots)
+            if any(min(by_host[host].left) < 0 for host in self._shrunk(hosts)):
                 self.changed()
 
     def _grant(self, slot: RunnerSlot, requests: Sequence[int]) -> None:
@@ -391,11 +391,11 @@ class Reconciler:
     async def _look(self, queue: Queue) -> None:
         target = queue.target
         try:
-            found = await self.variants(target)
+            variants = await self.variants(target)
             while queue.target is not target:  # its settings have changed meanwhile
                 target = queue.target
-                found = await self.variants(target)
-            queue.learn(found)
+                variants = await self.variants(target)
+            queue.learn(variants)
         except Exception as error:
             self._refuse(target.key, tuple(queue.tickets), error)
 

@@ -192,11 +192,11 @@ class Scheduler:
         """Every runner whose process may still exist, oldest first. The requests that wait for several are told with
         the oldest."""
         now, wall = self._clock(), time.time()
-        found = []
+        runners = []
         for slot in self._slots.values():
             queue = self._queues.get(slot.target.key) if slot is self._slots.of(slot.target.key)[0] else None
-            found.append(views.runner(slot, len(queue.tickets) if queue is not None else 0, now, wall))
-        return found
+            runners.append(views.runner(slot, len(queue.tickets) if queue is not None else 0, now, wall))
+        return runners
 
     def runs(self) -> dict[tuple[str, Mode], RunSpec]:
         """How each loaded model runs, by its ID and mode."""
@@ -243,8 +243,8 @@ class Scheduler:
         """The budget of this machine, and what its runners count for."""
         host, budgets = next(iter(self._hosts)), self._reconciler.budgets()
         budget = budgets.get(host, RequiredMemory(0))
-        found = allocations(budgets, [slot.view() for slot in self._slots.values()])[host]
-        ram, *vram = subtract(found.budget, found.free)
+        allocation = allocations(budgets, [slot.view() for slot in self._slots.values()])[host]
+        ram, *vram = subtract(allocation.budget, allocation.free)
         return views.MemoryUse(budget, RequiredMemory(ram, tuple(vram)))
 
     async def watch_budget(self) -> NoReturn:

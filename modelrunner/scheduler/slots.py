@@ -240,10 +240,10 @@ class RunnerSlot:
         mine = self.runner.served
         if target.model_id == self.target.model_id:
             return mine
-        found = self._served.get(target.name)
-        if found is None:
-            found = self._served[target.name] = Served(target.name, mine.backend, mine.runner)
-        return found
+        served = self._served.get(target.name)
+        if served is None:
+            served = self._served[target.name] = Served(target.name, mine.backend, mine.runner)
+        return served
 
     def view(self) -> Slot:
         """The slot as a plan sees it."""
@@ -463,8 +463,8 @@ class Lease:
     @property
     def preset(self) -> str:
         """The name of the model that was asked, if the runner was started for another preset of it, else ""."""
-        asked, started = self.target, self.slot.target
-        return "" if asked is started or asked.model_id == started.model_id else asked.name
+        wanted, started = self.target, self.slot.target
+        return "" if wanted is started or wanted.model_id == started.model_id else wanted.name
 
     @property
     def served(self) -> Served:

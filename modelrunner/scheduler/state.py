@@ -137,11 +137,11 @@ class Options(tuple[RunOption, ...]):
         hosts: dict[str, list[RunOption]] = {}
         for option in self:
             hosts.setdefault(option.place.host, []).append(option)
-        found: dict[object, list[Offer]] = {}
+        offers: dict[object, list[Offer]] = {}
         for host, there in hosts.items():
             same = tuple([(o.memory, o.rank, o.place.devices, o.fetches, o.sequences) for o in there])
-            found.setdefault(same, []).append((host, there))
-        return tuple(found.values())
+            offers.setdefault(same, []).append((host, there))
+        return tuple(offers.values())
 
 
 def kinds_of(options: Sequence[RunOption]) -> tuple[Kind, ...]:

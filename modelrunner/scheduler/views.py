@@ -131,10 +131,10 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
     )
 
 
-def unloaded(asked: Collection[RunnerSlot]) -> UnloadResult:
+def unloaded(slots: Collection[RunnerSlot]) -> UnloadResult:
     """The result of unloading these runners."""
-    ended = tuple([slot.target.name for slot in asked if slot.phase is Phase.ENDED])
-    kept = [KeptRunner(slot.runner.id, _why_kept(slot)) for slot in asked if slot.phase is not Phase.ENDED]
+    ended = tuple([slot.target.name for slot in slots if slot.phase is Phase.ENDED])
+    kept = [KeptRunner(slot.runner.id, _why_kept(slot)) for slot in slots if slot.phase is not Phase.ENDED]
     return UnloadResult(ended, tuple(kept))
 
 

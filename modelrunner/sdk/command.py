@@ -155,10 +155,10 @@ class CommandBackend(Backend):
         return self.declared
 
     def _program(self) -> Path:
-        if (found := shutil.which(self.command[0])) is None:
+        if (path := shutil.which(self.command[0])) is None:
             place = f" ({where})" if (where := self.written_at()) else ""
             raise BackendUnavailable(f"{self.command[0]} is not a program here: install it, or correct its path{place}")
-        return Path(found)
+        return Path(path)
 
     def _state(self) -> Path:
         if self.context.state is None:
@@ -249,4 +249,4 @@ def _places_of(bundle: Bundle) -> Mapping[str, str]:
 
 
 def _filled(text: str, places: Mapping[str, str]) -> str:
-    return _PLACE.sub(lambda found: places.get(found[1], found[0]), text)
+    return _PLACE.sub(lambda match: places.get(match[1], match[0]), text)

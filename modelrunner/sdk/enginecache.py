@@ -68,10 +68,10 @@ def key(engine: str, version: str, *options: str) -> str:
 def read_marker(folder: Path) -> Mapping[str, Any] | None:
     """Returns the marker of the finished engine in `folder`; None for anything else."""
     try:
-        found = json.loads((folder / MARKER).read_text("utf-8"))
+        marker = json.loads((folder / MARKER).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return marker if isinstance(marker, dict) else None
 
 
 async def provide(
@@ -112,8 +112,8 @@ def _check_room(cache: Path, needed: int) -> None:
 
 
 def _free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    space = os.statvfs(folder)
+    return space.f_bavail * space.f_frsize
 
 
 def _full(cache: Path, needed: int) -> InsufficientDisk:
@@ -163,7 +163,7 @@ async def _discard_unused(entry: Path) -> None:
 def disk_usage(folders: list[Path]) -> int:
     """Returns bytes on disk. A file with several names counts once."""
     files = (os.lstat(Path(root, name)) for folder in folders for root, _, names in os.walk(folder) for name in names)
-    return sum({(found.st_dev, found.st_ino): found.st_blocks * 512 for found in files}.values())
+    return sum({(file.st_dev, file.st_ino): file.st_blocks * 512 for file in files}.values())
 
 
 @contextlib.asynccontextmanager

@@ -170,10 +170,10 @@ class AllowList(Generic[FlagT]):
         """Does as `Backend.fold_flags` should: returns the values of the fields that flags stand for, and the other
         flags, spelled out. Without such a flag it returns the flags unchanged. Raises `BadRequest` as `parse` does."""
         parsed = self.parse(flags)
-        found = {known.name: known.value(parsed.pop(flag)) for flag, known in self._fields.items() if flag in parsed}
-        if not found:
+        fields = {known.name: known.value(parsed.pop(flag)) for flag, known in self._fields.items() if flag in parsed}
+        if not fields:
             return {}, flags
-        return found, tuple(word for flag, text in parsed.items() for word in words_of(self._options[flag], text))
+        return fields, tuple(word for flag, text in parsed.items() for word in words_of(self._options[flag], text))
 
     def _lookup(self, word: str) -> tuple[FlagT, str]:
         if word in self._spellings:
@@ -200,13 +200,13 @@ class AllowList(Generic[FlagT]):
 def _spellings(options: Iterable[FlagT]) -> dict[str, tuple[FlagT, str]]:
     """Maps each flag and alias to its option, with "off" for a switch's opposite, "on" for the switch, "" for a flag
     with a value."""
-    found: dict[str, tuple[FlagT, str]] = {}
+    spellings: dict[str, tuple[FlagT, str]] = {}
     for option in options:
         text = "on" if isinstance(option.kind, Switch) else ""
-        found |= dict.fromkeys((option.flag, *option.aliases), (option, text))
+        spellings |= dict.fromkeys((option.flag, *option.aliases), (option, text))
         if isinstance(option.kind, Switch) and option.kind.off:
-            found[option.kind.off] = (option, "off")
-    return found
+            spellings[option.kind.off] = (option, "off")
+    return spellings
 
 
 def words_of(option: Flag, text: str) -> list[str]:

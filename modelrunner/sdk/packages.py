@@ -286,8 +286,8 @@ class PackagesBackend(Backend):
         of inside/modelrunner_http.py, whose `settings()` are these, `socket` and `sequences`. The process begins in
         `scratch`, and may write there. Raises as `run` does, and `BackendUnavailable`."""
         environment = self.environment()
-        given = {"socket": str(launch.endpoint.path), "sequences": spec.parallel, **settings}
-        own = {"PYTHONNOUSERSITE": "1", "PYTHONPATH": str(_INSIDE), "MODELRUNNER_SETTINGS": json.dumps(given)}
+        values = {"socket": str(launch.endpoint.path), "sequences": spec.parallel, **settings}
+        own = {"PYTHONNOUSERSITE": "1", "PYTHONPATH": str(_INSIDE), "MODELRUNNER_SETTINGS": json.dumps(values)}
         await run(
             [str(interpreter(environment)), str(program)],
             env=scrubbed_environment() | dict(variables) | dict(spec.environment) | own,

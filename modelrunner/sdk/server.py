@@ -139,7 +139,7 @@ class ServerBackend(Backend):
                 "environment: set it and start the daemon again"
             )
         if self._endpoint is None or key != self._key:
-            self._endpoint, self._key = self._made(key), key
+            self._endpoint, self._key = self._new_endpoint(key), key
         return self._endpoint
 
     async def models(self) -> Sequence[DeclaredModel]:
@@ -183,10 +183,10 @@ class ServerBackend(Backend):
         if status != 200:
             raise EngineFailed(f"{endpoint} answered with status {status}")
         try:
-            found = msgspec.json.decode(body, type=_ServerModels).data[:_MOST_MODELS]
+            models = msgspec.json.decode(body, type=_ServerModels).data[:_MOST_MODELS]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise EngineProtocolError(f"{endpoint} answered with no list of models: check the address") from None
-        return [declared for each in found if (declared := self._declared(each)) is not None]
+        return [declared for each in models if (declared := self._declared(each)) is not None]
 
     def _declared(self, listed: msgspec.Raw) -> DeclaredModel | None:
         """Returns a model of the list, None for what is none."""
@@ -203,7 +203,7 @@ class ServerBackend(Backend):
             f"{self.name}/{model.id}", frozenset(CAPABILITIES).intersection(map(str, able)), context_length=context
         )
 
-    def _made(self, key: str) -> Endpoint:
+    def _new_endpoint(self, key: str) -> Endpoint:
         parts = urlsplit(self.url)
         try:
             context = trusted_certificates(besides=self.certificates) if parts.scheme == "https" else None

@@ -27,14 +27,14 @@ _CONVERT = "llama.cpp's convert_lora_to_gguf.py makes one of a PEFT folder"
 
 def among(files: Mapping[str, Path]) -> tuple[Adapter, ...]:
     """Returns the adapters among the files of a model, in their order. Raises `OSError`."""
-    found: dict[str, Adapter] = {}
+    adapters: dict[str, Adapter] = {}
     for file, path in files.items():
         if (named := lora.name_and_scale(file)) is not None:
             name, scale = named
             place = path.parent if "/" in file else path
-            before = found.get(name, Adapter(name, place, scale, 0))
-            found[name] = replace(before, size=before.size + path.stat().st_size)
-    return tuple(found.values())
+            before = adapters.get(name, Adapter(name, place, scale, 0))
+            adapters[name] = replace(before, size=before.size + path.stat().st_size)
+    return tuple(adapters.values())
 
 
 def applied(bundle: Bundle, texts: Sequence[str]) -> Bundle:
@@ -43,9 +43,9 @@ def applied(bundle: Bundle, texts: Sequence[str]) -> Bundle:
     model."""
     folder = bundle.format is ModelFormat.SAFETENSORS
     files: dict[str, Path] = {}
-    for given in lora.parse(texts):
-        require(given.path, folder=folder)
-        files |= given.files(folder=folder)
+    for adapter in lora.parse(texts):
+        require(adapter.path, folder=folder)
+        files |= adapter.files(folder=folder)
     try:
         adapters = among(files)
         check(files, bundle.header)

@@ -53,10 +53,10 @@ class Blobs:
     def size(self, digest: Digest) -> int | None:
         """Returns the bytes on disk; None if there is no such regular file, or it is known to be damaged."""
         try:
-            found = os.lstat(self.path(digest))
+            status = os.lstat(self.path(digest))
         except FileNotFoundError:
             return None
-        return found.st_size if stat.S_ISREG(found.st_mode) and digest not in self.damaged else None
+        return status.st_size if stat.S_ISREG(status.st_mode) and digest not in self.damaged else None
 
     def locate(self, blob: Blob) -> Path:
         """Returns the file's present path: waiting, or stored already."""
@@ -127,13 +127,13 @@ def verify(file: Path, expected: Digest | None, progress: ReadProgress = ignore,
     """Hashes and syncs a file; only syncs one that its writer has `hashed`. Raises `BadRequest` for anything but a
     regular file, `SourceFailed` for another digest than expected, `OSError`."""
     with files.open_regular(file) as stream:
-        found = os.fstat(stream.fileno())
+        status = os.fstat(stream.fileno())
         known = expected if hashed else None
         digest = known or _digest(stream, progress)
         if expected is not None and digest != expected:
             raise SourceFailed(f"{file.name!r} arrived damaged: its digest is {digest}, not {expected}; pull again")
         durable.sync(stream.fileno())
-        return Blob(digest, found.st_size, file, shared=found.st_nlink > 1)
+        return Blob(digest, status.st_size, file, shared=status.st_nlink > 1)
 
 
 def copied(blob: Blob, target: Path, progress: ReadProgress = ignore) -> Blob:

@@ -31,12 +31,12 @@ class Bundles:
     def __init__(self, folder: Path, blobs: Blobs) -> None:
         self.folder = folder
         self._blobs = blobs
-        self._made: dict[Digest, tuple[Bundle, int]] = {}  # each with the bytes of its header, the oldest first
+        self._cached: dict[Digest, tuple[Bundle, int]] = {}  # each with the bytes of its header, the oldest first
 
     def ready(self, entry: Entry, contents: Contents) -> Bundle | None:
         """Returns the bundle, if this process has made it before and its files are still in place. Takes
         microseconds."""
-        bundle, _ = self._made.get(entry.id, (None, 0))
+        bundle, _ = self._cached.get(entry.id, (None, 0))
         if bundle is None or not self._in_place(entry.id, contents):
             return None
         names = tuple(entry.names)
@@ -53,13 +53,13 @@ class Bundles:
 
     def _hold(self, id: Digest, bundle: Bundle) -> None:
         self.forget(id)
-        self._made[id] = bundle, _LEAST_HELD + os.path.getsize(id.within(self.folder) / _HEADER)
-        while len(self._made) > 1 and sum(size for _, size in self._made.values()) > _MOST_HELD:
-            self.forget(next(iter(self._made)))
+        self._cached[id] = bundle, _LEAST_HELD + os.path.getsize(id.within(self.folder) / _HEADER)
+        while len(self._cached) > 1 and sum(size for _, size in self._cached.values()) > _MOST_HELD:
+            self.forget(next(iter(self._cached)))
 
     def forget(self, id: Digest) -> None:
         """Frees the memory of the bundle."""
-        self._made.pop(id, None)
+        self._cached.pop(id, None)
 
     def lay_out(self, id: Digest, contents: Contents) -> None:
         """Links the model's files. Raises `InvalidModel` for a blob that is missing or of another size than in its
@@ -102,11 +102,11 @@ class Bundles:
 
     def _is_linked(self, link: Path, file: StoredFile) -> bool:
         try:
-            found, blob = os.lstat(link), os.lstat(self._blobs.path(file.digest))
+            link_status, blob = os.lstat(link), os.lstat(self._blobs.path(file.digest))
         except (FileNotFoundError, NotADirectoryError):
             return False
         healthy = file.digest not in self._blobs.damaged
-        return healthy and os.path.samestat(found, blob) and found.st_size == file.size
+        return healthy and os.path.samestat(link_status, blob) and link_status.st_size == file.size
 
     def _remembered(self, id: Digest) -> ModelHeader | None:
         try:
@@ -157,10 +157,10 @@ def _defaults(config: bytes, trained: int | None) -> ModelDefaults | None:
     """Returns the model's defaults. docker/model-runner publishes the context size that a model asks for as
     `context_size`; we publish the `trained` length there, so a value that is not below it asks for nothing."""
     carrier = msgspec.json.decode(config, type=_Carrier)
-    found, asked = carrier.defaults, carrier.context_size
-    if found.context_size is None and type(asked) is int and 0 < asked < (trained or sys.maxsize):
-        found = msgspec.structs.replace(found, context_size=asked)
-    return found if found != NO_DEFAULTS else None
+    defaults, context_size = carrier.defaults, carrier.context_size
+    if defaults.context_size is None and type(context_size) is int and 0 < context_size < (trained or sys.maxsize):
+        defaults = msgspec.structs.replace(defaults, context_size=context_size)
+    return defaults if defaults != NO_DEFAULTS else None
 
 
 def _clear(path: Path) -> None:

@@ -203,14 +203,14 @@ class Catalog:
             raise InvalidReference("a model ID is sha256: and 8 to 64 lower-case hexadecimal digits", param="model")
         if len(match[1]) == _HEX_DIGITS:
             whole = self.entries.get(Digest(match[1]))
-            found = [whole] if whole else []
+            entries = [whole] if whole else []
         else:
-            found = [entry for id, entry in self.entries.items() if id.hex.startswith(match[1])]
-        if len(found) > 1:
-            raise _ambiguous(text, [str(entry.id) for entry in found])
-        if not found:
+            entries = [entry for id, entry in self.entries.items() if id.hex.startswith(match[1])]
+        if len(entries) > 1:
+            raise _ambiguous(text, [str(entry.id) for entry in entries])
+        if not entries:
             raise ModelNotFound(f"no model here has the ID {text}: `modelrunner list` shows them", param="model")
-        return found[0]
+        return entries[0]
 
     def _by_part(self, text: str, reference: Reference, *, whole: bool) -> tuple[Entry, tuple[Reference, ...]]:
         tags: list[Reference] = []

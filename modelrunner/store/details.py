@@ -39,7 +39,7 @@ def details_of(store: Store, text: str) -> ModelDetails:
 
 
 def _licences(store: Store, text: str) -> list[str]:
-    found = []
+    licences = []
     for layer in parse(store.manifest(text)).layers:
         stem = layer.path.rpartition("/")[2].lower()
         is_named = layer.media_type.startswith(MODELPACK_DOC) and stem.startswith(_LICENCE_NAMES)
@@ -49,5 +49,5 @@ def _licences(store: Store, text: str) -> list[str]:
                 raise InvalidModel(f"its licence {layer.digest} is missing or damaged: pull the model again")
             with durable.translated("reading a licence", store.data):
                 if blob.size <= LARGEST_LICENCE:
-                    found.append(durable.read(blob.path).decode("utf-8", "replace"))
-    return found
+                    licences.append(durable.read(blob.path).decode("utf-8", "replace"))
+    return licences

@@ -48,7 +48,7 @@ class Draft:
         if defaults is not None:
             carried = {manifests.DEFAULTS: msgspec.to_builtins(defaults)}
             carried |= {"context_size": size} if (size := defaults.context_size) else {}  # docker's word for it
-        stored = {name: StoredFile(files[given].digest, files[given].size) for name, given in reading.files.items()}
+        stored = {name: StoredFile(files[file].digest, files[file].size) for name, file in reading.files.items()}
         data = manifests.encode_config(reading.config | carried, stored)
         if len(data) > manifests.LARGEST:
             raise InvalidModel(f"what it carries for requests has over {manifests.LARGEST >> 20} MiB")
@@ -71,15 +71,15 @@ class Draft:
         those `unpacked` from its archives. Raises `InvalidModel`, `UnsupportedModel`, `OSError`."""
         id = Digest.of(manifest)
         contents = manifests.decode(manifest, id, unpacked)
-        given = {blob.digest: (blob.size, paths[name]) for name, blob in files.items()}
+        stored = {blob.digest: (blob.size, paths[name]) for name, blob in files.items()}
         for digest, size in contents.blobs.items():
-            if digest not in given or given[digest][0] != size:
+            if digest not in stored or stored[digest][0] != size:
                 raise InvalidModel(f"its file {digest} is missing, or its size is not the {size} bytes of its manifest")
-        reading = _read({name: given[file.digest][1] for name, file in contents.files.items()}, trust)
+        reading = _read({name: stored[file.digest][1] for name, file in contents.files.items()}, trust)
         if any(name != read for name, read in reading.files.items()):
             raise InvalidModel("its manifest lists its shards in the wrong order")
         try:
-            data = durable.read(given[contents.config.digest][1], manifests.LARGEST)
+            data = durable.read(stored[contents.config.digest][1], manifests.LARGEST)
             config = published_config(data, contents)
         except (durable.UnusableFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidModel(f"its configuration cannot be parsed ({error})") from None

@@ -33,19 +33,19 @@ def within(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     while waiting:
         place = waiting.pop()
         try:
-            found = os.lstat(place)
-            if stat.S_ISDIR(found.st_mode):
+            status = os.lstat(place)
+            if stat.S_ISDIR(status.st_mode):
                 waiting += [place / name for name in os.listdir(place)]
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENAMETOOLONG):
                 raise
         else:
-            yield place, found
+            yield place, status
 
 
 def size_of(path: Path) -> int:
     """Returns the bytes of the regular files at `path`, a file or a folder. Links are not followed."""
-    return sum(found.st_size for _, found in within(path) if stat.S_ISREG(found.st_mode))
+    return sum(status.st_size for _, status in within(path) if stat.S_ISREG(status.st_mode))
 
 
 def with_spare(size: int) -> int:
@@ -82,10 +82,10 @@ class Reserve:
 
     def _is_kept(self, needed: int) -> bool:
         try:
-            found = os.lstat(self._path)
+            status = os.lstat(self._path)
         except FileNotFoundError:
             return False
-        return stat.S_ISREG(found.st_mode) and found.st_size >= needed
+        return stat.S_ISREG(status.st_mode) and status.st_size >= needed
 
     def spend(self) -> None:
         """Frees the space. Raises `OSError`."""

@@ -156,7 +156,7 @@ class ModelFolder:
         if self.catalog.tagged(tag) is None:
             return
         with self._changing("removing the name"):
-            if (found := self.catalog.tagged(tag)) and (entry := self._mine(found.id)):
+            if (tagged := self.catalog.tagged(tag)) and (entry := self._mine(tagged.id)):
                 rest = tuple(other for other in entry.tags if other != tag)
                 self._with_reserve(lambda: self._rewrite(replace(entry, tags=rest, version=self._next_version())))
                 self._reserve.fill()
@@ -184,12 +184,12 @@ class ModelFolder:
     def prune(self, is_busy: PathTest) -> tuple[Leftover, ...]:
         """Removes leftovers, as `Store.prune` does."""
         with self._changing("removing leftovers"):
-            found = []
+            removed = []
             for leftover in self.leftovers(is_busy):
                 if not is_busy(leftover.path):  # a pull may have continued it meanwhile
                     discard(leftover.path)
-                    found.append(leftover)
-            return tuple(found)
+                    removed.append(leftover)
+            return tuple(removed)
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
@@ -257,10 +257,10 @@ class ModelFolder:
 
     def _is_there(self) -> bool:
         try:
-            found = os.stat(self.data)
+            status = os.stat(self.data)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        same = self._opened is None or os.path.samestat(found, self._opened)
+        same = self._opened is None or os.path.samestat(status, self._opened)
         return same and (self.is_home or (self.data / FORMAT_FILE).exists())
 
     def contains(self, path: Path) -> bool:
@@ -309,11 +309,11 @@ class ModelFolder:
         return tuple(digest for digest, size in entry.blobs.items() if self._blobs.size(digest) != size)
 
     def verify(self, entry: Entry, progress: ReadProgress) -> tuple[Digest, ...]:
-        found = [digest for digest in entry.blobs if not self.check(digest, progress)]
+        damaged = [digest for digest in entry.blobs if not self.check(digest, progress)]
         with translated("reading the model", self.data):
             if not is_intact(entry.id.within(self._records.folder), entry.id):
-                found.append(entry.id)
-        return tuple(found)
+                damaged.append(entry.id)
+        return tuple(damaged)
 
     def check(self, digest: Digest, progress: ReadProgress) -> bool:
         with translated("reading the model", self.data):
@@ -327,7 +327,7 @@ class ModelFolder:
     def stamps(self) -> dict[Digest, Stamp]:
         with translated("looking at the files of models", self.data):
             digests = {digest for entry in self.catalog.entries.values() for digest in entry.blobs}
-            return {digest: found for digest in digests if (found := self._blobs.stamp(digest)) is not None}
+            return {digest: stamp for digest in digests if (stamp := self._blobs.stamp(digest)) is not None}
 
     def disk_usage(self) -> FolderSize:
         """Returns the disk usage. Reads the folder, which is slow."""

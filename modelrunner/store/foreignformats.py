@@ -22,10 +22,10 @@ def format_of(names: Iterable[str]) -> FileFormat | None:
     """Returns the format of a set of files, None if it is none of a backend's. Beside weights in safetensors it is one
     that has some of them."""
     names = list(names)
-    found = [(format, format.chosen(names)) for format in _formats.values()]
+    choices = [(format, format.chosen(names)) for format in _formats.values()]
     if any(name.endswith(WEIGHTS) for name in names):
-        return next((format for format, chosen in found if any(name.endswith(WEIGHTS) for name in chosen)), None)
-    return next((format for format, chosen in found if chosen), None)
+        return next((format for format, chosen in choices if any(name.endswith(WEIGHTS) for name in chosen)), None)
+    return next((format for format, chosen in choices if chosen), None)
 
 
 def files_in(names: Iterable[str]) -> list[str]:

@@ -63,18 +63,18 @@ def read_strings(path: Path, key: str) -> list[bytes]:
         with open_regular(path) as file:
             parser = _Parser(Window(file), wanted=key)
             parser.parse()
-            return parser.found
+            return parser.strings
     except (OSError, BadRequest) as error:
         raise InvalidModel(f"the file cannot be read ({error})") from error
 
 
 class _Parser:
-    """Parses a header. `found` holds the strings of the array `wanted`, as bytes."""
+    """Parses a header. `strings` has those of the array `wanted`, as bytes."""
 
     def __init__(self, window: Window, wanted: str = "") -> None:
         self._window = window
         self._wanted = wanted
-        self.found: list[bytes] = []
+        self.strings: list[bytes] = []
         self._kept = 0
         self._seen_strings = 0
 
@@ -186,7 +186,7 @@ class _Parser:
         for _ in range(count):
             length: int = self._window.number(U64)
             self._keep(length)
-            self.found.append(self._window.take(length))
+            self.strings.append(self._window.take(length))
         return count
 
     def _tensor(self) -> tuple[Tensor, int]:

@@ -36,16 +36,16 @@ def read(paths: Mapping[str, Path]) -> Reading:
     loras = sorted(name for name in paths if lora.name_and_scale(name))
     headers = {name: gguf.read_header(path) for name, path in paths.items() if name not in (TEMPLATE, *loras)}
     files = _arrange(headers)
-    tensors = tuple(tensor for given in files.values() for tensor in headers[given].tensors)
+    tensors = tuple(tensor for place in files.values() for tensor in headers[place].tensors)
     header = ModelHeader(_metadata(files, headers), tensors)
     _check(header)
-    weights = [t for name, given in files.items() if name != PROJECTOR for t in headers[given].tensors]
+    weights = [t for name, place in files.items() if name != PROJECTOR for t in headers[place].tensors]
     if TEMPLATE in paths:
         header = _with_template(header, describe.read_template(TEMPLATE, paths[TEMPLATE]))
         files[TEMPLATE] = TEMPLATE
     adapters.check({name: paths[name] for name in loras}, header)
     files |= {name: name for name in loras}
-    size = sum(paths[given].stat().st_size for given in files.values())
+    size = sum(paths[place].stat().st_size for place in files.values())
     return Reading(files, header, configuration(header, weights, size))
 
 

@@ -52,9 +52,9 @@ class Index:
 
     def entry(self, id: Digest) -> Entry | None:
         """Returns the model's entry, which is valid while its files have the `stamps`; None for an unknown model."""
-        found = self._cached.get(id.hex)
+        cached = self._cached.get(id.hex)
         try:
-            return _entry(id, found) if found else None
+            return _entry(id, cached) if cached else None
         except InvalidReference:
             return None
 
@@ -78,14 +78,14 @@ class Index:
         self._cached = {}
 
 
-def _entry(id: Digest, found: _Cached) -> Entry:
+def _entry(id: Digest, cached: _Cached) -> Entry:
     contents = Contents(
-        _stored(found.config_file),
-        {name: _stored(file) for name, file in found.files.items()},
-        tuple(map(_stored, found.others)),
+        _stored(cached.config_file),
+        {name: _stored(file) for name, file in cached.files.items()},
+        tuple(map(_stored, cached.others)),
     )
-    tags = tuple(Reference(host, path, tag, None, revision) for host, path, tag, revision in found.tags)
-    return Entry(id, tags, found.created, bytes(found.config), contents, number=found.number, version=found.version)
+    tags = tuple(Reference(host, path, tag, None, revision) for host, path, tag, revision in cached.tags)
+    return Entry(id, tags, cached.created, bytes(cached.config), contents, number=cached.number, version=cached.version)
 
 
 def _cached(entry: Entry, contents: Contents, stamps: list[Stamp]) -> _Cached:

@@ -91,9 +91,9 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
     @property
     def use(self) -> LayerUse:
-        found = layer_of(self.media_type, self.path)
-        is_file = self._title and found.kind in (LayerKind.ARCHIVE, LayerKind.OTHER)  # ORAS calls every file a tar
-        return LayerUse(kind_of_file(self._title)) if is_file else found
+        use = layer_of(self.media_type, self.path)
+        is_file = self._title and use.kind in (LayerKind.ARCHIVE, LayerKind.OTHER)  # ORAS calls every file a tar
+        return LayerUse(kind_of_file(self._title)) if is_file else use
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -178,7 +178,7 @@ def parse(data: bytes) -> Manifest:
 def archives(manifest: Manifest) -> dict[Digest, str]:
     """Returns the layers whose files must be unpacked, and their compression ("gzip" or "" for none). Raises
     `InvalidModel` for one that cannot be unpacked."""
-    found = {}
+    names = {}
     for layer in manifest.layers:
         kind, packed = layer.use
         if packed == "zstd":
@@ -187,8 +187,8 @@ def archives(manifest: Manifest) -> dict[Digest, str]:
                 " tar+gzip"
             )
         if kind is LayerKind.ARCHIVE:
-            found[layer.stored().digest] = packed
-    return found
+            names[layer.stored().digest] = packed
+    return names
 
 
 def is_wanted(path: str) -> bool:

@@ -41,13 +41,13 @@ class Record(msgspec.Struct, frozen=True):
 
     def references(self) -> tuple[Reference, ...]:
         """Returns the tags that are references; the others are logged."""
-        found = []
+        references = []
         for text in self.tags:
             try:
-                found.append(Reference.parse(text))
+                references.append(Reference.parse(text))
             except InvalidReference as error:
                 log.error("a name of the model %s was dropped: %s", self.id, error.message)
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(references))
 
     def digests(self) -> tuple[Digest, ...]:
         try:
@@ -61,8 +61,8 @@ Stamp = tuple[int, int, int]
 """Size in bytes, time of the last change in nanoseconds, and inode: another file at the same path has another one."""
 
 
-def stamp(found: os.stat_result) -> Stamp:
-    return found.st_size, found.st_mtime_ns, found.st_ino
+def stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 @dataclass(slots=True)
@@ -82,21 +82,21 @@ class Records:
 
     def find(self) -> dict[Digest, Files]:
         """Returns every model that has a file. Opens none. Raises `OSError`."""
-        found: defaultdict[str, Files] = defaultdict(Files)
+        models: defaultdict[str, Files] = defaultdict(Files)
         # By the folder's descriptor: the kernel need not walk the path for each of thousands of files.
         with durable.opened_folder(self.folder) as folder, os.scandir(folder) as files:
             for file in files:
                 stem, _, suffix = file.name.partition(".")
                 match suffix:
                     case "":
-                        found[stem].manifest = stamp(file.stat(follow_symlinks=False))
+                        models[stem].manifest = stamp(file.stat(follow_symlinks=False))
                     case "names":
-                        found[stem].record = stamp(file.stat(follow_symlinks=False))
+                        models[stem].record = stamp(file.stat(follow_symlinks=False))
                     case "pending":
-                        found[stem].pending = True
+                        models[stem].pending = True
                     case "copy":
-                        _ = found[stem]
-        return {id: files for stem, files in found.items() if (id := Digest.named(stem))}
+                        _ = models[stem]
+        return {id: files for stem, files in models.items() if (id := Digest.named(stem))}
 
     def read(self, id: Digest) -> Record | None:
         """Returns the record; None if it is missing, or damaged, or if the disk cannot read it: then it is set aside.
@@ -192,11 +192,11 @@ def migrate_first(data: Path, records: Records, blobs: Callable[[Digest], Iterab
     durable.discard(index.path)
 
 
-def without_stolen(found: Mapping[Digest, tuple[int, tuple[Reference, ...]]]) -> dict[Digest, tuple[Reference, ...]]:
-    """Returns the tags of each model, by its ID. `found` has the version of each record and its tags: a tag stays with
+def without_stolen(names: Mapping[Digest, tuple[int, tuple[Reference, ...]]]) -> dict[Digest, tuple[Reference, ...]]:
+    """Returns the tags of each model, by its ID. `names` has the version of each record and its tags: a tag stays with
     the highest version that has it."""
     owners: dict[Reference, tuple[int, Digest]] = {}
-    for id, (version, tags) in found.items():
+    for id, (version, tags) in names.items():
         for tag in tags:
             owners[tag] = max(owners.get(tag, (version, id)), (version, id))
-    return {id: tuple(tag for tag in tags if owners[tag][1] == id) for id, (_, tags) in found.items()}
+    return {id: tuple(tag for tag in tags if owners[tag][1] == id) for id, (_, tags) in names.items()}

@@ -140,8 +140,8 @@ def unpasted(text: str) -> str:
     if match is None:
         return text
     stem, dot, suffix = (match["file"] or "").rpartition(".")
-    found = f"{match['repository']}:{stem}" if dot and suffix.lower() == "gguf" else match["repository"]
-    return found if match["revision"] in (None, _MAIN_BRANCHES[HUB]) else f"{found}@{match['revision']}"
+    reference = f"{match['repository']}:{stem}" if dot and suffix.lower() == "gguf" else match["repository"]
+    return reference if match["revision"] in (None, _MAIN_BRANCHES[HUB]) else f"{reference}@{match['revision']}"
 
 
 def how_to_get(reference: Reference) -> str:

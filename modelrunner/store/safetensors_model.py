@@ -72,14 +72,14 @@ def _templates(paths: Mapping[str, Path]) -> dict[str, str]:
     files = [name for name in paths if name.endswith(".jinja")]
     if len(files) > _MOST_TEMPLATES:
         raise InvalidModel(f"it has {len(files)} chat templates; the most allowed are {_MOST_TEMPLATES}")
-    found = {f"{TEMPLATES}.{name}": describe.read_template(name, paths[name]) for name in files}
-    if found:
-        return found
+    templates = {f"{TEMPLATES}.{name}": describe.read_template(name, paths[name]) for name in files}
+    if templates:
+        return templates
     for file in (name for name in _TEMPLATE_HOLDERS if name in paths):
         for number, template in enumerate(_templates_in(read_object(paths[file], _MAX_CONFIG).get("chat_template"))):
             describe.check_template(file, len(template.encode()))
-            found[f"{TEMPLATES}.{file}.{number}"] = template
-    return found
+            templates[f"{TEMPLATES}.{file}.{number}"] = template
+    return templates
 
 
 def _templates_in(value: Any) -> Iterator[str]:
@@ -95,8 +95,8 @@ def _processor(paths: Mapping[str, Path]) -> dict[str, str]:
     """Returns the configuration of the processor of images and sound, by names that begin with `_PROCESSOR`."""
     if _PROCESSOR not in paths:
         return {}
-    found = read_object(paths[_PROCESSOR], _MAX_CONFIG)
-    return {f"{_PROCESSOR}.{key}": str(found[key])[:80] for key in (_IMAGES, _SOUNDS) if key in found}
+    processor = read_object(paths[_PROCESSOR], _MAX_CONFIG)
+    return {f"{_PROCESSOR}.{key}": str(processor[key])[:80] for key in (_IMAGES, _SOUNDS) if key in processor}
 
 
 def context_length(header: ModelHeader) -> int | None:
@@ -124,9 +124,9 @@ def capabilities(header: ModelHeader, names: Collection[str]) -> frozenset[str]:
 def require_no_code(paths: Mapping[str, Path]) -> None:
     """Raises `UnsupportedModel` for a model that has Python code of its own, or has an engine import it. Checks the
     present files: some may still be on their way."""
-    if found := _code_in(paths):
+    if code := _code_in(paths):
         raise UnsupportedModel(
-            f"the model carries code: {found}. An engine that runs it runs that code: if you trust its"
+            f"the model carries code: {code}. An engine that runs it runs that code: if you trust its"
             " publisher, use `--trust-remote-code`"
         )
 
@@ -187,13 +187,13 @@ def _tensors(paths: Mapping[str, Path]) -> tuple[Tensor, ...]:
     """Returns the tensors of the model itself: of its one file, or of its shards in their order. Modules in folders (a
     dense layer of sentence-transformers) are read too, adapters are not."""
     names = [name for name in sorted(paths) if name.endswith(WEIGHTS) and not lora.name_and_scale(name)]
-    found = {name: safetensors.read_tensors(paths[name]) for name in names}
-    tensors = {name: tensors for name, tensors in found.items() if "/" not in name}
+    by_file = {name: safetensors.read_tensors(paths[name]) for name in names}
+    tensors = {name: tensors for name, tensors in by_file.items() if "/" not in name}
     if not any(tensors.values()):
         raise InvalidModel("there is no safetensors file with tensors in it")
     if len(tensors) > 1 or INDEX in paths:
         _check_index(paths, tensors)
-    return tuple(tensor for table in found.values() for tensor in table)
+    return tuple(tensor for table in by_file.values() for tensor in table)
 
 
 def _check_index(paths: Mapping[str, Path], tensors: Mapping[str, Collection[Tensor]]) -> None:

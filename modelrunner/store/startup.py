@@ -79,9 +79,9 @@ def _load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Di
     entries: dict[Digest, Entry] = {}
     stamps: dict[Digest, list[Stamp]] = {}
     fresh = 0
-    found = records.find()
+    recorded = records.find()
     with durable.opened_folder(blobs.folder) as folder:
-        for id, files in found.items():
+        for id, files in recorded.items():
             if files.pending and files.record is None:
                 continue
             entry = index.entry(id)
@@ -101,7 +101,7 @@ def _load(records: Records, index: Index, blobs: Blobs) -> tuple[Catalog, set[Di
     if fresh or index.count > len(entries):
         index.save((entry, stamps[entry.id]) for entry in listed)
     index.clear()
-    return Catalog(listed), robbed, {id for id, files in found.items() if files.pending}
+    return Catalog(listed), robbed, {id for id, files in recorded.items() if files.pending}
 
 
 def _stamp(folder: int, blob: str | None) -> Stamp:

@@ -121,8 +121,8 @@ class Store:
         here = self._place_of(name) if name is not None else None
         if wanted is None:
             return (here,) if here else self._present
-        found = next((folder for folder in self._present if folder.data == wanted), None)
-        if found is None:
+        folder_here = next((folder for folder in self._present if folder.data == wanted), None)
+        if folder_here is None:
             for folder in self._folders.absent:
                 if folder.path == wanted:
                     raise FolderMissing(folder.message, param="folder")
@@ -132,9 +132,9 @@ class Store:
                 "`modelrunner reload`",
                 param="folder",
             )
-        if here and here is not found:
+        if here and here is not folder_here:
             raise Conflict(f"the model lies in {here.data}: remove it, then pull it to {wanted}", param="folder")
-        return (found,)
+        return (folder_here,)
 
     def _place_of(self, name: str) -> ModelFolder | None:
         try:
@@ -261,11 +261,11 @@ class Store:
         not in use. `progress` is called for each piece that is copied, and may stop it by raising. Raises as `get` and
         `create`, `BadRequest` for a folder that is not one of them, `FolderMissing`, and `InvalidModel` for a file that
         is missing or damaged."""
-        source, entry = self._found(text)
+        source, entry = self._find(text)
         self.places(wanted=folder)
         if source.data == folder:
             return self.get(text)
-        files = {digest.hex: found for digest in entry.blobs if (found := source.have(digest))}
+        files = {digest.hex: blob for digest in entry.blobs if (blob := source.have(digest))}
         if len(files) < len(entry.blobs):
             raise InvalidModel(f"files of {text} are missing or damaged: pull it again")
         manifest, unpacked = source.manifest(entry), source.unpacked(entry)
@@ -323,18 +323,18 @@ class Store:
 
     def _of_each_folder(self, work: Callable[[ModelFolder], Iterable[Leftover]]) -> tuple[Leftover, ...]:
         """Returns the leftovers from every folder. Raises the error of the first one that fails, after the others."""
-        found: list[Leftover] = []
+        leftovers: list[Leftover] = []
         failure: ModelRunnerError | None = None
         with self._lock:
             self.look()
             for folder in self._present:
                 try:
-                    found += work(folder)
+                    leftovers += work(folder)
                 except (StorageFailed, InsufficientDisk, FolderMissing) as error:
                     failure = failure or error
         if failure is not None:
             raise failure
-        return tuple(found)
+        return tuple(leftovers)
 
     def _with_copies(self, is_busy: PathTest) -> PathTest:
         return lambda path: path in self._copying or is_busy(path)
@@ -409,7 +409,7 @@ class Store:
         is not here, or `verify` has found it damaged. Its content is not read. Raises `InvalidReference` for an invalid
         digest."""
         wanted = Digest.parse(digest)
-        return next((found for folder in self._present if (found := folder.have(wanted))), None)
+        return next((blob for folder in self._present if (blob := folder.have(wanted))), None)
 
     def holders(self, digest: str) -> Sequence[StoredModel]:
         """Returns the usable models with a file of this digest. Raises `InvalidReference` for an invalid digest."""
@@ -419,27 +419,27 @@ class Store:
     def files(self, text: str) -> dict[str, Blob]:
         """Returns the model's files by their names in the bundle, for `create`. Raises the errors of `get`, and
         `InvalidModel` for a file that is missing or damaged."""
-        folder, entry = self._found(text)
-        found = {name: folder.have(file.digest) for name, file in entry.usable().files.items()}
-        if not all(found.values()):
+        folder, entry = self._find(text)
+        blobs = {name: folder.have(file.digest) for name, file in entry.usable().files.items()}
+        if not all(blobs.values()):
             raise InvalidModel(f"files of {text} are missing or damaged: pull it again")
-        return {name: blob for name, blob in found.items() if blob is not None}
+        return {name: blob for name, blob in blobs.items() if blob is not None}
 
     def manifest(self, text: str) -> bytes:
         """Returns the model's manifest, byte for byte; its sha256 is the model's ID. Reads a file. Raises the errors of
         `get`, and `StorageFailed`."""
-        folder, entry = self._found(text)
+        folder, entry = self._find(text)
         return folder.manifest(entry)
 
     def bundle(self, text: str) -> Bundle:
         """Returns the model laid out for an engine. The first call for a model may link files and parse its header.
         Raises the errors of `get`, and `InvalidModel` if a file is missing or damaged."""
-        folder, entry = self._found(text)
+        folder, entry = self._find(text)
         try:
             return folder.bundle(entry)
         except (InvalidModel, StorageFailed, FolderMissing):
             self.look()
-            self._found(str(entry.id))  # its folder may be gone
+            self._find(str(entry.id))  # its folder may be gone
             raise
 
     def missing(self, text: str) -> tuple[Digest, ...]:
@@ -471,15 +471,15 @@ class Store:
     def stamps(self) -> dict[PlacedBlob, Stamp]:
         """Returns every file of the usable models that is here, with its stamp. Takes a tenth of a second for
         thousands. Leaves out a folder whose disk fails, with a warning in the log."""
-        found: dict[PlacedBlob, Stamp] = {}
+        placed: dict[PlacedBlob, Stamp] = {}
         for folder in self._present:
             try:
                 stamps = folder.stamps()
             except StorageFailed as error:
                 log.warning("the files of models cannot be looked at now: %s", error)
                 continue
-            found |= {PlacedBlob(folder.data, digest): stamp for digest, stamp in stamps.items()}
-        return found
+            placed |= {PlacedBlob(folder.data, digest): stamp for digest, stamp in stamps.items()}
+        return placed
 
     def names_with(self, file: PlacedBlob) -> tuple[str, ...]:
         """Returns the models that have this file, each by its first name or its ID."""
@@ -553,7 +553,7 @@ class Store:
             return model
         return replace(model, damage="one of its files is damaged: pull or package the model again")
 
-    def _found(self, text: str) -> tuple[ModelFolder, Entry]:
+    def _find(self, text: str) -> tuple[ModelFolder, Entry]:
         """Returns the usable model `text`, and its folder."""
         entry, _ = self._catalog.find(text)
         entry.usable()
@@ -568,10 +568,10 @@ class Store:
         """Returns the folders that have the model. Raises `FolderMissing`."""
         if entry.absent:
             entry.usable()
-        found = [folder for folder in self._present if entry.id in folder.catalog.entries]
-        if not found:
+        folders = [folder for folder in self._present if entry.id in folder.catalog.entries]
+        if not folders:
             raise ModelNotFound(f"the model {entry.id} was removed meanwhile", param="model")
-        return found
+        return folders
 
     def _present_at(self, path: Path) -> ModelFolder | None:
         return next((folder for folder in self._present if folder.data == path), None)

@@ -63,10 +63,10 @@ class Sweeper:
 
     def unnamed(self, catalog: Catalog) -> list[Path]:
         """Returns the blobs and bundles that no model names; no blobs while those of a damaged model are unknown."""
-        found = [id.within(self._bundles.folder) for id in Digest.among(self._bundles.folder) - catalog.entries.keys()]
+        paths = [id.within(self._bundles.folder) for id in Digest.among(self._bundles.folder) - catalog.entries.keys()]
         if catalog.is_sound:
-            found += [self._blobs.path(digest) for digest in self._blobs.all() if not catalog.users[digest]]
-        return sorted(found)
+            paths += [self._blobs.path(digest) for digest in self._blobs.all() if not catalog.users[digest]]
+        return sorted(paths)
 
 
 @contextlib.contextmanager
@@ -79,15 +79,15 @@ def _tidying(path: Path) -> Iterator[None]:
 
 def _sweep_shared(partial: Path) -> None:
     """Removes finished downloads that a model shares: a write into one of them would change the store."""
-    for path, found in within(partial):
-        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+    for path, status in within(partial):
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
             path.unlink()
 
 
 def _sweep_old(partial: Path) -> None:
     """Removes unfinished downloads that have not been written for a week."""
     for path in partial.iterdir():
-        newest = max((found.st_mtime for _, found in within(path)), default=time.time())
+        newest = max((status.st_mtime for _, status in within(path)), default=time.time())
         if time.time() - newest > _OLD:
             log.info("removing an unfinished download of a week ago: %s", path)
             durable.discard(path)

@@ -64,7 +64,7 @@ def members(stream: Stream, *, limit: int) -> Iterator[Member]:
     folder or come twice, and for more than 10,000 members or `limit` bytes in all."""
     seen: set[str] = set()
     total = count = 0
-    given: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     while (block := _block(stream)) is not None:
         kind, size, name = block[156:157], _number(block[124:136]), _name(block)
         count += 1
@@ -73,14 +73,14 @@ def members(stream: Stream, *, limit: int) -> Iterator[Member]:
         if kind in (_PAX, _PAX_OF_ALL, _LONG_NAME):
             data = _extension(stream, size)
             if kind == _PAX:
-                given |= _records(data)
+                attributes |= _records(data)
             elif kind == _LONG_NAME:
-                given["path"] = _text(data.rstrip(b"\0"))
+                attributes["path"] = _text(data.rstrip(b"\0"))
             continue
-        name, size = given.get("path", name), _size(given.get("size"), size)
-        if any(key.startswith("GNU.sparse") for key in given):
+        name, size = attributes.get("path", name), _size(attributes.get("size"), size)
+        if any(key.startswith("GNU.sparse") for key in attributes):
             raise InvalidModel("the archive has a sparse file, which no model needs")
-        given = {}
+        attributes = {}
         total += size
         if total > limit:
             raise InvalidModel(f"the archive unpacks to more than {limit} bytes")
@@ -161,7 +161,7 @@ def _extension(stream: Stream, size: int) -> bytes:
 
 def _records(data: bytes) -> dict[str, str]:
     """Returns the records `LENGTH KEY=VALUE\\n`, which follow one another."""
-    found = {}
+    records = {}
     while data:
         head, _, _ = data.partition(b" ")
         length = _size(head.decode("ascii", "replace"), 0)
@@ -169,9 +169,9 @@ def _records(data: bytes) -> dict[str, str]:
         if not len(head) + 1 < length <= len(data) or record[-1:] != b"\n":
             raise InvalidModel("the archive has a damaged header")
         key, _, value = record[:-1].partition(b"=")
-        found[_text(key)] = _text(value)
+        records[_text(key)] = _text(value)
         data = data[length:]
-    return found
+    return records
 
 
 def _clean(name: str) -> str:

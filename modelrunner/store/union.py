@@ -44,7 +44,7 @@ def updated(union: Catalog, catalogs: Sequence[Catalog], ids: Iterable[Digest]) 
         for entry in (union.tagged(tag), _owner(catalogs, tag)):
             if entry is not None:
                 affected[entry.id] = None
-    return union.changed(affected, [found for id in affected if (found := _united(catalogs, id))])
+    return union.changed(affected, [united for id in affected if (united := _united(catalogs, id))])
 
 
 def _united(catalogs: Sequence[Catalog], id: Digest) -> Entry | None:
@@ -62,5 +62,5 @@ def _copies(catalogs: Iterable[Catalog], id: Digest) -> Iterator[Entry]:
 
 
 def _owner(catalogs: Iterable[Catalog], tag: Reference) -> Entry | None:
-    found = [entry for catalog in catalogs if (entry := catalog.tagged(tag))]
-    return max(found, key=lambda entry: (not entry.absent, entry.version), default=None)
+    entries = [entry for catalog in catalogs if (entry := catalog.tagged(tag))]
+    return max(entries, key=lambda entry: (not entry.absent, entry.version), default=None)

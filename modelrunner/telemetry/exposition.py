@@ -203,16 +203,16 @@ def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metr
     Left out are families with the daemon's own names, since an engine must not change the daemon's figures, and all
     that the format forbids: families whose type differs from an earlier one of the same name or sample, repeated
     samples, and answers that cannot be parsed. Takes tens of milliseconds for a large engine: call it in a thread."""
-    families = {_told(family): family for family in own}
+    families = {_name(family): family for family in own}
     homes: dict[str, str] = {}
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for answer in answers:
         try:
-            found = [family for family in text_string_to_metric_families(answer.text or "") if family.samples]
+            parsed = [family for family in text_string_to_metric_families(answer.text or "") if family.samples]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):  # from the parser, for invalid text
             continue
-        for family in found:
-            name, names = _told(family), {sample.name for sample in family.samples}
+        for family in parsed:
+            name, names = _name(family), {sample.name for sample in family.samples}
             if any(each.startswith(_OURS) or homes.setdefault(each, name) != name for each in names):
                 continue
             new = Metric(family.name, family.documentation or "Of the engine", family.type)
@@ -227,7 +227,7 @@ def merged(own: Iterable[Metric], answers: Iterable[EngineMetrics]) -> list[Metr
     return list(families.values())
 
 
-def _told(family: Metric) -> str:
+def _name(family: Metric) -> str:
     """Returns the name without the suffix of a counter: families that differ only in the suffix collide."""
     return family.name.removesuffix("_total")
 
@@ -243,8 +243,8 @@ async def drafts_of(runners: Sequence[RunnerView]) -> Mapping[str, Drafts]:
     """Asks the engines of the ready `runners`, at most a second for all of them. Returns the counts by the IDs of
     runners, without those of engines that do not tell or have proposed nothing."""
     answers = await fetch(runners, _DRAFTS_LIMIT)
-    found = {answer.labels["runner"]: read_drafts(answer.text or "") for answer in answers}
-    return {runner: drafts for runner, drafts in found.items() if drafts.proposed}
+    by_runner = {answer.labels["runner"]: read_drafts(answer.text or "") for answer in answers}
+    return {runner: drafts for runner, drafts in by_runner.items() if drafts.proposed}
 
 
 def read_drafts(text: str) -> Drafts:

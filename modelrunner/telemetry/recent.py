@@ -38,5 +38,5 @@ class RecentRequests(Feed[RequestRecord]):
 
     def find(self, request_id: str) -> UnderWay | None:
         """Returns the request under way with this ID; the oldest one if clients gave several the same ID."""
-        found = [exchange for exchange in self._under_way() if exchange.ask.request_id == request_id]
-        return min(found, key=lambda exchange: exchange.ask.arrived, default=None)
+        exchanges = [exchange for exchange in self._under_way() if exchange.ask.request_id == request_id]
+        return min(exchanges, key=lambda exchange: exchange.ask.arrived, default=None)

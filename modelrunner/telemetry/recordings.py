@@ -66,8 +66,8 @@ class Recordings:
             return
         path = route.pattern.replace("{backend}", route.backend or "").replace("{runner}", route.runner or "")
         bodies = self._body(ask.body, len(ask.body)), self._body(answer, size)
-        self._kept.append(found := Recorded(record, ask.head.owner, path, *bodies))
-        self._size += found.size
+        self._kept.append(recorded := Recorded(record, ask.head.owner, path, *bodies))
+        self._size += recorded.size
         while self._size > self._memory:
             self._size -= self._kept.popleft().size
 

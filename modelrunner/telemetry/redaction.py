@@ -49,7 +49,7 @@ def redacted(text: str) -> tuple[str, int]:
     total = 0
     if r"\"" in text:
         text, total = _in_literals(text)
-    text, members = _SECRET_MEMBER.subn(lambda found: (found[1] or found[3]) + _GONE, text)
+    text, members = _SECRET_MEMBER.subn(lambda match: (match[1] or match[3]) + _GONE, text)
     text, count = _in_plain(text)
     return text, total + members + count
 
@@ -59,15 +59,15 @@ def _in_value(value: Any) -> tuple[Any, int]:
         case str():
             return redacted(value)
         case list():
-            found = [_in_value(one) for one in value]
-            return [one for one, _ in found], sum(count for _, count in found)
+            pairs = [_in_value(one) for one in value]
+            return [one for one, _ in pairs], sum(count for _, count in pairs)
         case dict():
-            made, total = {}, 0
+            members, total = {}, 0
             for name, one in value.items():
                 is_secret = isinstance(one, str) and bool(one) and _is_secret(name, one, value)
                 inner, count = (_GONE, 1) if is_secret else _in_value(one)
-                made[name], total = inner, total + count
-            return made, total
+                members[name], total = inner, total + count
+            return members, total
         case _:
             return value, 0
 
@@ -83,11 +83,11 @@ def _in_literals(text: str) -> tuple[str, int]:
     """Searches strings of a JSON text that may themselves be JSON. The last string may be cut off."""
     total = 0
 
-    def searched(found: re.Match[str]) -> str:
+    def searched(match: re.Match[str]) -> str:
         nonlocal total
-        changed, count = _in_literal(found[1]) if r"\"" in found[1] else ("", 0)
+        changed, count = _in_literal(match[1]) if r"\"" in match[1] else ("", 0)
         total += count
-        return f'"{changed}{found[2]}' if count else found[0]
+        return f'"{changed}{match[2]}' if count else match[0]
 
     return _LITERAL.sub(searched, text), total
 
@@ -102,12 +102,12 @@ def _in_literal(raw: str) -> tuple[str, int]:
 
 
 def _in_plain(text: str) -> tuple[str, int]:
-    text, files = _FILE.subn(lambda found: f"{found[1]}[redacted {len(found[2])} characters]", text)
-    text, blobs = _BASE64.subn(lambda found: f"[redacted {len(found[0])} characters]", text)
+    text, files = _FILE.subn(lambda match: f"{match[1]}[redacted {len(match[2])} characters]", text)
+    text, blobs = _BASE64.subn(lambda match: f"[redacted {len(match[0])} characters]", text)
     total = files + blobs
     for sign, named in (("", _BEARER), ("=", _ASSIGNED), ("@", _IN_URL)):
         if sign in text:
-            text, count = named.subn(lambda found: found[1] + _GONE, text)
+            text, count = named.subn(lambda match: match[1] + _GONE, text)
             total += count
     text, keys = _KEY.subn(_GONE, text)
     return text, total + keys

@@ -54,8 +54,8 @@ class Telemetry:
 
     def requests(self, wanted: RequestFilter, limit: int | None = None) -> list[RequestRecord]:
         """Returns the requests under way, then the last ones, the newest first."""
-        found = (*self._recent.running(), *reversed(list(self._recent)))
-        return [record for record in found if wanted.admits(record)][:limit]
+        records = (*self._recent.running(), *reversed(list(self._recent)))
+        return [record for record in records if wanted.admits(record)][:limit]
 
     def follow(self, wanted: RequestFilter, idle: float) -> AsyncGenerator[RequestRecord | None, None]:
         """Yields the requests that end from now on, and None after `idle` seconds without one."""

@@ -85,7 +85,7 @@ class Traces:
         self._provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("modelrunner")
-        self._made = 0
+        self._sampled = 0
 
     def finished(self, record: RequestRecord) -> None:
         if record.trace is not None:
@@ -95,7 +95,7 @@ class Traces:
         """Returns the spans by their fate. Spans that were neither sent nor failed wait, or were dropped."""
         spans = CounterMetricFamily("modelrunner_spans", "Spans of traces", labels=("fate",))
         for fate in ("made", "sent", "failed"):
-            spans.add_metric([fate], self._made if fate == "made" else getattr(self._exporter, fate))
+            spans.add_metric([fate], self._sampled if fate == "made" else getattr(self._exporter, fate))
         return [spans]
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Traces:
         ended = int(record.time * 1e9)
         arrived = ended - int(record.duration * 1e9)
         queued = arrived + int(record.queued * 1e9)
-        asked = queued + int(record.loading * 1e9)
+        sent = queued + int(record.loading * 1e9)
         operation = _operations()[record.labels.route]
         name, kind = f"{operation} {record.served.model or record.model}", SpanKind.SERVER
         whole = self._begin(name, trace, trace.span, parent, kind, arrived, _attributes(record, operation))
@@ -121,8 +121,8 @@ class Traces:
             whole.set_status(StatusCode.ERROR, record.error)
         inside = set_span_in_context(whole)
         parts = [("queue", secrets.token_hex(8), SpanKind.INTERNAL, arrived, queued)]
-        parts += [("load", secrets.token_hex(8), SpanKind.INTERNAL, queued, asked)]
-        parts += [("engine", trace.engine, SpanKind.CLIENT, asked, ended)] if record.served.runner else []
+        parts += [("load", secrets.token_hex(8), SpanKind.INTERNAL, queued, sent)]
+        parts += [("engine", trace.engine, SpanKind.CLIENT, sent, ended)] if record.served.runner else []
         for name, id, kind, start, end in parts:
             if end > start:
                 self._begin(name, trace, id, inside, kind, start, {}).end(end)
@@ -133,14 +133,14 @@ class Traces:
     ) -> Span:
         self._ids.trace, self._ids.span = int(trace.trace, 16), int(id, 16)
         span = self._tracer.start_span(name, above, kind, attributes, start_time=start)
-        self._made += span.is_recording()
+        self._sampled += span.is_recording()
         return span
 
 
 def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
     """Returns the attributes, which have no part of a prompt or an answer."""
     tokens = record.tokens
-    found = {
+    attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": record.served.backend,
         "gen_ai.request.model": record.model,
@@ -155,5 +155,5 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
         "modelrunner.key": record.labels.key,
     }
     if record.first_byte is not None:
-        found["modelrunner.first_byte"] = record.first_byte
-    return {name: value for name, value in found.items() if value != ""}
+        attributes["modelrunner.first_byte"] = record.first_byte
+    return {name: value for name, value in attributes.items() if value != ""}

@@ -50,10 +50,10 @@ class Toolbox:
     async def tools(self) -> tuple[list[ServerTool], dict[str, str]]:
         """Returns the tools, and for each server that failed the reason. Raises `NotImplementedHere` without the
         package."""
-        found = await asyncio.gather(*(self._listed(name) for name in self._servers), return_exceptions=True)
+        listings = await asyncio.gather(*(self._listed(name) for name in self._servers), return_exceptions=True)
         tools: list[ServerTool] = []
         faults: dict[str, str] = {}
-        for name, each in zip(self._servers, found, strict=True):
+        for name, each in zip(self._servers, listings, strict=True):
             match each:
                 case list():
                     tools += each
@@ -72,11 +72,11 @@ class Toolbox:
         client = await self._client(server, connection)
         try:
             async with asyncio.timeout(self._seconds):
-                found = await client.call_tool(tool, dict(arguments))
+                result = await client.call_tool(tool, dict(arguments))
         except Exception as error:
             raise await self._failed(server, connection, error) from None
-        content = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in found.content]
-        return ToolResult(content, found.structured_content, found.is_error)
+        content = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
+        return ToolResult(content, result.structured_content, result.is_error)
 
     async def close(self) -> None:
         """Ends every connection, and the servers that are processes of ours."""
@@ -120,7 +120,7 @@ class Toolbox:
         if type(error).__name__ == "MCPError" and getattr(error, "code", 0) in (-32602, -32601):
             return BadRequest(f"the MCP server {name} refuses the call: {error}")
         await self._forget(name, connection)
-        what = f"took more than {self._seconds:g} s" if isinstance(error, TimeoutError) else f"failed: {_told(error)}"
+        what = f"took more than {self._seconds:g} s" if isinstance(error, TimeoutError) else f"failed: {_reason(error)}"
         return ToolServerFailed(f"the MCP server {name} {what}")
 
     async def _forget(self, name: str, connection: "_OpenServer") -> None:
@@ -130,7 +130,7 @@ class Toolbox:
         await connection.close()
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Returns the message of the failure. A group of tasks says only how many failed, so its first failure is told."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -156,8 +156,8 @@ class _OpenServer:
                     self.client.set_result(client)
                 await asyncio.Event().wait()
         except Exception as error:
-            log.warning("the MCP server %s: %s", name, _told(error))
-            self._fail(ToolServerFailed(_told(error)))
+            log.warning("the MCP server %s: %s", name, _reason(error))
+            self._fail(ToolServerFailed(_reason(error)))
         finally:
             self._fail(ToolServerFailed("the connection was closed"))
 

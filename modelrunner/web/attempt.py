@@ -181,17 +181,17 @@ class Attempts:
 def _continues(response: "httpx.Response", offset: int, file: RemoteFile) -> bool:
     """Returns whether the answer continues at `offset`. Raises `SourceFailed` if the file has another size than
     announced."""
-    found: int | None = None
+    start: int | None = None
     match = None
     if response.status_code == 206:
         match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        found = int(match[2]) if match else None
+        start = int(match[2]) if match else None
     elif response.status_code == 200 and "Content-Encoding" not in response.headers:
         length = response.headers.get("Content-Length", "")
-        found = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
-    if found is not None and found != file.size:
+        start = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
+    if start is not None and start != file.size:
         raise SourceFailed(
-            f"{file.name} has {found} bytes at its source, where {file.size} were announced: it is being changed or"
+            f"{file.name} has {start} bytes at its source, where {file.size} were announced: it is being changed or"
             " damaged there; pull again later"
         )
     return match is not None and int(match[1]) == offset

@@ -61,7 +61,7 @@ class RemoteFile:
 
 def received(path: Path, size: int) -> int:
     """Returns the number of bytes at `path` that were received of a file of `size` bytes."""
-    return sum(end - start for start, end in _found(path, size))
+    return sum(end - start for start, end in _ranges_in(path, size))
 
 
 class PartialFile:
@@ -70,7 +70,7 @@ class PartialFile:
     def __init__(self, path: Path, file: RemoteFile) -> None:
         """Opens the file at `path`. A file that cannot be a part of `file` (longer, a link, not regular) is deleted
         first."""
-        self._ranges = _found(path, file.size)
+        self._ranges = _ranges_in(path, file.size)
         if not self._ranges:
             discard(path)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -189,14 +189,14 @@ class PartialFile:
         self._has_block = True
 
 
-def _found(path: Path, size: int) -> list[ByteRange]:
+def _ranges_in(path: Path, size: int) -> list[ByteRange]:
     """Returns the ranges of the file at `path`; [] if it is not a partial file."""
     try:
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or (found.st_size > size and found.st_size != size + _BLOCK):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or (status.st_size > size and status.st_size != size + _BLOCK):
             return []
-        if found.st_size <= size:
-            return [ByteRange(0, found.st_size)] if found.st_size else []
+        if status.st_size <= size:
+            return [ByteRange(0, status.st_size)] if status.st_size else []
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return []

@@ -33,16 +33,16 @@ class Pieces:
 
     def free(self) -> list[ByteRange]:
         """Returns the missing ranges that no connection holds, in order."""
-        found = []
+        ranges = []
         for start, end in self._partial.gaps():
             for claim in sorted(self._claimed):
                 if claim.start < end and start < claim.end:
                     if start < claim.start:
-                        found.append(ByteRange(start, claim.start))
+                        ranges.append(ByteRange(start, claim.start))
                     start = max(start, claim.end)
             if start < end:
-                found.append(ByteRange(start, end))
-        return found
+                ranges.append(ByteRange(start, end))
+        return ranges
 
     def next(self, at: int | None = None) -> ByteRange | None:
         """Returns the range to bring next: the first free piece, or only the one that begins `at` a byte."""

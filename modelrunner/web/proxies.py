@@ -29,10 +29,10 @@ def transport(certificates: ssl.SSLContext, proxy: str | None) -> "httpx.AsyncBa
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             way = proxy or named_for(request.url)
             if way not in self._transports:
-                self._transports[way] = self._made(way)
+                self._transports[way] = self._new_transport(way)
             return await self._transports[way].handle_async_request(request)
 
-        def _made(self, way: str) -> httpx.AsyncHTTPTransport:
+        def _new_transport(self, way: str) -> httpx.AsyncHTTPTransport:
             try:
                 return httpx.AsyncHTTPTransport(verify=certificates, proxy=way or None, trust_env=False)
             except (ImportError, ValueError) as error:  # a proxy by SOCKS, or one whose address is none

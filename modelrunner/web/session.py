@@ -160,10 +160,10 @@ async def _require_public(host: str) -> None:
     """Raises `Forbidden` unless `host` stands for public addresses alone. It asks the name server, and connects
     nowhere: an answer does not tell which ports are open. A name without an address is left to the connection."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return
-    if not all(_meant(ipaddress.ip_address(str(at[4][0]).partition("%")[0])).is_global for at in found):
+    if not all(_meant(ipaddress.ip_address(str(at[4][0]).partition("%")[0])).is_global for at in addresses):
         raise _not_public(host)
 
 
@@ -231,9 +231,9 @@ async def ask(
                 body += piece
                 if len(body) > limit:
                     raise SourceFailed(f"{host} answered with more than {limit} bytes, more than any list has")
-            found = {name.lower(): value for name, value in response.headers.items()}
-            unpacked = _unpacked(bytes(body), found.get("content-encoding", ""), limit, host)
-            return HubAnswer(response.status_code, str(response.url), found, unpacked)
+            lowered = {name.lower(): value for name, value in response.headers.items()}
+            unpacked = _unpacked(bytes(body), lowered.get("content-encoding", ""), limit, host)
+            return HubAnswer(response.status_code, str(response.url), lowered, unpacked)
     except TimeoutError:
         raise SourceFailed(f"{host} did not answer within {seconds:.0f} s; try again later") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

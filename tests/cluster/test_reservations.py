@@ -63,7 +63,7 @@ async def test_nobody_waits_for_a_cluster_that_is_lost() -> None:
     ray = FakeRay()
     ray.answers = False
     taking = [asyncio.create_task(ray.reservations.take(runner, "model", MEMORY)) for runner in ("a", "b")]
-    await until(lambda: bool(ray.reservations._asked))
+    await until(lambda: bool(ray.reservations._answers))
     ray.reservations.end()
     for each in await asyncio.gather(*taking, return_exceptions=True):
         assert isinstance(each, InsufficientMemory)

@@ -43,7 +43,7 @@ def put(folder: Path, used: int, data: bytes, owner: str = KIM) -> Path:
 
 
 def prompts(folder: Path, owner: str = KIM) -> list[tuple[int, ...]]:
-    return [struct.unpack(f"<{saved.tokens}i", saved.prompt) for saved in slotfiles.found(folder, owner)]
+    return [struct.unpack(f"<{saved.tokens}i", saved.prompt) for saved in slotfiles.saved_slots(folder, owner)]
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -109,7 +109,7 @@ def test_one_that_is_not_as_it_was_saved_is_not_offered(files: SlotFiles, change
 def test_what_was_half_written_is_never_found_and_goes_at_the_next_start(files: SlotFiles) -> None:
     folder = files.folder(MODEL, "k")
     slotfiles.partial(folder, KIM, 1).write_bytes(state(1, 2))
-    assert slotfiles.found(folder, KIM) == []
+    assert slotfiles.saved_slots(folder, KIM) == []
     files.heal()
     assert not folder.exists()
 
@@ -117,7 +117,7 @@ def test_what_was_half_written_is_never_found_and_goes_at_the_next_start(files: 
 def test_one_that_kills_the_engine_is_not_offered_again(files: SlotFiles) -> None:
     folder = files.folder(MODEL, "k")
     claimed = slotfiles.claim(put(folder, 1, state(1, 2)))
-    assert slotfiles.found(folder, KIM) == []
+    assert slotfiles.saved_slots(folder, KIM) == []
     slotfiles.give_back(claimed)
     assert prompts(folder) == [(1, 2)]
 
@@ -161,7 +161,9 @@ def test_a_model_id_never_leads_elsewhere(files: SlotFiles, model: str) -> None:
 
 
 def superfluous(folder: Path, most: int) -> list[int]:
-    return [int(saved.path.stem.split("-")[0]) for saved in slotfiles.superfluous(slotfiles.found(folder, KIM), most)]
+    return [
+        int(saved.path.stem.split("-")[0]) for saved in slotfiles.superfluous(slotfiles.saved_slots(folder, KIM), most)
+    ]
 
 
 def test_a_conversation_that_went_on_replaces_its_older_state(files: SlotFiles) -> None:

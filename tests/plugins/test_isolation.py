@@ -14,7 +14,7 @@ import pytest
 
 from modelrunner.backend import BackendState, InstallProgress
 from modelrunner.errors import BackendExited, BackendFaulty, BadRequest
-from modelrunner.plugins.isolation import IsolatedBackend, asked
+from modelrunner.plugins.isolation import IsolatedBackend, call_backend
 from modelrunner.processes import process
 from modelrunner.sandbox import Sandbox
 from modelrunner.types import Endpoint, Launch, Mode, ProcessOptions, RequiredMemory, RunSpec, Variant
@@ -113,7 +113,7 @@ async def test_nonsense_is_a_fault_that_names_the_backend_and_the_call(
     backend = isolated(**{method: returns(value)})
     call = getattr(backend, method)
     with pytest.raises(BackendFaulty, match=f"backend fake .*`{method}` returned"):
-        await (call(spec) if inspect.iscoroutinefunction(call) else asked(call, spec))
+        await (call(spec) if inspect.iscoroutinefunction(call) else call_backend(call, spec))
 
 
 @pytest.mark.parametrize("value", [[], None, [1], [Variant(None, RequiredMemory(1))]])  # type: ignore[arg-type]
@@ -125,22 +125,22 @@ async def test_variants_are_checked(isolated: Any, spec: RunSpec, value: Any) ->
 @pytest.mark.parametrize("value", [math.inf, math.nan, None, "high", True])
 async def test_a_priority_is_a_number(isolated: Any, spec: RunSpec, value: Any) -> None:
     with pytest.raises(BackendFaulty):
-        await asked(isolated(priority=returns(value)).priority, spec.bundle)
+        await call_backend(isolated(priority=returns(value)).priority, spec.bundle)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, None])
 async def test_defaults_are_whole_and_positive(isolated: Any, spec: RunSpec, value: Any) -> None:
     backend = isolated(default_context_size=returns(value), default_parallel=returns(value))
     with pytest.raises(BackendFaulty):
-        await asked(backend.default_context_size, spec.bundle)
+        await call_backend(backend.default_context_size, spec.bundle)
     with pytest.raises(BackendFaulty):
-        await asked(backend.default_parallel, spec.bundle, Mode.COMPLETION)
+        await call_backend(backend.default_parallel, spec.bundle, Mode.COMPLETION)
 
 
 @pytest.mark.parametrize("value", [None, ({"threads": 1}, ()), ({"parallel": "many"}, ()), ({}, (1,))])
 async def test_folded_flags_are_checked(isolated: Any, value: Any) -> None:
     with pytest.raises(BackendFaulty):
-        await asked(isolated(fold_flags=returns(value)).fold_flags, ("--x",))
+        await call_backend(isolated(fold_flags=returns(value)).fold_flags, ("--x",))
 
 
 @pytest.mark.parametrize(
@@ -152,17 +152,19 @@ async def test_whatever_it_raises_is_its_fault_and_its_thread_lives(
     backend = isolated(required_memory=raises(error))
     with pytest.raises(BackendFaulty, match="backend fake"):
         await backend.required_memory(spec)
-    assert (await asked(backend.status)).state is BackendState.RUNNING
+    assert (await call_backend(backend.status)).state is BackendState.RUNNING
 
 
 async def test_an_error_of_the_contract_is_passed_on(isolated: Any) -> None:
     with pytest.raises(BadRequest, match="no such flag"):
-        await asked(isolated(check_flags=raises(BadRequest("no such flag"))).check_flags, ("--x",), Mode.COMPLETION)
+        await call_backend(
+            isolated(check_flags=raises(BadRequest("no such flag"))).check_flags, ("--x",), Mode.COMPLETION
+        )
 
 
 async def test_a_status_is_always_had(isolated: Any) -> None:
     for fault in (raises(ValueError("oh")), returns("Running")):
-        status = await asked(isolated(status=fault).status)
+        status = await call_backend(isolated(status=fault).status)
         assert status.state is BackendState.ERROR
         assert "backend fake" in status.details
 
@@ -180,9 +182,9 @@ async def test_one_that_blocks_is_late_and_the_loop_goes_on(isolated: Any) -> No
 
     counting = asyncio.create_task(count())
     try:
-        assert "did not return within 0.2 s" in (await asked(backend.status)).details
+        assert "did not return within 0.2 s" in (await call_backend(backend.status)).details
         assert turns > 10
-        assert "stuck in an earlier call" in (await asked(backend.status)).details
+        assert "stuck in an earlier call" in (await call_backend(backend.status)).details
     finally:
         counting.cancel()
         released.set()
@@ -191,12 +193,12 @@ async def test_one_that_blocks_is_late_and_the_loop_goes_on(isolated: Any) -> No
 async def test_one_that_was_stuck_is_asked_again_once_it_is_free(isolated: Any) -> None:
     released = threading.Event()
     backend = isolated(limit=0.2, version=lambda: "1.0" if released.wait(HUNG) else "")
-    assert await asked(backend.version) == ""
+    assert await call_backend(backend.version) == ""
     released.set()
     async with asyncio.timeout(HUNG):
-        while "stuck" in (await asked(backend.status)).details:
+        while "stuck" in (await call_backend(backend.status)).details:
             await asyncio.to_thread(time.sleep, 0)
-    assert await asked(backend.version) == "1.0"
+    assert await call_backend(backend.version) == "1.0"
 
 
 async def test_one_that_hangs_is_cancelled_at_its_limit(isolated: Any) -> None:
@@ -211,10 +213,10 @@ async def test_one_that_hangs_is_cancelled_at_its_limit(isolated: Any) -> None:
 
     backend = isolated(limit=0.1, sleep_level=hang, version=returns("1.0"))
     with pytest.raises(BackendFaulty, match="within"):
-        await asked(backend.sleep_level, None)
+        await call_backend(backend.sleep_level, None)
     assert await asyncio.to_thread(cancelled.wait, HUNG)
     async with asyncio.timeout(HUNG):  # a busy machine may take longer than the limit for an answer
-        while await asked(backend.version) != "1.0":
+        while await call_backend(backend.version) != "1.0":
             await asyncio.to_thread(time.sleep, 0)
 
 
@@ -249,8 +251,8 @@ async def test_progress_of_an_installation_arrives_on_the_callers_loop(isolated:
 
 async def test_explanations_that_fail_are_left_out(isolated: Any) -> None:
     backend = isolated(explain=raises(ValueError()), ran_out_of_memory=returns("perhaps"))
-    assert await asked(backend.explain, "tail", True) is None
-    assert await asked(backend.ran_out_of_memory, "tail") is False
+    assert await call_backend(backend.explain, "tail", True) is None
+    assert await call_backend(backend.ran_out_of_memory, "tail") is False
 
 
 class Watcher:
@@ -315,7 +317,7 @@ async def test_an_engine_whose_backend_is_stuck_is_killed(
     running = asyncio.create_task(backend.run(spec, launch(tmp_path, watcher, grace=0.1)))
     engine = psutil.Process(await watcher.pid)
     try:
-        await asked(backend.status)
+        await call_backend(backend.status)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -327,7 +329,7 @@ async def test_an_engine_whose_backend_is_stuck_is_killed(
 
 async def test_a_backend_that_is_not_isolated_is_asked_at_once(tmp_path: Path) -> None:
     backend = Broken(tmp_path, version=lambda: str(threading.get_ident()))
-    assert await asked(backend.version) == str(threading.get_ident())
+    assert await call_backend(backend.version) == str(threading.get_ident())
 
 
 async def test_a_call_after_the_end_is_refused_and_starts_no_thread(isolated: Any) -> None:

@@ -140,11 +140,11 @@ class Painter:
             pipeline.scheduler = type(scheduler).from_config(scheduler.config)  # it counts the steps of one picture
 
             def stepped(
-                made: Any, step: int, moment: Any, kept: dict[str, Any], *, index: int = index
+                result: Any, step: int, moment: Any, kept: dict[str, Any], *, index: int = index
             ) -> dict[str, Any]:
                 job.step += 1
                 job.check()
-                total = int(made.num_timesteps)
+                total = int(result.num_timesteps)
                 tell({"type": "progress", "index": index, "step": step + 1, "steps": total})
                 if partial := _partial(step, total, task.partial):
                     picture = _encoded(self._seen(kept["latents"]), task)
@@ -156,15 +156,15 @@ class Painter:
             # One picture at a time: each needs the memory of one, and is the same whatever `n` is.
             generator = torch.Generator().manual_seed((task.seed + index) % _MOST_SEED)
             try:
-                made = pipeline(generator=generator, callback_on_step_end=stepped, **self._asked(task))
+                result = pipeline(generator=generator, callback_on_step_end=stepped, **self._arguments(task))
             except ValueError as error:
                 if task.picture is None:
                     raise
                 raise Refused(f"the model does not draw so, with this `strength` and `steps`: {error}"[:400]) from None
-            if any(getattr(made, "nsfw_content_detected", None) or ()):
+            if any(getattr(result, "nsfw_content_detected", None) or ()):
                 raise Refused("the model's own check withheld the picture: change the prompt or the seed", "prompt")
             seed = (task.seed + index) % _MOST_SEED
-            picture = made.images[0]
+            picture = result.images[0]
             if task.mask is not None:
                 picture = Image.composite(picture, task.picture, task.mask)  # the rest stays as it was, to the pixel
             tell({"type": "completed", "b64_json": _encoded(picture, task), "seed": seed})
@@ -174,26 +174,26 @@ class Painter:
         name = _EDITORS[type(self._pipeline).__name__][masked]
         if not name:
             raise Refused("this model draws on whole pictures alone: leave out `mask`, and transparent pixels", "mask")
-        made = getattr(diffusers, name).from_pipe(self._pipeline)
-        made.set_progress_bar_config(disable=True)
-        return made
+        editor = getattr(diffusers, name).from_pipe(self._pipeline)
+        editor.set_progress_bar_config(disable=True)
+        return editor
 
-    def _asked(self, task: Task) -> dict[str, Any]:
+    def _arguments(self, task: Task) -> dict[str, Any]:
         named = {
             "negative_prompt": task.negative,
             "num_inference_steps": task.steps or self._steps,
             "guidance_scale": task.guidance,
         }
-        given = {name: value for name, value in named.items() if value is not None}
-        given |= {"prompt": task.prompt, "output_type": "pil"}
+        arguments = {name: value for name, value in named.items() if value is not None}
+        arguments |= {"prompt": task.prompt, "output_type": "pil"}
         if task.picture is None:
-            return given | {"width": task.width, "height": task.height}
+            return arguments | {"width": task.width, "height": task.height}
         # Of the steps, those are computed that the strength leaves: one at least.
         default = inspect.signature(self._editor(task.mask is not None).__call__).parameters["num_inference_steps"]
-        steps = max(given.get("num_inference_steps", default.default), math.ceil(1 / task.strength))
-        given |= {"image": task.picture, "strength": task.strength, "num_inference_steps": steps}
+        steps = max(arguments.get("num_inference_steps", default.default), math.ceil(1 / task.strength))
+        arguments |= {"image": task.picture, "strength": task.strength, "num_inference_steps": steps}
         masked = {"mask_image": task.mask, "width": task.width, "height": task.height}
-        return given | (masked if task.mask is not None else {})
+        return arguments | (masked if task.mask is not None else {})
 
     def _seen(self, latents: Any) -> Any:
         """Returns what is there of a picture."""
@@ -206,15 +206,15 @@ class Painter:
         """Returns the checked request of an edit, or of a variation, which has no prompt. Raises `Refused`."""
         form = parts(content_type, body)
         picture, mask = source(form)
-        found = {name: _typed(name, values) for name, values in form.items() if name not in FILES}
+        fields = {name: _typed(name, values) for name, values in form.items() if name not in FILES}
         if varies:
-            found["prompt"], mask = "a picture", None
-        if found.get("size", "auto") == "auto":
-            found["size"] = self._fitting(picture.width, picture.height)
-        strength = found.get("strength", _STRENGTH)
+            fields["prompt"], mask = "a picture", None
+        if fields.get("size", "auto") == "auto":
+            fields["size"] = self._fitting(picture.width, picture.height)
+        strength = fields.get("strength", _STRENGTH)
         if type(strength) not in (int, float) or not 0.01 <= strength <= 1:
             raise Refused("`strength` must be a number from 0.01 to 1", "strength")
-        task = self.read(found)
+        task = self.read(fields)
         size = (task.width, task.height)
         task = replace(task, strength=round(float(strength), 2), picture=picture.resize(size))
         if mask is not None:
@@ -227,18 +227,18 @@ class Painter:
         part = min(1.0, self._largest / math.sqrt(width * height))
         return "x".join(str(max(_SMALLEST, int(side * part) // self._unit * self._unit)) for side in (width, height))
 
-    def read(self, found: dict[str, Any]) -> Task:
+    def read(self, fields: dict[str, Any]) -> Task:
         """Returns the checked request. Raises `Refused`."""
-        found = {name: value for name, value in found.items() if value is not None}
-        prompt, negative = _text(found, "prompt"), found.get("negative_prompt") and _text(found, "negative_prompt")
+        fields = {name: value for name, value in fields.items() if value is not None}
+        prompt, negative = _text(fields, "prompt"), fields.get("negative_prompt") and _text(fields, "negative_prompt")
         if not prompt:
             raise Refused("`prompt` must be a text", "prompt")
         if negative and "negative_prompt" not in self._takes:
             raise Refused("this model takes no negative prompt", "negative_prompt")
-        if (stream := found.get("stream", False)) not in (True, False):
+        if (stream := fields.get("stream", False)) not in (True, False):
             raise Refused("`stream` must be true or false", "stream")
-        width, height = self._size(found.get("size", "auto"))
-        guidance = found.get("guidance_scale")
+        width, height = self._size(fields.get("size", "auto"))
+        guidance = fields.get("guidance_scale")
         if guidance is not None and (
             isinstance(guidance, bool) or not isinstance(guidance, int | float) or not 0 <= guidance <= _MOST_GUIDANCE
         ):
@@ -246,17 +246,17 @@ class Painter:
         return Task(
             prompt,
             negative or None,
-            _whole(found, "n", 1, _MOST_PICTURES, 1),
+            _whole(fields, "n", 1, _MOST_PICTURES, 1),
             width,
             height,
-            _whole(found, "seed", 0, _MOST_SEED - 1, secrets.randbelow(1 << 32)),
-            _whole(found, "steps", 1, _MOST_STEPS, 0) or None,
+            _whole(fields, "seed", 0, _MOST_SEED - 1, secrets.randbelow(1 << 32)),
+            _whole(fields, "steps", 1, _MOST_STEPS, 0) or None,
             guidance,
-            chosen(found, "output_format", _FORMS),
-            _whole(found, "output_compression", 0, 100, _QUALITY),
+            chosen(fields, "output_format", _FORMS),
+            _whole(fields, "output_compression", 0, 100, _QUALITY),
             bool(stream),
-            _whole(found, "partial_images", 0, _MOST_PARTIAL, 0),
-            chosen(found, "response_format", ("b64_json", "url")) == "url",
+            _whole(fields, "partial_images", 0, _MOST_PARTIAL, 0),
+            chosen(fields, "response_format", ("b64_json", "url")) == "url",
         )
 
     def _size(self, size: Any) -> tuple[int, int]:
@@ -297,8 +297,8 @@ def _encoded(picture: Any, task: Task) -> str:
     return base64.b64encode(data.getvalue()).decode()
 
 
-def _text(found: dict[str, Any], name: str) -> str:
-    value = found.get(name)
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
     if not isinstance(value, str) or not value.strip():
         raise Refused(f"`{name}` must be a text that says something", name)
     if len(value) > _LONGEST_PROMPT:
@@ -317,9 +317,9 @@ def _typed(name: str, values: list[bytes]) -> Any:
         return values[0].decode("utf-8", "replace")
 
 
-def _whole(found: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
-    value = found.get(name, default)
-    if name in found and (type(value) is not int or not least <= value <= most):
+def _whole(fields: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
+    value = fields.get(name, default)
+    if name in fields and (type(value) is not int or not least <= value <= most):
         raise Refused(f"`{name}` must be a whole number from {least} to {most}", name)
     return int(value)
 
@@ -389,14 +389,14 @@ class PictureServer(Server):
 async def _answer(job: Drawing, queue: "asyncio.Queue[dict[str, Any] | None]") -> Response:
     """Returns all pictures in one answer."""
     task, pictures = job.task, []
-    while (found := await queue.get()) is not None:
-        if found["type"] == "error":
-            status = 400 if found["error"]["code"] == "bad_request" else 500
-            return failure(status, found["error"])
-        if found["type"] == "completed":
-            data = found["b64_json"]
+    while (event := await queue.get()) is not None:
+        if event["type"] == "error":
+            status = 400 if event["error"]["code"] == "bad_request" else 500
+            return failure(status, event["error"])
+        if event["type"] == "completed":
+            data = event["b64_json"]
             named = {"url": f"data:image/{task.form};base64,{data}"} if task.is_url else {"b64_json": data}
-            pictures.append({**named, "seed": found["seed"]})
+            pictures.append({**named, "seed": event["seed"]})
     if job.stopped.is_set():
         return Response(status_code=499)
     size = f"{task.width}x{task.height}"
@@ -409,19 +409,21 @@ async def _events(job: Drawing, queue: "asyncio.Queue[dict[str, Any] | None]") -
     task = job.task
     size = {"size": f"{task.width}x{task.height}", "output_format": task.form}
     try:
-        while (found := await queue.get()) is not None:
-            if found["type"] != "error":
-                found = found | {"type": f"{task.name}.{found['type']}", "created_at": int(time.time())} | size
-            yield event(found)
+        while (image_event := await queue.get()) is not None:
+            if image_event["type"] != "error":
+                image_event = (
+                    image_event | {"type": f"{task.name}.{image_event['type']}", "created_at": int(time.time())} | size
+                )
+            yield event(image_event)
     finally:
         job.stop()
 
 
 def main() -> None:
     """Loads the model, then serves until a signal comes."""
-    given = settings()
+    values = settings()
     print("loading the model", file=sys.stderr, flush=True)
-    PictureServer(Painter(given), given["sequences"]).serve(given["socket"])
+    PictureServer(Painter(values), values["sequences"]).serve(values["socket"])
 
 
 if __name__ == "__main__":

@@ -24,18 +24,21 @@ def parts(content_type: str, body: bytes) -> dict[str, list[bytes]]:
     boundary = head.get_boundary()
     if head.get_content_type() != "multipart/form-data" or boundary is None:
         raise Refused("send multipart/form-data with a part `image`")
-    found: dict[str, list[bytes]] = {}
+    values: dict[str, list[bytes]] = {}
     for part in (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1"))[1:-1]:
         fields, _, data = part.partition(b"\r\n\r\n")
         name = BytesParser().parsebytes(fields.lstrip(b"\r\n")).get_param("name", "", "content-disposition")
-        found.setdefault(str(name), []).append(data)
-    return found
+        values.setdefault(str(name), []).append(data)
+    return values
 
 
-def source(found: dict[str, list[bytes]]) -> tuple[Any, Any]:
+def source(parts_by_name: dict[str, list[bytes]]) -> tuple[Any, Any]:
     """Returns the picture, and the mask of the same size, white where is to be drawn: the transparent part of `mask`,
     or else of the picture itself; None without one. Raises `Refused`."""
-    pictures, masks = [*found.get("image", ()), *found.get("image[]", ())], found.get("mask", ())
+    pictures, masks = (
+        [*parts_by_name.get("image", ()), *parts_by_name.get("image[]", ())],
+        parts_by_name.get("mask", ()),
+    )
     if len(pictures) != 1:
         raise Refused(f"the form has {len(pictures) or 'no'} pictures: send one, as `image`", "image")
     if len(masks) > 1:

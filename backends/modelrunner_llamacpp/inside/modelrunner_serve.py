@@ -62,9 +62,9 @@ def serve_xllamacpp(given: dict[str, Any]) -> None:
 
 def adapter(xllamacpp: Any, path: str, scale: float) -> Any:
     """Returns a LoRA adapter at this scale, which a request may change (`lora`)."""
-    made = xllamacpp.CommonAdapterLoraInfo()
-    made.path, made.scale = path, scale
-    return made
+    info = xllamacpp.CommonAdapterLoraInfo()
+    info.path, info.scale = path, scale
+    return info
 
 
 def serve_llama_cpp(given: dict[str, Any]) -> None:

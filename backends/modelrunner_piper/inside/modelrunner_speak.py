@@ -140,8 +140,8 @@ class Speech(Server):
             self._sound(task, job), media_type="text/event-stream" if task.is_events else _FORMS[task.form][3]
         )
 
-    def _read(self, found: dict[str, Any]) -> Task:
-        text, speed = found.get("input"), found.get("speed")
+    def _read(self, fields: dict[str, Any]) -> Task:
+        text, speed = fields.get("input"), fields.get("speed")
         if not isinstance(text, str) or not any(letter.isalnum() for letter in text):
             raise Refused("`input` must be a text with something to say", "input")
         if len(text) > _LONGEST_INPUT:
@@ -150,9 +150,9 @@ class Speech(Server):
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not _SPEEDS[0] <= speed <= _SPEEDS[1]:
             raise Refused(f"`speed` must be a number from {_SPEEDS[0]} to {_SPEEDS[1]}", "speed")
         speakers = self._voice.speakers
-        speaker = chosen(found, "voice", tuple(speakers))
-        form = chosen(found, "response_format", tuple(_FORMS))
-        is_events = chosen(found, "stream_format", _STREAMS) == "sse"
+        speaker = chosen(fields, "voice", tuple(speakers))
+        form = chosen(fields, "response_format", tuple(_FORMS))
+        is_events = chosen(fields, "stream_format", _STREAMS) == "sse"
         return Task(text, speakers[speaker], float(speed), form, is_events)
 
     async def _sound(self, task: Task, job: Job) -> AsyncIterator[bytes]:
@@ -200,9 +200,9 @@ def _text(data: bytes) -> str:
 
 def main() -> None:
     """Loads the voice, then serves until a signal comes."""
-    given = settings()
+    values = settings()
     print("loading the voice", file=sys.stderr, flush=True)
-    Speech(Voice(Path(given["voice"]), given["threads"]), given["sequences"]).serve(given["socket"])
+    Speech(Voice(Path(values["voice"]), values["threads"]), values["sequences"]).serve(values["socket"])
 
 
 if __name__ == "__main__":

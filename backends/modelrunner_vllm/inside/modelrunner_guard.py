@@ -158,13 +158,13 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 def _read_fields(routes: Iterable[Any]) -> dict[str, list[str]]:
     """Returns the fields of the models by which the routes read their bodies, with the other names of each."""
-    found: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     for route in routes:
         read = getattr(route, "path", None) in _WITH_MODEL and getattr(route, "dependant", None)
         names = {name for body in (read.body_params if read else ()) for name in _names(body.field_info.annotation)}
         if names:
-            found[route.path] = sorted((names | _OWN_FIELDS) - _NEVER_USED)
-    return found
+            fields[route.path] = sorted((names | _OWN_FIELDS) - _NEVER_USED)
+    return fields
 
 
 def _names(annotation: Any) -> Iterator[str]:

@@ -81,7 +81,7 @@ def _encoded(data: Any) -> bytes:
 
 
 def _verbose(task: Task, heard: Heard) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "task": task.name,
         "language": heard.language,
         "duration": heard.duration,
@@ -89,9 +89,9 @@ def _verbose(task: Task, heard: Heard) -> dict[str, Any]:
     }
     if task.words:
         words = [word for segment in heard.segments for word in segment.words]
-        found["words"] = [{"word": word.word.strip(), "start": word.start, "end": word.end} for word in words]
+        answer["words"] = [{"word": word.word.strip(), "start": word.start, "end": word.end} for word in words]
     if task.segments:
-        found["segments"] = [
+        answer["segments"] = [
             {
                 "id": number,
                 "seek": round(segment.start * 100),
@@ -106,7 +106,7 @@ def _verbose(task: Task, heard: Heard) -> dict[str, Any]:
             }
             for number, segment in enumerate(heard.segments)
         ]
-    return found | {"usage": heard.usage}
+    return answer | {"usage": heard.usage}
 
 
 def _srt(segments: Sequence[Segment]) -> str:

@@ -67,33 +67,33 @@ def read(name: str, texts: Mapping[str, Sequence[str]], languages: Collection[st
 
 
 def _one(texts: Mapping[str, Sequence[str]], name: str) -> str | None:
-    found = texts.get(name, ())
-    if len(found) > 1:
+    values = texts.get(name, ())
+    if len(values) > 1:
         raise Refused(f"`{name}` must be given once", name)
-    return found[0].strip() if found else None
+    return values[0].strip() if values else None
 
 
-def _language(given: str | None, languages: Collection[str]) -> str | None:
-    if not given:
+def _language(language: str | None, languages: Collection[str]) -> str | None:
+    if not language:
         return None
-    code = given.lower()
+    code = language.lower()
     if code not in languages:
         known = ", ".join(sorted(languages))
-        raise Refused(f"this model does not know the language {given[:40]!r}; it knows {known}", "language")
+        raise Refused(f"this model does not know the language {language[:40]!r}; it knows {known}", "language")
     return code
 
 
-def _prompt(given: str | None) -> str | None:
-    if given and len(given) > _LONGEST_PROMPT:
-        raise Refused(f"`prompt` has {len(given)} characters, and may have {_LONGEST_PROMPT}", "prompt")
-    return given or None
+def _prompt(prompt: str | None) -> str | None:
+    if prompt and len(prompt) > _LONGEST_PROMPT:
+        raise Refused(f"`prompt` has {len(prompt)} characters, and may have {_LONGEST_PROMPT}", "prompt")
+    return prompt or None
 
 
-def _temperature(given: str | None) -> float:
+def _temperature(temperature: str | None) -> float:
     try:
-        value = float(given or 0)
+        value = float(temperature or 0)
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise Refused(f"`temperature` is a number from 0 to 1, not {(given or '')[:40]!r}", "temperature")
+        raise Refused(f"`temperature` is a number from 0 to 1, not {(temperature or '')[:40]!r}", "temperature")
     return value

@@ -51,8 +51,8 @@ class Recogniser:
 
     @property
     def languages(self) -> Sequence[str]:
-        found: Sequence[str] = self._model.supported_languages
-        return found
+        languages: Sequence[str] = self._model.supported_languages
+        return languages
 
     @property
     def translates(self) -> bool:
@@ -76,10 +76,10 @@ class Recogniser:
             )
             language, start, last = info.language, at / RATE, at + len(window) >= samples
             held: Segment | None = None
-            for found in segments:
+            for segment in segments:
                 if held is not None:
                     yield info.language, held
-                held = _segment(found, start)
+                held = _segment(segment, start)
             if held is not None and not last and held.start > start:
                 at = int(held.start * RATE)
                 continue
@@ -88,18 +88,18 @@ class Recogniser:
             at += len(window)
 
 
-def _segment(found: Any, start: float) -> Segment:
+def _segment(heard: Any, start: float) -> Segment:
     """Returns our form of a segment of faster-whisper, in a window that begins at `start` seconds."""
-    words = [Word(each.word, _moment(start + each.start), _moment(start + each.end)) for each in found.words or ()]
+    words = [Word(each.word, _moment(start + each.start), _moment(start + each.end)) for each in heard.words or ()]
     return Segment(
-        _moment(start + found.start),
-        _moment(start + found.end),
-        found.text,
-        tuple(found.tokens),
-        float(found.temperature or 0),
-        float(found.avg_logprob),
-        float(found.compression_ratio),
-        float(found.no_speech_prob),
+        _moment(start + heard.start),
+        _moment(start + heard.end),
+        heard.text,
+        tuple(heard.tokens),
+        float(heard.temperature or 0),
+        float(heard.avg_logprob),
+        float(heard.compression_ratio),
+        float(heard.no_speech_prob),
         words,
     )
 
@@ -238,9 +238,9 @@ class Transcripts(Server):
 
 def main() -> None:
     """Loads the model, then serves until a signal comes."""
-    given = settings()
+    values = settings()
     print("loading the model", file=sys.stderr, flush=True)
-    Transcripts(Recogniser(given), given["sequences"], given["longest"]).serve(given["socket"])
+    Transcripts(Recogniser(values), values["sequences"], values["longest"]).serve(values["socket"])
 
 
 if __name__ == "__main__":

@@ -109,13 +109,13 @@ class Anthropic(JsonDialect):
 
     def translated(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation]:
         """Counts tokens with an answer of one token, since every engine reports the tokens of its prompt."""
-        asked = MessageRequest.of(ask.body)
-        chat, model, headers = asked.chat(), ask.fields.model, own_headers("", asked.ignored())
+        request = MessageRequest.of(ask.body)
+        chat, model, headers = request.chat(), ask.fields.model, own_headers("", request.ignored())
         make = MessageEvents if ask.fields.stream else WholeMessage
         if ask.head.route.path == _COUNT:
             chat["max_tokens"] = 1
             make = CountedTokens
-        return engine_request(runner, _CHAT, model, chat), make(model, asked.stop_sequences or [], headers)
+        return engine_request(runner, _CHAT, model, chat), make(model, request.stop_sequences or [], headers)
 
     def error(self, error: ModelRunnerError, request_id: str) -> tuple[tuple[Header, ...], bytes]:
         return (JSON, *refusal_headers(error)), _encoded(error, request_id)

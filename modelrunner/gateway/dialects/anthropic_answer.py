@@ -36,20 +36,20 @@ class AnthropicAnswer(Assembly):
         self._stopped = False
 
     def add(self, event: Event) -> int:
-        found = msgspec.json.decode(msgspec.json.encode(event), type=_Delta)
-        match found.type:
+        delta = msgspec.json.decode(msgspec.json.encode(event), type=_Delta)
+        match delta.type:
             case "message_start":
-                self._message = found.message
+                self._message = delta.message
             case "content_block_start":
-                self._blocks[found.index] = found.content_block
+                self._blocks[delta.index] = delta.content_block
             case "content_block_delta":
-                block = self._blocks.setdefault(found.index, {})
-                for name, value in found.delta.items():
+                block = self._blocks.setdefault(delta.index, {})
+                for name, value in delta.delta.items():
                     if name in _OWN and isinstance(value, str):
                         grow(block, name, value)
             case "message_delta":
-                self._message |= found.delta
-                self._message["usage"] = (self._message.get("usage") or {}) | found.usage
+                self._message |= delta.delta
+                self._message["usage"] = (self._message.get("usage") or {}) | delta.usage
             case "message_stop":
                 self._stopped = True
             case _:

@@ -56,12 +56,12 @@ def has_other_content(body: bytes) -> bool:
     """Returns whether a request has content that an engine's own messages drop silently, such as a document. False for
     an invalid request, whose fault the engine tells."""
     try:
-        found = msgspec.json.decode(body, type=_TypedRequest)
+        request = msgspec.json.decode(body, type=_TypedRequest)
     except msgspec.ValidationError:
         return False
     except RecursionError:
         return True
-    return not all(map(_all_passed, (found.system, *(turn.content for turn in found.messages))))
+    return not all(map(_all_passed, (request.system, *(turn.content for turn in request.messages))))
 
 
 class Turn(msgspec.Struct):
@@ -136,9 +136,9 @@ class MessageRequest(msgspec.Struct):
 
     def ignored(self) -> tuple[str, ...]:
         """Returns the names of the request's fields that have no effect."""
-        found = [name for name in _IGNORED if getattr(self, name) not in _DEFAULTS]
+        names = [name for name in _IGNORED if getattr(self, name) not in _DEFAULTS]
         budget = self.thinking is not None and self.thinking.budget_tokens is not None
-        return (*found, *(["thinking.budget_tokens"] if budget else []))
+        return (*names, *(["thinking.budget_tokens"] if budget else []))
 
     def chat(self) -> dict[str, Any]:
         """Returns the body of a chat, without the model. Raises `BadRequest`."""
@@ -172,18 +172,18 @@ class MessageRequest(msgspec.Struct):
         return effort | {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def _messages(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         if self.system:
             text = self.system if isinstance(self.system, str) else "\n\n".join(_text(block) for block in self.system)
-            found.append({"role": "system", "content": text})
+            messages.append({"role": "system", "content": text})
         for turn in self.messages:
             if isinstance(turn.content, str):
-                found.append({"role": turn.role, "content": turn.content})
+                messages.append({"role": turn.role, "content": turn.content})
             elif turn.role == "assistant":
-                found.append(_assistant(turn.content))
+                messages.append(_assistant(turn.content))
             else:
-                found += _user(turn.role, turn.content)
-        return found
+                messages += _user(turn.role, turn.content)
+        return messages
 
 
 def _assistant(blocks: list[Block]) -> dict[str, Any]:
@@ -213,10 +213,10 @@ def _user(role: str, blocks: list[Block]) -> list[dict[str, Any]]:
             parts.append(_part(block))
             continue
         inner = [Block("text", block.content)] if isinstance(block.content, str) else block.content or []
-        given = [_part(one) for one in inner]
-        text = "\n".join(part["text"] for part in given if "text" in part)
+        converted = [_part(one) for one in inner]
+        text = "\n".join(part["text"] for part in converted if "text" in part)
         results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-        parts += [part for part in given if "text" not in part]
+        parts += [part for part in converted if "text" not in part]
     if not parts:
         return results
     plain = all("text" in part for part in parts)

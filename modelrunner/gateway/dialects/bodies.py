@@ -131,13 +131,13 @@ class JsonDialect(JsonBodies):
 
 def _repeats(body: bytes) -> bool:
     """True if a large body has the beginning of our names more than once, or one of their letters as an escape."""
-    found = 0
+    repeats = 0
     for piece in _slices(body, len(_BEGINNING)):
         at = piece.rfind(_BEGINNING)
         while at >= 0:
-            found += 1
+            repeats += 1
             at = piece.rfind(_BEGINNING, 0, at)
-        if found > 1 or (piece.find(b"\\") >= 0 and piece.find(b"\\u006") >= 0):
+        if repeats > 1 or (piece.find(b"\\") >= 0 and piece.find(b"\\u006") >= 0):
             return True
     return False
 
@@ -165,8 +165,8 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _check_numbers(body: bytes) -> None:
-    found = any(_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, _LONGEST))
-    if found and any(number[1] for number in _NUMBER_OR_STRING.finditer(body)):
+    is_long = any(_NUMBER in piece.translate(_DIGITS_ONLY) for piece in _slices(body, _LONGEST))
+    if is_long and any(number[1] for number in _NUMBER_OR_STRING.finditer(body)):
         raise BadRequest("the body has a number that is too large")
 
 

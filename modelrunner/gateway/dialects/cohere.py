@@ -101,7 +101,7 @@ class _CohereRanking(WholeBody):
         self._top = fields.top_n
 
     def end(self) -> bytes:
-        found = self.decoded(_Ranking).results
-        best = sorted(found, key=lambda one: one.relevance_score, reverse=True)[: self._top]
+        results = self.decoded(_Ranking).results
+        best = sorted(results, key=lambda one: one.relevance_score, reverse=True)[: self._top]
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
         return msgspec.json.encode({"id": self._id, "results": best, "meta": meta})

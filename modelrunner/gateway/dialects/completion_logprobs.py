@@ -12,12 +12,12 @@ from modelrunner.gateway.dialects.rewritten import RewrittenEvents
 _MARK = b'"content":['
 
 
-def in_lists(found: Any, offset: int) -> tuple[Any, int]:
+def in_lists(logprobs: Any, offset: int) -> tuple[Any, int]:
     """Returns the probabilities in lists, and the offset after their tokens; `offset` is that of the first token in the
     answer's text. Others than a chat's stay as they are."""
-    content = found.get("content") if isinstance(found, dict) else None
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):
-        return found, offset
+        return logprobs, offset
     lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in content:
         token = one.get("token", "")
@@ -44,6 +44,6 @@ class CompletionEvents(RewrittenEvents):
         fields = msgspec.json.decode(event[5:])
         for choice in fields["choices"]:
             index = choice.get("index", 0)
-            found = in_lists(choice.get("logprobs"), self._offsets.get(index, 0))
-            choice["logprobs"], self._offsets[index] = found
+            logprobs = in_lists(choice.get("logprobs"), self._offsets.get(index, 0))
+            choice["logprobs"], self._offsets[index] = logprobs
         return b"data: " + msgspec.json.encode(fields)

@@ -90,9 +90,9 @@ def _with_readable_arguments(messages: Any) -> bool:
         calls = message.get("tool_calls") if isinstance(message, dict) else None
         for call in calls if isinstance(calls, list) else ():
             function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict) and isinstance(given := function.get("arguments", ""), str):
-                function["arguments"] = readable_arguments(given)
-                changed |= function["arguments"] != given
+            if isinstance(function, dict) and isinstance(arguments := function.get("arguments", ""), str):
+                function["arguments"] = readable_arguments(arguments)
+                changed |= function["arguments"] != arguments
     return changed
 
 

@@ -133,7 +133,7 @@ class OllamaGenerate(Ollama):
         assert isinstance(fields, GenerateFields)
         capabilities = runner.spec.bundle.capabilities
         plain = bool(fields.raw) or (bool(capabilities) and "chat" not in capabilities)
-        path, asked = (_COMPLETIONS, fields.completion()) if plain else (_CHAT, fields.chat())
+        path, body = (_COMPLETIONS, fields.completion()) if plain else (_CHAT, fields.chat())
         ignored = fields.ignored(runner.api.reads(path)) + (["logprobs"] if plain and fields.logprobs else [])
         make = OllamaLines if fields.stream else OllamaText
         translation = make(
@@ -143,7 +143,7 @@ class OllamaGenerate(Ollama):
             chat=False,
             turns=fields.turns(),
         )
-        return engine_request(runner, path, fields.model, asked), translation
+        return engine_request(runner, path, fields.model, body), translation
 
     def empty(self, ask: Inference, reason: str) -> bytes:
         return _empty(ask, {"response": ""}, reason)

@@ -37,7 +37,7 @@ class AnswerClock:
 
     def __init__(self, arrived: float) -> None:
         self._arrived = arrived
-        self._asked = perf_counter()
+        self._sent = perf_counter()
         self._first: float | None = None
 
     def first(self) -> None:
@@ -49,12 +49,12 @@ class AnswerClock:
         """Returns the engine's own timings, else those of this clock, in nanoseconds."""
         end = perf_counter()
         first = self._first if self._first is not None else end
-        prompt, written = (first - self._asked) * 1e3, (end - first) * 1e3
+        prompt, written = (first - self._sent) * 1e3, (end - first) * 1e3
         if timings is not None:
             prompt, written = timings.prompt_ms, timings.predicted_ms
         return {
             "total_duration": int((end - self._arrived) * 1e9),
-            "load_duration": int((self._asked - self._arrived) * 1e9),
+            "load_duration": int((self._sent - self._arrived) * 1e9),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": int(prompt * 1e6),
             "eval_count": usage.completion_tokens,
@@ -156,8 +156,8 @@ class OllamaText(OllamaLines):
         return self._line("".join((*self._texts, broken)), "".join(self._thoughts), end, calls)
 
 
-def _logprobs(found: list[msgspec.Raw] | None) -> bytes:
-    return b',"logprobs":%b' % _encode(found) if found else b""
+def _logprobs(logprobs: list[msgspec.Raw] | None) -> bytes:
+    return b',"logprobs":%b' % _encode(logprobs) if logprobs else b""
 
 
 class _Vector(msgspec.Struct):
@@ -195,10 +195,10 @@ class OllamaEmbeddings(WholeBody):
         self._length = length
 
     def end(self) -> bytes:
-        found = self.decoded(_Vectors)
-        vectors = [_first(each.embedding, self._length) for each in sorted(found.data, key=lambda each: each.index)]
+        answer = self.decoded(_Vectors)
+        vectors = [_first(each.embedding, self._length) for each in sorted(answer.data, key=lambda each: each.index)]
         if self._single:
             return _encode({"embedding": vectors[0] if vectors else []})
-        figures = self._clock.figures(found.usage or TokenUsage(), None)
+        figures = self._clock.figures(answer.usage or TokenUsage(), None)
         durations = {name: figures[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
         return _encode({"model": self._model, "embeddings": vectors, **durations})

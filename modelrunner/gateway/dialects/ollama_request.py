@@ -66,23 +66,23 @@ class OllamaFields(EmptyFields, frozen=True, gc=False):
 
     def sampling(self) -> dict[str, Any]:
         """Returns the sampling options by OpenAI's names. Raises `BadRequest` for an option of a wrong type."""
-        found = SamplingOptions.of(self.options, "options").mapped()
+        fields = SamplingOptions.of(self.options, "options").mapped()
         if self.format == "json":
-            found["response_format"] = {"type": "json_object"}
+            fields["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):
             schema = {"name": "answer", "schema": self.format, "strict": True}
-            found["response_format"] = {"type": "json_schema", "json_schema": schema}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.logprobs:
-            found |= {"logprobs": True, "top_logprobs": self.top_logprobs or LEAST_LOGPROBS}
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or LEAST_LOGPROBS}
         if self.think is not None:
             thinks = _THINKS.get(self.think, self.think)
             if isinstance(thinks, str) and thinks not in _LEVELS:
                 message = f"`think` is true, false, or one of {', '.join(_LEVELS)}, not {thinks[:40]!r}"
                 raise BadRequest(message, param="think")
-            found["chat_template_kwargs"] = {"enable_thinking": thinks is not False}
+            fields["chat_template_kwargs"] = {"enable_thinking": thinks is not False}
             if isinstance(thinks, str):
-                found["reasoning_effort"] = thinks
-        return found
+                fields["reasoning_effort"] = thinks
+        return fields
 
     def ignored(self, known: Collection[str] | None) -> list[str]:
         """Returns the names of the options that have no effect. `known` are the fields that the engine reads, None if
@@ -101,8 +101,8 @@ class ChatFields(OllamaFields, frozen=True, gc=False):
 
     def chat(self) -> dict[str, Any]:
         """Raises `BadRequest`."""
-        found = {"messages": _messages(self.messages or ()), **self.sampling()}
-        return found | ({"tools": self.tools} if bytes(self.tools) not in (b"", b"null", b"[]") else {})
+        fields = {"messages": _messages(self.messages or ()), **self.sampling()}
+        return fields | ({"tools": self.tools} if bytes(self.tools) not in (b"", b"null", b"[]") else {})
 
 
 class GenerateFields(OllamaFields, frozen=True, gc=False):
@@ -151,11 +151,11 @@ class GenerateFields(OllamaFields, frozen=True, gc=False):
         """Returns a completion of the prompt without the model's chat template. Raises `BadRequest`."""
         if self.images:
             raise BadRequest("a raw prompt has no images: leave `raw` or `images` out", param="images")
-        found = self.sampling()
+        fields = self.sampling()
         for chat_only in ("logprobs", "top_logprobs", "chat_template_kwargs", "reasoning_effort"):
-            found.pop(chat_only, None)
+            fields.pop(chat_only, None)
         texts = [f"{text}\n" if role == "system" else text for role, text in self.turns()]
-        return {"prompt": "".join(texts) if texts else self.prompt, **found}
+        return {"prompt": "".join(texts) if texts else self.prompt, **fields}
 
 
 class EmbedFields(EmptyFields, frozen=True, gc=False):
@@ -206,8 +206,8 @@ class CutEmbedFields(EmbedFields, frozen=True, gc=False):
 
 def ignored_options(options: Mapping[str, Any] | None, known: Collection[str] | None) -> list[str]:
     """Returns the names of options that are not in `SamplingOptions`, or that the engine does not read."""
-    given = [name for name, value in (options or {}).items() if value is not None]
-    return [f"options.{name}" for name in given if not _is_used(name, known)]
+    names = [name for name, value in (options or {}).items() if value is not None]
+    return [f"options.{name}" for name in names if not _is_used(name, known)]
 
 
 def _is_used(option: str, known: Collection[str] | None) -> bool:
@@ -220,7 +220,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """Returns OpenAI's messages. Their tool calls have IDs, which Ollama's may lack: a result belongs to the call with
     its ID, else to the first call of its tool without a result. Raises `BadRequest` for an image that is not
     base64."""
-    found: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # ID and name
     for number, message in enumerate(messages):
         one: dict[str, Any] = {"role": message.role, "content": _content(message)}
@@ -245,8 +245,8 @@ def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
             one["tool_call_id"] = message.tool_call_id or (call[0] if call else "call_0")
             if call:
                 open_calls.remove(call)
-        found.append(one)
-    return found
+        converted.append(one)
+    return converted
 
 
 def _answers(message: OllamaMessage, id: str, name: str) -> bool:

@@ -124,12 +124,12 @@ async def _tokens(text: str, runner: Runner, ask: Inference) -> list[int]:
     body = msgspec.json.encode({"model": ask.fields.model, "content": text, "add_special": True})
     try:
         status, answer = await runner.upstream.fetch("POST", _TOKENIZE, body, timeout=_TOKENIZING)
-        found = msgspec.json.decode(answer, type=_TokenIds) if status == 200 else None
+        ids = msgspec.json.decode(answer, type=_TokenIds) if status == 200 else None
     except (OSError, msgspec.DecodeError) as error:
         raise EngineProtocolError(f"the engine does not tokenize: {error}") from None
-    if found is None:
+    if ids is None:
         raise EngineProtocolError(f"the engine does not tokenize: status {status}")
-    return found.tokens
+    return ids.tokens
 
 
 class _TokenIds(msgspec.Struct):

@@ -93,8 +93,8 @@ class _ChoicePieces:
         self.finished = self._fields.get("finish_reason") is not None
         return kept
 
-    def _add_logprobs(self, found: Event) -> None:
-        for name, raw in found.items():
+    def _add_logprobs(self, logprobs: Event) -> None:
+        for name, raw in logprobs.items():
             elements = self._logprobs.setdefault(name, [])
             if (text := bytes(raw)).startswith(b"[") and (inner := text[1:-1].strip()):
                 elements.append(inner)

@@ -69,10 +69,10 @@ class Responses(OpenAI):
             owner=ask.head.owner,
             size=len(ask.body),
         )
-        asked = msgspec.structs.replace(ask, fields=prepared, held=size + more)
+        continued = msgspec.structs.replace(ask, fields=prepared, held=size + more)
         if not fields.background:
-            return asked
-        return _in_background(preparing, asked, prepared)
+            return continued
+        return _in_background(preparing, continued, prepared)
 
     def request(self, ask: Inference, runner: Runner) -> tuple[EngineRequest, Translation | None]:
         fields = ask.fields

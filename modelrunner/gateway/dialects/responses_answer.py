@@ -177,18 +177,18 @@ class ResponseEvents(ChunkTranslation):
 
     def _response(self, cut: bool) -> dict[str, Any]:
         usage = self.usage
-        found = response_of(self._fields, "incomplete" if cut else "completed", self._done)
+        response = response_of(self._fields, "incomplete" if cut else "completed", self._done)
         if cut:
             reason = "max_output_tokens" if self.finish_reason == "length" else "content_filter"
-            found["incomplete_details"] = {"reason": reason}
-        found["usage"] = {
+            response["incomplete_details"] = {"reason": reason}
+        response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
-        return found
+        return response
 
 
 class WholeResponse(ResponseEvents):

@@ -74,11 +74,11 @@ class ResponseFields(Fields, frozen=True, gc=False):
 
     def ignored(self) -> list[str]:
         """Returns the names of the request's fields that have no effect."""
-        given = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, [], "auto", "disabled")]
+        names = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, [], "auto", "disabled")]
         left_out = [f"tools.{kind}" for kind in self.offered().left_out]
         strange = dict.fromkeys(f"input.{kind}" for item in self.items() if (kind := _strange(item)))
         included = ["include" for one in self.include or () if one != _LOGPROBS][:1]
-        return [*given, *(["truncation"] if self.truncation == "auto" else []), *left_out, *strange, *included]
+        return [*names, *(["truncation"] if self.truncation == "auto" else []), *left_out, *strange, *included]
 
     def offered(self) -> OfferedTools:
         """Returns the tools. Raises `BadRequest` for tools that run at a service."""
@@ -135,8 +135,8 @@ class PreparedFields(ResponseFields, frozen=True, gc=False):
 
     @property
     def responses(self) -> ResponseStore | None:
-        found: ResponseStore | None = self.kept
-        return found
+        store: ResponseStore | None = self.kept
+        return store
 
 
 _ID_DIGITS = 48
@@ -160,7 +160,7 @@ async def resolved(
     """Returns the items with those of stored responses in place of references to them, and the bytes of these. Raises
     `NotFound`, and `PayloadTooLarge` for more than `largest` bytes."""
     outputs: dict[str, dict[str, dict[str, Any]]] = {}
-    found, size = list(items), 0
+    conversation, size = list(items), 0
     for place, item in enumerate(items):
         if item.get("type") != _REFERENCE:
             continue
@@ -179,41 +179,41 @@ async def resolved(
                 f"the item {str(id)[:80]!r} is not stored here: send the item itself, and `store` its response",
                 param="input",
             )
-        found[place] = whole
-    return found, size
+        conversation[place] = whole
+    return conversation, size
 
 
 def messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the items as messages: successive calls, with a text of the assistant, are one message. Raises
     `BadRequest`."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for item in items:
         match item.get("type") or "message":
             case "message":
                 role = item.get("role")
                 role = "system" if role == "developer" else role
-                found.append({"role": role, "content": _content(item.get("content"))})
+                messages.append({"role": role, "content": _content(item.get("content"))})
             case "function_call" | "custom_tool_call" as kind:
                 arguments = readable_arguments(item.get("arguments"))
                 if kind == "custom_tool_call":
                     arguments = msgspec.json.encode(arguments_with(item.get("input"))).decode()
                 name = function_name(item.get("name"), item.get("namespace"))
                 call = {"name": name, "arguments": arguments}
-                if not found or found[-1]["role"] != "assistant":
-                    found.append({"role": "assistant", "content": ""})
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
                 message = {"id": item.get("call_id"), "type": "function", "function": call}
-                found[-1].setdefault("tool_calls", []).append(message)
+                messages[-1].setdefault("tool_calls", []).append(message)
             case "function_call_output" | "custom_tool_call_output":
                 output = item.get("output")
                 text = output if isinstance(output, str) else _content(output)
-                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
             case "reasoning" | "item_reference":
                 continue  # a model does not get the thoughts of its earlier answers; `resolved` puts items in place
             case other if _strange(item):
                 continue
             case other:
                 raise BadRequest(f"an item of the type {other!r} is not offered here", param="input")
-    return found
+    return messages
 
 
 def _strange(item: dict[str, Any]) -> str:

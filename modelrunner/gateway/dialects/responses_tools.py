@@ -47,9 +47,11 @@ class OfferedTools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         name = tool.get("name") if kind is not None else None
         if kind in ("function", "custom") and isinstance(name, str):
-            made = _function(tool) if kind == "function" else _with_free_text(tool)
-            made["name"] = function_name(name, namespace)
-            self._by_name[made["name"]] = OfferedTool(kind, name, namespace, {"type": "function", "function": made})
+            offered = _function(tool) if kind == "function" else _with_free_text(tool)
+            offered["name"] = function_name(name, namespace)
+            self._by_name[offered["name"]] = OfferedTool(
+                kind, name, namespace, {"type": "function", "function": offered}
+            )
         elif kind == "namespace" and isinstance(name, str) and not namespace:
             for one in _list(tool.get("tools")):
                 self._add(one, name)

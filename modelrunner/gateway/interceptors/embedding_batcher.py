@@ -102,7 +102,7 @@ class _EmbeddingBatch:
         self._members = members
         self.texts: dict[ForwardedRequest, str | list[int]] = {}
         self.timer: asyncio.TimerHandle
-        self._asked: list[ForwardedRequest | None] = []  # None in place of a request whose client has left
+        self._requests: list[ForwardedRequest | None] = []  # None in place of a request whose client has left
         self._exchange: Exchange | None = None
         self._work: asyncio.Task[Any] | None = None
         self._status = 0
@@ -111,7 +111,7 @@ class _EmbeddingBatch:
 
     def ask(self) -> None:
         """Asks the engine. Called once, after the last request was added."""
-        self._asked = list(self.texts)
+        self._requests = list(self.texts)
         if len(self.texts) < 2:
             self._each_alone()
             return
@@ -145,7 +145,7 @@ class _EmbeddingBatch:
             request.lease = lease
             request.tokens = with_prompt(NONE, len(request.ask.body), lease.runner.spec.context_size)
         self.texts.pop(request, None)
-        self._asked = [None if one is request else one for one in self._asked]
+        self._requests = [None if one is request else one for one in self._requests]
         if self._exchange is not None and not self.texts:
             self._exchange.cancel()
             if self._work is not None:
@@ -175,7 +175,7 @@ class _EmbeddingBatch:
             request.go_alone()
 
     async def _answer(self, counting: "asyncio.Task[list[int]] | None") -> None:
-        weights = await counting if counting is not None else [1] * len(self._asked)  # equal parts
+        weights = await counting if counting is not None else [1] * len(self._requests)  # equal parts
         try:
             answers = self._taken_apart(weights) if self._status == 200 else None
         except (msgspec.MsgspecError, ValueError, RecursionError, EngineProtocolError):  # ValueError: invalid UTF-8
@@ -183,7 +183,7 @@ class _EmbeddingBatch:
         if answers is None:
             self._each_alone()
             return
-        for request, (body, tokens) in zip(self._asked, answers, strict=True):
+        for request, (body, tokens) in zip(self._requests, answers, strict=True):
             if request is not None:
                 assert self._exchange is not None
                 request.lease, request.tokens = self._exchange.lease, Tokens(prompt=tokens)
@@ -193,14 +193,14 @@ class _EmbeddingBatch:
     def _taken_apart(self, counts: Sequence[int]) -> list[tuple[bytes, int]]:
         """Returns the answer and the tokens of each request, in their order. Raises `EngineProtocolError`."""
         whole = _members.decode(self._body)
-        found = msgspec.json.decode(self._body, type=_BatchedAnswer)
-        vectors = {msgspec.json.decode(one.get("index", b"0"), type=int): one for one in found.data}
-        if vectors.keys() != set(range(len(self._asked))):
+        answer = msgspec.json.decode(self._body, type=_BatchedAnswer)
+        vectors = {msgspec.json.decode(one.get("index", b"0"), type=int): one for one in answer.data}
+        if vectors.keys() != set(range(len(self._requests))):
             raise EngineProtocolError("the engine has not answered each of the texts")
-        whole_usage = found.usage or {}
+        whole_usage = answer.usage or {}
         shares = {name: split(amount, counts) for name, amount in whole_usage.items() if type(amount) is int}
         answers = []
-        for place in range(len(self._asked)):
+        for place in range(len(self._requests)):
             vector: dict[str, Any] = {**vectors[place], "index": 0}
             usage = whole_usage | {name: each[place] for name, each in shares.items()}
             body = msgspec.json.encode({**whole, "data": [vector], **({"usage": usage} if usage else {})})
@@ -220,11 +220,11 @@ def split(amount: int, weights: Sequence[int]) -> list[int]:
 
 def _one_text(raw: msgspec.Raw) -> str | list[int] | None:
     """Returns the only input of a request; None for several inputs, no input, or an invalid one."""
-    found = msgspec.json.decode(raw)
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str | list):
-        [found] = found
-    tokens = isinstance(found, list) and all(type(token) is int for token in found)
-    return found if found and (tokens or isinstance(found, str)) else None
+    value = msgspec.json.decode(raw)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        [value] = value
+    tokens = isinstance(value, list) and all(type(token) is int for token in value)
+    return value if value and (tokens or isinstance(value, str)) else None
 
 
 async def _counted(runner: Runner, ask: Inference, texts: Sequence[str | list[int]]) -> list[int]:

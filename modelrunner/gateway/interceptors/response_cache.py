@@ -57,7 +57,7 @@ class _CachedAnswer(NamedTuple):
     served: Served
     defaults: ModelDefaults | None
     parameters: RequestParameters | None
-    made: float
+    created: float
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ class ResponseCache:
             blake2b(ask.body, digest_size=32).digest(),
         )
         if (kept := self._find(digest, ask)) is not None:
-            age = b"%d" % (self._clock() - kept.made)
+            age = b"%d" % (self._clock() - kept.created)
             return ForwardedRequest(
                 self._exchanges, ask, sink, _RememberedAnswer(kept), headers=((_HEADER, b"hit"), (b"Age", age))
             )
@@ -137,7 +137,7 @@ class ResponseCache:
             return None
         target = self._target(ask, kept.model)
         if (
-            kept.made < self._clock() - self._age
+            kept.created < self._clock() - self._age
             or target is None
             or (target.key, target.model_id, target.spec.bundle.defaults, target.parameters)
             != (kept.key, kept.model_id, kept.defaults, kept.parameters)
@@ -193,14 +193,14 @@ class _RememberedAnswer:
 
 def _is_determined(ask: Inference) -> bool:
     """True if the request asks for the most probable tokens, or names a seed."""
-    body, found = ask.body, None
+    body, options = ask.body, None
     if b'"temperature"' not in body and b'"seed"' not in body:
         return False
     try:
         if ask.head.route.dialect.name == "ollama":
-            found = _ollama_decoder.decode(body).options
+            options = _ollama_decoder.decode(body).options
         else:
-            found = _decoder.decode(body)
+            options = _decoder.decode(body)
     except msgspec.MsgspecError:
         return False
-    return found is not None and found.is_determined()
+    return options is not None and options.is_determined()

@@ -40,15 +40,15 @@ class ChoiceRounds(RewrittenEvents):
 
     def go_on(self) -> bool:
         """Makes `request` that of the next round, once a round has ended; returns False after the last one."""
-        if self._failed or self.done + self._asked >= self._copies:
+        if self._failed or self.done + self._in_round >= self._copies:
             return False
-        self.done += self._asked
+        self.done += self._in_round
         self._ask()
         return True
 
     def _ask(self) -> None:
-        self._asked = min(self._most, self._copies - self.done)
-        self.request.set({"n": self._asked, "n_cmpl": None})
+        self._in_round = min(self._most, self._copies - self.done)
+        self.request.set({"n": self._in_round, "n_cmpl": None})
         if self.done and type(self._seed) is int and self._seed >= 0:  # a negative one is random
             self.request.set({"seed": self._seed + self.done})
 
@@ -67,7 +67,7 @@ class ChoiceRounds(RewrittenEvents):
             return event
         data = event[5:].strip()
         if data == b"[DONE]":
-            return event if self._failed or self.done + self._asked >= self._copies else b""
+            return event if self._failed or self.done + self._in_round >= self._copies else b""
         if data == b"null":
             return event
         fields: dict[str, Any] = _event.decode(data)
@@ -81,5 +81,5 @@ class ChoiceRounds(RewrittenEvents):
 
     def _place(self, index: int) -> int:
         """Returns the place of a round's choice: those of a prompt follow each other."""
-        prompt, copy = divmod(index, self._asked)
+        prompt, copy = divmod(index, self._in_round)
         return prompt * self._copies + self.done + copy

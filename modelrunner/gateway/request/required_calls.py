@@ -139,7 +139,7 @@ class RequiredCalls(RewrittenEvents):
 
 def _calls(text: str) -> list[dict[str, Any]]:
     """Returns the calls in an answer, of which the last may be cut."""
-    found: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     at: int = 0
     while (begun := _BEGINNING.match(text, at)) is not None:
         start = begun.end()
@@ -149,7 +149,7 @@ def _calls(text: str) -> list[dict[str, Any]]:
             at = len(text)
         function = {"name": json.loads(begun[1]), "arguments": text[start:at]}
         id = f"call_{secrets.token_hex(12)}"
-        found.append({"index": len(found), "id": id, "type": "function", "function": function})
+        calls.append({"index": len(calls), "id": id, "type": "function", "function": function})
         ended = _END.match(text, at)
         at = len(text) if ended is None else ended.end()
-    return found
+    return calls

@@ -60,12 +60,12 @@ def _rewrite(value: Any, field: str, ignored: Collection[str], named: dict[str, 
 
 def _plain(schema: dict[str, Any], field: str, ignored: Collection[str], named: dict[str, None]) -> bool:
     """Rewrites the pattern of a schema, and names the keywords that are not held."""
-    found = [name for name in schema if name in ignored]
+    dropped = [name for name in schema if name in ignored]
     if schema.get("type") == "number":
-        found += [name for name in _BOUNDS if name in schema]
+        dropped += [name for name in _BOUNDS if name in schema]
     if schema.get("type") == "string" and isinstance(form := schema.get("format"), str) and form not in _FORMATS:
-        found.append("format")
-    named |= dict.fromkeys(f"{field}.{name}" for name in found)
+        dropped.append("format")
+    named |= dict.fromkeys(f"{field}.{name}" for name in dropped)
     pattern = schema.get("pattern")
     if not isinstance(pattern, str):
         return False
@@ -147,21 +147,21 @@ def _literal(sign: str) -> str:
 
 def _class(text: str, at: int) -> tuple[str, int] | None:
     """Returns a class of characters with its escapes written out."""
-    made, at = "[", at + 1
+    pattern, at = "[", at + 1
     if text[at : at + 1] == "^":
-        made, at = r'[^"\\\x00-\x1F', at + 1
+        pattern, at = r'[^"\\\x00-\x1F', at + 1
     while at < len(text) and text[at] != "]":
         sign, letter = text[at], text[at + 1 : at + 2]
         if sign != "\\":
             if sign in '["':
                 return None
-            made, at = made + sign, at + 1
+            pattern, at = pattern + sign, at + 1
         elif (code := _CODE.match(text, at)) is not None:
-            made, at = made + code[0], code.end()
+            pattern, at = pattern + code[0], code.end()
         elif letter in _CLASSES:
-            made, at = made + _CLASSES[letter], at + 2
+            pattern, at = pattern + _CLASSES[letter], at + 2
         elif not letter or letter.isalnum() or letter in '"\\':
             return None
         else:
-            made, at = made + rf"\x{ord(letter):02X}", at + 2
-    return (f"{made}]", at + 1) if at < len(text) else None
+            pattern, at = pattern + rf"\x{ord(letter):02X}", at + 2
+    return (f"{pattern}]", at + 1) if at < len(text) else None

@@ -22,24 +22,24 @@ def limit_tokens(request: EngineRequest, shape: ApiShape, most: int) -> None:
     if shape not in _GENERATING:
         return
     try:
-        given = {name: request.get(name) for name in (*_LIMITS, *_COPIES, "prompt")}
+        fields = {name: request.get(name) for name in (*_LIMITS, *_COPIES, "prompt")}
     except msgspec.MsgspecError:
         return  # the engine refuses it
-    answers = _answers(given)
+    answers = _answers(fields)
     if answers > most:
         raise BadRequest(f"the request asks for {answers} answers, and may generate {most} tokens", param="n")
     each = most // answers
-    wanted = {name: given[name] for name in _LIMITS if given[name] is not None}
+    wanted = {name: fields[name] for name in _LIMITS if fields[name] is not None}
     limits = {
         name: value if type(value) in (int, float) and 0 <= value <= each else each for name, value in wanted.items()
     }
     request.set({"max_tokens": min(limits.values(), default=each), **limits})
 
 
-def _answers(given: Mapping[str, Any]) -> int:
-    prompt = given["prompt"]
+def _answers(fields: Mapping[str, Any]) -> int:
+    prompt = fields["prompt"]
     prompts = len(prompt) if isinstance(prompt, list) and not all(map(_is_count, prompt)) else 1
-    copies: list[Any] = [given[name] for name in _COPIES if given[name] is not None]
+    copies: list[Any] = [fields[name] for name in _COPIES if fields[name] is not None]
     if not all(map(_is_count, copies)):
         raise BadRequest("the number of answers is a whole number", param="n")
     return prompts * max([1, *map(int, copies)])

@@ -40,8 +40,8 @@ def choose_tools(request: EngineRequest, shape: ApiShape, *, by_word: bool) -> N
 
 def name_of(tool: Any) -> str | None:
     """Returns the name of an offered or chosen tool; None for a value that is not a tool."""
-    found = tool.get("function", tool) if isinstance(tool, dict) else None
-    name = found.get("name") if isinstance(found, dict) else None
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 

@@ -27,6 +27,6 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
 def begun(traceparent: str | None) -> Trace:
     """Begins the trace of a request, or continues the client's if its header is valid."""
     span, engine = secrets.token_hex(8), secrets.token_hex(8)
-    if traceparent is not None and (found := _TRACEPARENT.fullmatch(traceparent)):
-        return Trace(found[1], found[2], span, engine, found[3])
+    if traceparent is not None and (match := _TRACEPARENT.fullmatch(traceparent)):
+        return Trace(match[1], match[2], span, engine, match[3])
     return Trace(secrets.token_hex(16), "", span, engine)

@@ -53,7 +53,7 @@ rule, or lacks a part of the question."""
 def unread(members: Mapping[str, Any], shape: ApiShape | None, read: Collection[str]) -> tuple[str, ...]:
     """Returns the names of the client's `members` that are not in `read` and not at a default. `shape` is that of the
     endpoint, None for a family with names of its own. Raises `BadRequest` for a field that must not be ignored."""
-    found, meant = [], _MEANT.get(shape, _OF_ALL)
+    names, meant = [], _MEANT.get(shape, _OF_ALL)
     for name, raw in members.items():
         if name in read or name in _OURS:
             continue
@@ -64,8 +64,8 @@ def unread(members: Mapping[str, Any], shape: ApiShape | None, read: Collection[
                     "without it: leave it out, or ask a model that another backend runs",
                     param=name,
                 )
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def unread_in_run(api: EngineApi, watched: Mapping[str, Any]) -> tuple[str, ...]:

@@ -105,8 +105,8 @@ def _guarded(call: Answer) -> Answer:
 
 def settings() -> dict[str, Any]:
     """Returns what `PackagesBackend.serve` was given."""
-    found: dict[str, Any] = json.loads(os.environ["MODELRUNNER_SETTINGS"])
-    return found
+    values: dict[str, Any] = json.loads(os.environ["MODELRUNNER_SETTINGS"])
+    return values
 
 
 async def left(request: Request, job: Job) -> None:
@@ -130,17 +130,17 @@ async def json_body(request: Request) -> dict[str, Any]:
     """Returns the object in the body. Raises `Refused`."""
     body = await whole_body(request, _LONGEST_BODY)
     try:
-        found: Any = json.loads(body)
+        value: Any = json.loads(body)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise Refused("the body is no JSON object")
-    return found
+    return value
 
 
-def chosen(found: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+def chosen(fields: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
     """Returns the member `name`, the first of `known` if it is not there. Raises `Refused`."""
-    value = found.get(name, known[0])
+    value = fields.get(name, known[0])
     if value not in known:
         raise Refused(f"`{name}` must be one of: {', '.join(known[:40])}", name)
     return str(value)
