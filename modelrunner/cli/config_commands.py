@@ -68,8 +68,7 @@ def sample(write: bool) -> None:
         raise Conflict(f"{path} exists already: move it away, or compare it with `modelrunner config sample`")
     with durable.translated("writing the configuration file", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(f"{text}\n")
+        durable.write(path, f"{text}\n".encode())
     output.say(f"wrote {path}")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,12 @@ def test_the_sample_has_every_setting_and_its_values_are_the_defaults(
 
 def test_a_default_that_only_words_describe_cannot_be_taken_for_a_value(cli: Cli) -> None:
     assert "#memory_budget =  # free now" in cli("config", "sample").out
+
+
+def test_a_sample_that_cannot_be_written_leaves_no_file(folders: Path) -> None:
+    """Or the next try would find one. The shell's limit stands for a full disk."""
+    command = 'ulimit -f 8; exec "$0" -m modelrunner config sample --write'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "writing the configuration file failed" in done.stderr
+    assert list(folders.iterdir()) == []
