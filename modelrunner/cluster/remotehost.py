@@ -28,6 +28,7 @@ from modelrunner.cluster.messages import (
     models_of,
 )
 from modelrunner.cluster.reservations import Reservations
+from modelrunner.cluster.transfers import SendTurns, rest_of
 from modelrunner.concurrency.joint import JointWork
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 _AGAIN = 1.0  # seconds between two tries to reach a host
 _CALL = 15.0  # seconds of an ordinary call
 _LONG = 600.0  # seconds of a call that waits for an engine
-_PIECE = 1 << 20
 _NOWHERE = Endpoint(host="127.0.0.1", port=9)  # of a runner whose port is not known yet
 T = TypeVar("T")
 
@@ -57,7 +57,8 @@ T = TypeVar("T")
 class RemoteHost:
     """A `Host` that listens at `where`. `changed` is called when it comes, goes, or tells of a runner's change.
     `state` is a word for it: joining, ready, draining, silent, gone, or another version; what a ready one lacks is told
-    behind it. What its runners take they have in `reservations`, None where nobody else gives the machine away."""
+    behind it. What its runners take they have in `reservations`, None where nobody else gives the machine away. Models
+    are sent to it when they have a turn of `turns`, slower while this machine `is_busy` with requests."""
 
     def __init__(
         self,
@@ -68,6 +69,9 @@ class RemoteHost:
         changed: Callable[[], None],
         reservations: Reservations | None = None,
         labels: Collection[str] = (),
+        *,
+        turns: SendTurns | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name, self.where, self.labels = name, where, labels
         self.registry, self.reservations = registry, reservations
@@ -80,6 +84,7 @@ class RemoteHost:
         self._full = ""  # why the last model could not be brought there
         self.trusted = ssl.create_default_context(cadata=where.certificate)
         self._store, self._changed = store, changed
+        self._turns, self._is_busy = turns or SendTurns(), is_busy
         self._seen = 0.0
         self._fetching: dict[str, JointWork[None, None]] = {}
         self._client = httpx.AsyncClient(
@@ -159,10 +164,45 @@ class RemoteHost:
         return work
 
     async def _send(self, id: str) -> None:
+        sending, gone = asyncio.ensure_future(self._transfer(id)), asyncio.ensure_future(self.gone.wait())
+        try:
+            await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise HostLost(f"the host {self.name} does not answer any more, and the model was not sent whole")
+            await sending
+        finally:
+            gone.cancel()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _transfer(self, id: str) -> None:
         archive = await asyncio.to_thread(archive_of, self._store, id)
         place = f"/models/{id.removeprefix('sha256:')}"
+        async with self._turns.turn(id) as sender:
+            if (there := await self._announce(place, archive.size)).complete:
+                return
+            if sender is not None:
+                log.info("the host %s gets %s from %s", self.name, id[:19], sender.name)
+                try:
+                    source = msgspec.json.encode(sender.where)
+                    await self.call("POST", f"{place}/copy", type(None), content=source, timeout=None)
+                except InsufficientDisk:
+                    raise
+                except ModelRunnerError as error:
+                    log.warning("%s, so the head sends the rest", error)
+                    sender, there = None, await self._announce(place, archive.size)
+            if sender is None and not there.complete:
+                begin, size = there.bytes, archive.size
+                log.info("sending %s to the host %s, from byte %d of %d", id[:19], self.name, begin, size)
+                rest, headers = rest_of(archive, begin, self._is_busy), {"Content-Length": str(size - begin)}
+                where = f"{place}?offset={begin}"
+                await self.call("PUT", where, type(None), content=rest, headers=headers, timeout=None)
+            if self.report is not None:  # so that it can send it at once
+                self.report = msgspec.structs.replace(self.report, models=self.report.models | {id})
+
+    async def _announce(self, place: str, size: int) -> Received:
         keep = frozenset([each for runner in self.runners.values() for each in models_of(runner.spec)])
-        body = msgspec.json.encode(ModelAnnounced(archive.size, keep))
+        body = msgspec.json.encode(ModelAnnounced(size, keep))
         try:
             there = await self.call("POST", place, Received, content=body, timeout=_LONG)
         except InsufficientDisk as error:
@@ -171,21 +211,7 @@ class RemoteHost:
         self._full = ""
         if self.report is not None:  # some may have gone for it
             self.report = msgspec.structs.replace(self.report, models=there.models)
-        if there.complete:
-            return
-        log.info("sending %s to the host %s, from byte %d of %d", id[:19], self.name, there.bytes, archive.size)
-
-        async def rest() -> AsyncIterator[bytes]:
-            done, pieces = 0, archive.pieces()
-            while (piece := await asyncio.to_thread(next, pieces, b"")) or done < archive.size:
-                before, done = done, done + len(piece)
-                if done > there.bytes:
-                    yield piece[max(0, there.bytes - before) :]
-
-        headers = {"Content-Length": str(archive.size - there.bytes)}
-        await self.call(
-            "PUT", f"{place}?offset={there.bytes}", type(None), content=rest(), headers=headers, timeout=None
-        )
+        return there
 
     async def install(self, backend: str, stage: Callable[[str], None]) -> None:
         """Installs the engine there if it is missing; `stage` takes what it does. Raises what the installation

@@ -8,6 +8,7 @@ from typing import Any
 from modelrunner.cluster.hostserver import HostServer
 from modelrunner.cluster.messages import NAME, HostAddress
 from modelrunner.cluster.remotehost import RemoteHost
+from modelrunner.cluster.transfers import SendTurns
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.daemon.certificates import self_signed
 from modelrunner.daemon.parts import Parts, build
@@ -65,6 +66,9 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.head, self.there = Machine.make(folder / "head", "1MiB"), Machine.make(folder / "there", "100MiB")
         self.scheduler = self.head.parts.scheduler
+        self.hosts: dict[str, RemoteHost] = {}
+        self.turns = SendTurns(self.hosts.values)
+        self.others: list[HostServer] = []
 
     async def start(self) -> None:
         self.server = self.there.serve()
@@ -73,9 +77,23 @@ class Cluster:
 
     def join(self) -> None:
         """The head begins to follow the host."""
+        self.host = self._added("b", self.where)
+
+    def _added(self, name: str, where: HostAddress) -> RemoteHost:
         registry, store = self.head.parts.registry, self.head.parts.store
-        self.host = RemoteHost("b", self.where, registry, store, self.scheduler.hosts_changed)
-        self.scheduler.add_host(self.host)
+        host = RemoteHost(name, where, registry, store, self.scheduler.hosts_changed, turns=self.turns)
+        self.hosts[name] = host
+        self.scheduler.add_host(host)
+        return host
+
+    async def another(self, name: str) -> tuple[Machine, RemoteHost]:
+        """A further host."""
+        machine = Machine.make(self.head.folder.parent / name, "100MiB")
+        server = machine.serve()
+        self.others.append(server)
+        host = self._added(name, HostAddress("127.0.0.1", await server.start(), "key", machine.certificate))
+        await until(lambda: host.state == "ready")
+        return machine, host
 
     async def ready(self) -> None:
         await until(lambda: self.host.state == "ready")
@@ -96,5 +114,6 @@ class Cluster:
 
     async def close(self) -> None:
         await self.scheduler.close(0)
-        await self.server.close()
+        for server in (self.server, *self.others):
+            await server.close()
         assert not list((self.there.folder / "r").glob("*/e.sock")), "no engine is left there"

@@ -3,7 +3,8 @@
 import asyncio
 import shutil
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ import httpx
 import msgspec
 import pytest
 
-from modelrunner.cluster import hostserver
-from modelrunner.cluster.messages import ModelAnnounced, Received
-from modelrunner.errors import InsufficientDisk
+from modelrunner.cluster import hostserver, remotehost
+from modelrunner.cluster.messages import HostAddress, ModelAnnounced, Received
+from modelrunner.cluster.transfers import SendTurns, rest_of
+from modelrunner.errors import HostLost, InsufficientDisk
 from modelrunner.store.files import size_of
 from modelrunner.store.layout import ModelArchive, archive_of
 from tests.cluster.machines import Cluster
@@ -184,3 +186,110 @@ async def test_files_of_a_model_that_is_unpacked_are_not_counted_twice(
     assert old.is_there
     whole.set()
     assert await sending == 204
+
+
+async def test_a_host_gets_a_model_from_another_one_that_has_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing from the head, which has its clients."""
+    id = cluster.target("smol").key.files
+    await cluster.host.bring(id)
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the head sends it")
+
+    monkeypatch.setattr(remotehost, "rest_of", refuse)
+    for name in ("c", "d"):
+        machine, host = await cluster.another(name)
+        await host.bring(id)
+        assert machine.parts.store.verify("smol") == ()
+        assert host.has(id)
+
+
+@pytest.mark.parametrize("at", [0, 5000])
+async def test_the_head_sends_the_rest_where_another_host_stops(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    id = cluster.target("smol").key.files
+    await cluster.host.bring(id)
+
+    async def breaks(archive: ModelArchive, *options: object) -> AsyncIterator[bytes]:
+        yield b"".join(archive.pieces())[:at]
+        raise ConnectionResetError
+
+    begun = []
+
+    def noted(archive: ModelArchive, offset: int, is_busy: Callable[[], bool]) -> AsyncIterator[bytes]:
+        begun.append(offset)
+        return rest_of(archive, offset, is_busy)
+
+    monkeypatch.setattr(hostserver, "rest_of", breaks)
+    monkeypatch.setattr(remotehost, "rest_of", noted)
+    machine, host = await cluster.another("c")
+    await host.bring(id)
+    assert begun == [at]
+    assert machine.parts.store.verify("smol") == ()
+
+
+async def test_of_many_hosts_that_lack_a_model_the_head_sends_it_to_one_at_a_time() -> None:
+    @dataclass
+    class Host:
+        name: str
+        models: set[str]
+        where: HostAddress
+        is_usable: bool = True
+
+        def has(self, model_id: str) -> bool:
+            return model_id in self.models
+
+    hosts = [Host(str(number), set(), HostAddress("", 0, "", "")) for number in range(7)]
+    turns = SendTurns(lambda: hosts)
+    under_way: dict[str, tuple[str, asyncio.Event]] = {}  # by the host that gets it: who sends it, and when it is there
+
+    async def get(host: Host) -> None:
+        async with turns.turn("m") as sender:
+            whole = asyncio.Event()
+            under_way[host.name] = sender.name if sender else "", whole
+            await whole.wait()
+            host.models.add("m")
+
+    rounds: list[list[str]] = []
+    async with turns.turn("another"), asyncio.TaskGroup() as tasks:  # it is not in the way of it
+        for host in hosts:
+            tasks.create_task(get(host))
+        for count in 1, 2, 4:
+            await until(lambda: len(under_way) == count)  # noqa: B023
+            rounds.append([sender for sender, _ in under_way.values()])
+            for name in list(under_way):
+                under_way.pop(name)[1].set()
+    assert all(len(set(senders)) == len(senders) and "" in senders for senders in rounds)
+    assert all(host.models for host in hosts)
+
+
+async def test_a_sender_with_requests_rests_as_long_as_it_sends(cluster: Cluster) -> None:
+    archive = Sending(cluster, "a", 200_000).archive
+    assert archive.size > 1 << 20
+    sent, pieces, began = 0.0, 0, time.monotonic()
+    async for _ in rest_of(archive, 0, lambda: True):
+        first = time.monotonic()
+        await asyncio.sleep(0.01)
+        sent, pieces = sent + time.monotonic() - first, pieces + 1
+    assert pieces > 3
+    assert time.monotonic() - began >= 2 * sent
+    assert b"".join([piece async for piece in rest_of(archive, 7, lambda: False)]) == b"".join(archive.pieces())[7:]
+
+
+async def test_a_transfer_to_a_host_that_is_lost_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing was closed."""
+    hangs = asyncio.Event()
+
+    async def stuck(*options: object) -> AsyncIterator[bytes]:
+        yield b"x"
+        await hangs.wait()
+
+    monkeypatch.setattr(remotehost, "rest_of", stuck)
+    bringing = asyncio.create_task(cluster.host.bring(cluster.target("smol").key.files))
+    await until(lambda: bool(cluster.server._coming))
+    cluster.host._lost()
+    with pytest.raises(HostLost, match="was not sent whole"):
+        await bringing
