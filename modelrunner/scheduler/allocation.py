@@ -5,6 +5,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from itertools import zip_longest
 from typing import Any
 
 from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, Slot
@@ -136,16 +137,30 @@ class Allocation:
         self._files[key.files] = max(memory.shared, self._files.get(key.files, 0))
 
 
+class Allocations(dict[str, Allocation]):
+    """The allocation of each host."""
+
+    def __init__(self, there: Mapping[str, Allocation]) -> None:
+        super().__init__(there)
+        self._most = tuple(map(max, zip_longest(*[room.free for room in there.values()], fillvalue=0)))
+
+    def may_be_free(self, memory: RequiredMemory) -> bool:
+        """False if no host can have so much free in this plan, which gives nothing back before its end."""
+        return covers(self._most, (memory.ram - memory.shared, *memory.vram))
+
+
 def allocations(
     hosts: Mapping[str, RequiredMemory], slots: Iterable[Slot], memories: Iterable[RequiredMemory] = ()
-) -> dict[str, Allocation]:
+) -> Allocations:
     """The allocation of each host, and of each that has runners and does not answer, which has no memory. `memories`
     are further figures that will be asked about."""
     there: defaultdict[str, list[Slot]] = defaultdict(list)
     for slot in slots:
         there[slot.option.place.host].append(slot)
     devices, same = max([len(memory.vram) for memory in memories], default=0), dict[Any, Any]()
-    return {name: Allocation(hosts.get(name, _NOTHING), there[name], devices, same) for name in {**hosts, **there}}
+    return Allocations(
+        {name: Allocation(hosts.get(name, _NOTHING), there[name], devices, same) for name in {**hosts, **there}}
+    )
 
 
 def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:

@@ -18,13 +18,12 @@ else the one whose eviction costs least. So a model waits for a rank, never for 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from modelrunner.scheduler.allocation import Allocation, Vector, covers, raised
+from modelrunner.scheduler.allocation import Allocations, Vector, covers, raised
 from modelrunner.scheduler.eviction import Eviction, Proposal
 from modelrunner.scheduler.state import Failure, Failures, Group, Kind, Offer, RunnerId, RunOption, Slot, kinds_of
 from modelrunner.types import RunnerKey
 
-Memory = Mapping[str, Allocation]
-"""The allocation of each host."""
+Memory = Allocations
 Most = Mapping[str, Vector]
 """What eviction could give on each host that answers."""
 
@@ -108,8 +107,8 @@ def after_faults(
 
 def free_now(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> RunOption | None:
     """The option that is free, None if none is; the first of equal ones."""
-    free = []
-    for host, options in _unlike(runner, kinds, memory):
+    free: list[RunOption] = []
+    for host, options in _unlike(runner, may_be_free(kinds, memory), memory):
         room = memory[host]
         free += [option for option in options if room.has(room.need(runner, option.memory))]
 
@@ -119,6 +118,11 @@ def free_now(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> RunOpti
         return -room.beside(runner.key, devices), not option.fetches, most, -option.number
 
     return max(free, key=room_there) if free else None
+
+
+def may_be_free(kinds: Sequence[Kind], memory: Memory) -> Sequence[Kind]:
+    """The kinds without those of several hosts of which none is free, as is known without a look at each."""
+    return [kind for kind in kinds if len(kind) == 1 or any(memory.may_be_free(o.memory) for o in kind[0][1])]
 
 
 def _unlike(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> Iterator[Offer]:

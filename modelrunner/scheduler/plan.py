@@ -194,13 +194,15 @@ class Plan:
     def _grant(self, slots: Sequence[Slot], group: Group) -> Group:
         """Grants as many leases as these ready runners of the group have left, of the suspects one at a time. Returns
         the group without the requests that got one."""
+        if not (free := sum([slot.free for slot in slots])):
+            return group
         waiting, suspect = group.waiting, next((request for request in group.waiting if request.suspect), None)
         if suspect is not None:
             suspects_from = max([slot.suspects_from for slot in slots])
-            free = self.now >= suspects_from
-            waiting = tuple([r for r in waiting if not r.suspect or (r is suspect and free)])
-            self._due.append(self.now + SUSPECT_TURN if free else suspects_from)
-        chosen = self._turns.in_turn(waiting, sum([slot.free for slot in slots]))
+            its_turn = self.now >= suspects_from
+            waiting = tuple([r for r in waiting if not r.suspect or (r is suspect and its_turn)])
+            self._due.append(self.now + SUSPECT_TURN if its_turn else suspects_from)
+        chosen = self._turns.in_turn(waiting, free)
         if not chosen:
             return group
         granted: dict[RunnerId, list[Request]] = {slot.id: [] for slot in slots}
@@ -236,6 +238,8 @@ class Plan:
             if len(ready) >= group.most or self.now < due:
                 self._due.append(due)
                 return
+        if not sleepers and not placement.may_be_free(kinds_of(group.options), self.memory):
+            return
         if sleepers:
             group = replace(group, number=sleepers[0].number)
             kinds, pause = Candidates.only(self._woken(sleepers[0]))

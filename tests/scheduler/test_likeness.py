@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from modelrunner.errors import EngineFailed, OutOfMemory
 from modelrunner.scheduler import placement
-from modelrunner.scheduler.allocation import Allocation, allocations, covers, raised
+from modelrunner.scheduler.allocation import Allocations, allocations, covers, raised
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.state import (
     Failure,
@@ -28,7 +28,7 @@ from modelrunner.types import RequiredMemory
 from tests.scheduler.states import NOW, key
 
 HOSTS = ["", "b", "c", "d", "e"]
-Memory = dict[str, Allocation]
+Memory = Allocations
 Most = dict[str, tuple[int, ...]]
 
 
