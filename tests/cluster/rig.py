@@ -36,13 +36,16 @@ class Network:
 
     def __init__(self, number: int) -> None:
         self._name, self._link = f"mr-{os.getpid()}-{number}", f"mr{os.getpid()}h{number}"[-15:]
-        self.address, here = f"10.213.{number}.2", f"10.213.{number}.1/24"
+        first = 4 * (
+            (2 * os.getpid() + number) % (1 << 14)
+        )  # so that runs at the same time, and what one left, do not meet
+        here, self.address = [f"10.213.{last >> 8}.{last & 255}" for last in (first + 1, first + 2)]
         self.inside = ["ip", "netns", "exec", self._name]
         _do("ip", "netns", "add", self._name)
         _do("ip", "link", "add", self._link, "type", "veth", "peer", "name", "there", "netns", self._name)
-        _do("ip", "address", "add", here, "dev", self._link)
+        _do("ip", "address", "add", f"{here}/30", "dev", self._link)
         _do("ip", "link", "set", self._link, "up")
-        _do(*self.inside, "ip", "address", "add", f"{self.address}/24", "dev", "there")
+        _do(*self.inside, "ip", "address", "add", f"{self.address}/30", "dev", "there")
         for device in ("there", "lo"):
             _do(*self.inside, "ip", "link", "set", device, "up")
 
