@@ -286,6 +286,15 @@ class HasDefaults(Protocol):
 
 
 @runtime_checkable
+class Tunes(Protocol):
+    """Has flags that may make a run faster on some machines, and change neither its answers nor its window."""
+
+    def tunings(self, spec: RunSpec) -> Sequence[tuple[str, ...]]:
+        """Returns runtime flags that are worth measuring for the run, each of them by itself; none that `spec.flags`
+        sets already."""
+
+
+@runtime_checkable
 class Grows(Protocol):
     """An engine that does not hold all of `required_memory` after its load."""
 
@@ -408,6 +417,7 @@ OPTIONAL: tuple[type, ...] = (
         TakesFlags,
         ChecksRuns,
         HasDefaults,
+        Tunes,
         Grows,
         ListsDevices,
         HasVariants,

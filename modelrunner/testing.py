@@ -44,6 +44,7 @@ from modelrunner.backend import (
     Ranks,
     Sleeps,
     TakesFlags,
+    Tunes,
     Versioned,
 )
 from modelrunner.engine.connections import UpstreamPool
@@ -126,6 +127,7 @@ class BackendContract:
                 (Ranks, "priority", (bundle,)),
                 (HasDefaults, "default_context_size", (bundle,)),
                 (HasDefaults, "default_parallel", (bundle, mode)),
+                (Tunes, "tunings", (spec,)),
                 (TakesFlags, "check_flags", (flags, mode)),
                 (TakesFlags, "fold_flags", (flags,)),
                 (ChecksRuns, "check", (spec,)),

@@ -59,6 +59,7 @@ def parse() -> argparse.Namespace:
     )
     answering.add_argument("--most-tokens", type=int, default=1 << 30)
     answering.add_argument("--rate", type=float, default=0.0, metavar="TOKENS/S", help="0: as fast as it can")
+    answering.add_argument("--timings", type=float, default=0.0, metavar="TOKENS/S", help="what a stream tells")
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
     answering.add_argument("--token-gate", metavar="FILE", help="no second token before this file exists")
     answering.add_argument("--die", metavar="WHEN", help="before-headers, after-headers, or the number of a token")
@@ -314,7 +315,9 @@ class Exchange:
         last["choices"][0]["finish_reason"] = "tool_calls" if calls else "stop"
         self.event(last)
         if (request.get("stream_options") or {}).get("include_usage"):
-            self.event({**last, "choices": [], "usage": usage(3, count)})
+            speed = dict.fromkeys(("prompt_per_second", "predicted_per_second"), self.options.timings)
+            told = {"timings": speed} if self.options.timings else {}
+            self.event({**last, "choices": [], "usage": usage(3, count), **told})
         self.event("[DONE]")
         self.connection.sendall(b"0\r\n\r\n")
 

@@ -65,6 +65,17 @@ def effective(
     return options | _mode(spec, options | own, context) | own
 
 
+def tunings(threads: Sequence[int] | None) -> list[tuple[str, ...]]:
+    """Returns the flags that are worth measuring on a machine. `threads` are the numbers to try on a processor, None
+    for an engine with devices. A smaller type of the cache is none of them: it changes answers."""
+    flash = ("--flash-attn", "off")
+    if threads is None:
+        return [("--batch-size", "2048", "--ubatch-size", "1024"), flash]
+    # No larger batch: the engine notices between two of them that a client has left.
+    batch = ("--batch-size", "256", "--ubatch-size", "256")
+    return [*[("--threads", str(count)) for count in threads], batch, flash]
+
+
 def _sizes(spec: RunSpec, own: Mapping[str, str]) -> tuple[int, int]:
     """Returns the tokens of one sequence's context, and the number of sequences."""
     return int(own.get("--ctx-size", spec.context_size)), int(own.get("--parallel", spec.parallel))

@@ -227,6 +227,13 @@ class LlamaCppBackend(Backend):
     def default_parallel(self, bundle: Bundle, mode: Mode) -> int:
         return memory.default_parallel(bundle, memory.default_context(bundle))
 
+    def tunings(self, spec: RunSpec) -> Sequence[tuple[str, ...]]:
+        if (engine := self._engine_now()) is None:
+            return ()
+        found = args.tunings(engines.thread_counts(self._threads()) if engine.devices is False else None)
+        own = flags.parse(spec.flags)
+        return [words for words in found if own.keys().isdisjoint(words)]
+
     def explain(self, tail: str, quotes: bool) -> str | None:
         return errors.explain(tail, quotes)
 

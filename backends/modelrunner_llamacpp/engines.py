@@ -267,6 +267,13 @@ def parse_devices(text: str) -> tuple[EngineDevice, ...]:
     return tuple([EngineDevice(m[1], m[2], int(m[3]) << 20, int(m[4]) << 20) for m in _DEVICE.finditer(text)])
 
 
+def thread_counts(chosen: int | None) -> list[int]:
+    """Returns the numbers of threads that may be faster than those that an engine on the processor has: all processors
+    that this process may use, and half of them. `chosen` is the number that it is given, None for llama.cpp's own."""
+    allowed, physical = allowed_processors(Path("/")), psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return [count for count in (allowed, allowed // 2) if count not in (0, chosen or physical)]
+
+
 def limited_threads(root: Path = Path("/")) -> int | None:
     """Returns the CPUs that affinity and the control groups leave to this process, if they are fewer than the machine's
     physical cores. Otherwise returns None: llama.cpp's own choice then is best (physical cores, only the fast ones of a

@@ -17,6 +17,7 @@ from modelrunner.models.disk import DiskMeter
 from modelrunner.models.installs import Installer, Statuses
 from modelrunner.models.library import Library
 from modelrunner.models.residency import Preloader, Residency
+from modelrunner.models.tuner import Tuner
 from modelrunner.progress import ProgressReport
 from modelrunner.scheduler import RunnerView, Scheduler
 from modelrunner.telemetry.exposition import drafts_of
@@ -107,13 +108,15 @@ class EngineRoutes:
 
 
 class ResidencyRoutes:
-    def __init__(self, residency: Residency, preloader: Preloader) -> None:
+    def __init__(self, residency: Residency, preloader: Preloader, tuner: Tuner) -> None:
         self._residency = residency
         self._preloader = preloader
+        self._tuner = tuner
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/engines/preload", self.preload),
+            web.post("/engines/tune", self.tune),
             web.post("/engines/{action:pin|unpin}", self.pin),
             web.post("/engines/pause", self.pause),
             web.post("/engines/resume", self.resume),
@@ -129,6 +132,11 @@ class ResidencyRoutes:
             return wire.Progress("success", f"{name} is loaded", model=name)
 
         return await stream_progress(request, load, mode="preload")
+
+    @documented(wire.Tuning, body=wire.ModelName, errors=(412, 421, 422, 502, 504, 507))
+    async def tune(self, request: web.Request) -> web.Response:
+        """Measures what makes a model faster on this machine, which takes minutes, and keeps it."""
+        return json_response(await self._tuner.tune((await read_json(request, wire.ModelName)).model))
 
     @documented(wire.ModelState, body=wire.ModelName, errors=(422,))
     async def pin(self, request: web.Request) -> web.Response:

@@ -72,7 +72,7 @@ class _Load:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with the output of an earlier run with --json.",
 )
-@click.option("--tune", "tunes", is_flag=True, help="Measure drafts of what a text repeats, and keep what is faster.")
+@click.option("--tune", "tunes", is_flag=True, help="Measure drafts and flags of the engine, and use what is faster.")
 @json_option
 @with_client()
 def bench(
@@ -96,7 +96,7 @@ def bench(
     name = prepare(client, model, backend=None, context_size=None)
     if tunes:
         tuned = tuning.tune(client, name)
-        output.json(msgspec.json.encode(tuned)) if as_json else tuning.show(tuned)
+        output.json(msgspec.json.encode(tuned)) if as_json else tuning.show(name, tuned)
         return
     load = _Load(name, words, tokens)
     output.note(f"loading {name}")

@@ -56,7 +56,12 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 )
 @click.option("--hosts", metavar="NAME,...", help=MEANINGS["hosts"])
 @click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
-@click.option("--draft-ngram", metavar="on|off", help="Propose what followed the same words before: for edits, JSON.")
+@click.option(
+    "--draft-ngram",
+    metavar="on|off|auto",
+    help="Propose what followed the same words before: for edits, JSON; auto: where it was measured to pay.",
+)
+@click.option("--tune", metavar="auto", help=MEANINGS["tune"])
 @click.option("--draft-tokens", metavar="N", help="The number of tokens to propose at once.")
 @click.option("--draft-min-acceptance", metavar="P", help="Propose only tokens of this probability.")
 @click.option("--pin", metavar="on|off", help=MEANINGS["pin"])
@@ -104,6 +109,8 @@ def configure(
             _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
     if "default" in (options["draft_model"], options["draft_ngram"]) or (options["draft_ngram"] or "").lower() == "off":
         changes["speculative"] = None
+    elif (options["draft_ngram"] or "").lower() == "auto":
+        changes["speculative"] = "auto"
     for table in tables:
         name, equals, text = table.partition("=")
         if not equals or "." not in name:
@@ -189,6 +196,8 @@ def _value(name: str, text: str) -> Any:
         if not (match := _REPLICAS.fullmatch(text)):
             raise click.UsageError("--replicas must be a number, MIN-MAX, or default")
         return int(match[1]) if match[2] is None else {"min": int(match[1]), "max": int(match[2])}
+    if name == "draft_ngram" and text.lower() == "auto":
+        return True
     if name in ("pin", "preload", "recording", "draft_ngram"):
         if text.lower() not in _WORDS:
             raise click.UsageError(f"--{name.replace('_', '-')} must be on, off, or default")

@@ -3,7 +3,7 @@ configuration file and `modelrunner configure`."""
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -64,7 +64,8 @@ class ModelConfiguration(
     Jinja template, `lora` are LoRA adapters of this machine as `PATH[:SCALE]` (`modelrunner.lora`), in place of those
     that were packaged with the model. `fallback` is the model that answers where there is no memory for this one.
     `hosts` are the names, or labels as NAME=VALUE, of the only hosts that may run it, "here" for the daemon's machine.
-    `options` are the backends' own tables by `table_name`, checked by their `options_model`."""
+    "auto" of `speculative` and `tune` stands for what was measured on this machine. `options` are the backends' own
+    tables by `table_name`, checked by their `options_model`."""
 
     backend: str | None = None
     context_size: Annotated[int, msgspec.Meta(ge=TRAINED)] | None = None
@@ -80,7 +81,8 @@ class ModelConfiguration(
     max_tokens: Count | None = None
     max_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     recording: bool | None = None
-    speculative: Speculative | None = None
+    speculative: Speculative | Literal["auto"] | None = None
+    tune: Literal["auto"] | None = None
     chat_template: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     lora: tuple[str, ...] | None = None
     parameters: RequestParameters | None = None
@@ -128,7 +130,7 @@ class ModelConfiguration(
                 f"the chat template has {size} bytes; the largest allowed is {chattemplates.LARGEST}",
                 param="chat-template",
             )
-        if self.speculative is not None and (self.speculative.draft_model is None) is not self.speculative.ngram:
+        if self.drafting is not None and (self.drafting.draft_model is None) is not self.drafting.ngram:
             raise BadRequest(
                 "speculative decoding takes either a draft_model or ngram: true, which needs no second model",
                 param="speculative.draft_model",
@@ -143,6 +145,16 @@ class ModelConfiguration(
                     param=f"parameters.{kind}",
                 )
         return self
+
+    @property
+    def drafting(self) -> Speculative | None:
+        """The speculative decoding that was chosen, not measured."""
+        return self.speculative if isinstance(self.speculative, Speculative) else None
+
+    @property
+    def tunes(self) -> bool:
+        """True if the daemon measures what is faster."""
+        return "auto" in (self.speculative, self.tune)
 
     @property
     def replica_range(self) -> ReplicaRange:
@@ -198,7 +210,9 @@ MEANINGS = {
     "max-tokens": "The most tokens that one request may generate.",
     "max-seconds": "The most seconds that the engine may work on one request.",
     "recording": "Keep the last requests with their bodies in memory.",
-    "speculative": "A small model, or what the conversation repeats, proposes tokens; the model checks them.",
+    "speculative": "A small model, or what the conversation repeats, proposes tokens; the model checks them. auto: "
+    "where it was measured to pay.",
+    "tune": "auto: start the engine with the flags that were measured to be faster.",
     "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
     "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",
     "parameters": "Fields of each request: `strip` removes some, `set` gives some their values.",

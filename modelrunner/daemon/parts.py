@@ -46,6 +46,8 @@ from modelrunner.models.rendering import Renderings, TemplateFiles
 from modelrunner.models.residency import Preloader, Residency
 from modelrunner.models.resolve import Resolver
 from modelrunner.models.runspecs import RunSpecs
+from modelrunner.models.tuner import Tuner
+from modelrunner.models.tunings import Tunings
 from modelrunner.models.verification import Verifier
 from modelrunner.oci.credentials import Credentials
 from modelrunner.oci.push import Pusher
@@ -63,6 +65,7 @@ from modelrunner.sandbox import Permissions
 from modelrunner.scheduler import Ledger, LocalHost, MemoryProbe, Scheduler
 from modelrunner.store import Reference, Store, foreignformats
 from modelrunner.telemetry.accesslog import AccessLog
+from modelrunner.telemetry.exposition import drafts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Parts:
     preloader: Preloader
     health_check: HealthCheck
     verifier: Verifier
+    tuner: Tuner
     registries: Registries
     publisher: Publisher
     keys: KeyRing
@@ -130,18 +134,8 @@ def build(
         tables=settings.model_tables(),
         model_id=lambda reference: _id(store, reference) or declared_id(engines, reference),
     )
-    permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
     renderings = Renderings(state / "templates.json")
-    resolver = Resolver(
-        store,
-        registry,
-        configurations,
-        specs := RunSpecs(store, TemplateFiles(state / "templates", renderings)),
-        keep_alive=settings.keep_alive,
-        max_seconds=settings.max_seconds,
-    )
-    validator = Validator(registry, resolver)
-    check_tables(file_settings(settings), store, configurations.settings, validator)
+    permissions = Permissions(private=(data,), private_port=port) if settings.sandbox == "on" else None
     probe = MemoryProbe(settings.memory_budget, settings.memory_reserve, list_devices=registry.devices)
     host = LocalHost(
         registry,
@@ -153,6 +147,17 @@ def build(
         stall_limit=settings.stall_limit,
         wedge_limit=settings.wedge_limit,
     )
+    tunings = Tunings(state / "tunings.json", lambda: host.kind(tuple(range(len(host.devices())))))
+    resolver = Resolver(
+        store,
+        registry,
+        configurations,
+        specs := RunSpecs(store, TemplateFiles(state / "templates", renderings), tunings),
+        keep_alive=settings.keep_alive,
+        max_seconds=settings.max_seconds,
+    )
+    validator = Validator(registry, resolver)
+    check_tables(file_settings(settings), store, configurations.settings, validator)
     keys = KeyRing(state / "keys.json") if keys is None else keys
     scheduler = Scheduler(
         registry,
@@ -212,6 +217,7 @@ def build(
         installer=installer,
         on_demand=on_demand,
         verifier=Verifier(store, scheduler.events, state / "verified.json", settings.verify_every),
+        tuner=Tuner(setting_parts, tunings, drafts_of),
         preloader=preloader,
         health_check=HealthCheck(library, scheduler, preloader, resolver.is_needed),
         registries=registries,

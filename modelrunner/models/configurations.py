@@ -73,7 +73,7 @@ class ModelSettings:
     def references(self) -> set[str]:
         """Returns the names of models in the settings: those of tables, and of draft models."""
         of_drafts = (*self.tables.values(), *(each.configuration for each in self.posted.values()))
-        drafts = (each.speculative.draft_model for each in of_drafts if each.speculative)
+        drafts = (each.drafting.draft_model for each in of_drafts if each.drafting)
         return {*self.tables, *filter(None, drafts)}
 
     def modes(self, model_id: str) -> list[Mode]:

@@ -15,6 +15,7 @@ from modelrunner.errors import BadRequest, ModelNotFound
 from modelrunner.models.backendtables import backend_options
 from modelrunner.models.configurations import ModelSettings
 from modelrunner.models.rendering import TemplateFiles
+from modelrunner.models.tunings import Tunings
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.store import Reference, Store, adapters, vocabulary
 from modelrunner.store.references import how_to_get
@@ -22,15 +23,12 @@ from modelrunner.types import Bundle, Mode, RunSpec
 
 
 class RunSpecs:
-    """Makes them with the models of `store` and the chat templates of `templates`."""
+    """Makes them with the models of `store`, the chat templates of `templates`, and what was measured to be faster."""
 
-    def __init__(
-        self,
-        store: Store,
-        templates: TemplateFiles,
-    ) -> None:
+    def __init__(self, store: Store, templates: TemplateFiles, tunings: Tunings | None = None) -> None:
         self._store = store
         self._templates = templates
+        self._tunings = tunings or Tunings()
         self._drafting: set[tuple[str, str]] = set()  # IDs of models and drafts that have the same vocabulary
 
     def make(
@@ -39,7 +37,7 @@ class RunSpecs:
         """Makes the specification of a run, and the interface that its engine will have. The model is without the
         capabilities that the engine does not serve. It reads the files that the settings name. Raises `BadRequest`, and
         `ModelNotFound` for a draft model or an adapter that is not here."""
-        speculative = settings.speculative if mode is Mode.COMPLETION else None
+        speculative = settings.drafting if mode is Mode.COMPLETION else None
         template = settings.chat_template or None if mode is Mode.COMPLETION else None
         bundle = self._as_configured(bundle, template, settings.lora)
         if settings.template_arguments:
@@ -71,6 +69,7 @@ class RunSpecs:
             lora=tuple(settings.lora) if settings.lora is not None else None,
             grows=settings.parallel is None and mode is Mode.COMPLETION,
         )
+        spec = self._tunings.applied(backend, spec, settings)
         api = backend.api(spec)
         served = replace(bundle, capabilities=bundle.capabilities - api.lacks)
         return replace(spec, bundle=served), api

@@ -37,6 +37,10 @@ def words(value: Any) -> tuple[str, ...]:
     return tuple([instance(str)(word) for word in value])
 
 
+def several_flags(value: Any) -> tuple[tuple[str, ...], ...]:
+    return tuple([words(each) for each in value])
+
+
 def byte_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST_BYTES:
         raise ValueError("it must be a whole number of bytes, 0 or more")

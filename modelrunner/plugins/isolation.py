@@ -249,6 +249,7 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "check": _OptionalCall(checks.nothing),
     "default_context_size": _OptionalCall(checks.count),
     "default_parallel": _OptionalCall(checks.count),
+    "tunings": _OptionalCall(checks.several_flags, otherwise=()),
     "growth": _OptionalCall(checks.memory),
     "devices": _OptionalCall(checks.devices, limit=WORK_LIMIT),
     "variants": _OptionalCall(checks.variants),

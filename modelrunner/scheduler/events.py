@@ -25,6 +25,7 @@ Kind = Literal[
     "tag",
     "move",
     "check",
+    "tune",
 ]
 _KEPT = 1000
 _LONGEST = 4000  # characters of a name and of a reason: clients may have written them

@@ -107,14 +107,14 @@ class Scheduler:
         queued = self._reconciler.queue_up(target, keep_alive, caller, batch, owner, broken, prefix, asked)
         return await self._granted(queued)
 
-    async def restart(self, target: Target) -> Lease:
+    async def restart(self, target: Target, *, batch: bool = False, owner: str | None = None) -> Lease:
         """A lease of a new runner of exactly this configuration. The model's other runners go on until `retire`; if
-        both do not fit, they are drained first. Raises as `acquire` does."""
-        if not await self._fits_beside(target):
+        both do not fit, they are drained first. `batch` and `owner` are those of `acquire`, and it raises as that."""
+        if not await self.fits_beside(target):
             self.retire(target)
-        return await self._granted(self._reconciler.queue_up(target, target.keep_alive))
+        return await self._granted(self._reconciler.queue_up(target, target.keep_alive, batch=batch, owner=owner))
 
-    async def _fits_beside(self, target: Target) -> bool:
+    async def fits_beside(self, target: Target) -> bool:
         """True if the target fits beside everything that is loaded now, in some place."""
         reconciler = self._reconciler
         options, hosts = await reconciler.options(target), reconciler.budgets()
@@ -151,6 +151,13 @@ class Scheduler:
         """Drains the runners of exactly this configuration, after a restart that failed."""
         for slot in self._slots.of(target.key):
             self._reconciler.drain(slot, Reason.REPLACED)
+
+    async def end(self, target: Target) -> None:
+        """Ends the runners of exactly this configuration after their last request, and waits for that."""
+        slots = self._slots.of(target.key)
+        self.discard(target)
+        self._reconciler.changed()
+        await _gone(slots, self._drain_limit)
 
     def modes(self, model_id: str) -> set[Mode]:
         """The modes in which the model is loaded, or in which requests wait for it."""

@@ -33,6 +33,33 @@ class DraftStatus(msgspec.Struct, frozen=True):
     accepted: int
 
 
+class TunedText(msgspec.Struct, frozen=True):
+    """Tokens per second of a kind of text, without and with a change, and the ratio of both: medians of the rounds."""
+
+    text: str
+    plain: float
+    changed: float
+    ratio: float
+
+
+class TuningTrial(msgspec.Struct, frozen=True):
+    """A change that was measured: drafts, or flags. `kept` says whether it is faster."""
+
+    what: str
+    kept: bool
+    texts: list[TunedText]
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """What was measured for a model on this machine with this version of its engine: n-gram drafts and the `flags` that
+    are faster. `reason` is a sentence."""
+
+    drafts: bool
+    flags: list[str]
+    trials: list[TuningTrial]
+    reason: str
+
+
 class RunnerStatus(msgspec.Struct, frozen=True):
     """An entry of `GET /engines/ps`. It was started for `model_name`; `models` are the names of all that it serves, by
     ID: presets of one model share a runner. `state` is starting, ready, sleeping, draining or stopping. Times are RFC

@@ -134,6 +134,7 @@ TABLE = {
         POST /engines/requests/{id}/cancel
         POST /engines/resume
         GET /engines/status
+        POST /engines/tune
         POST /engines/uninstall-backend
         POST /engines/unload
         POST /engines/unpin

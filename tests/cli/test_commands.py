@@ -285,6 +285,7 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
     assert told.code == 0
     assert cli("configure", "m", "--draft-ngram", "on").code == 0
     assert cli("configure", "m", "--draft-ngram", "off").code == 0
+    assert cli("configure", "m", "--draft-ngram", "auto", "--tune", "auto").code == 0
     assert daemon.asked("POST", "/engines/_configure") == [
         {
             "model": "m",
@@ -301,6 +302,7 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
         {"model": "m", "apply": "restart"},
         {"model": "m", "speculative": {"ngram": True}},
         {"model": "m", "speculative": None},
+        {"model": "m", "speculative": "auto", "tune": "auto"},
     ]
 
 

@@ -1,0 +1,375 @@
+"""Measures what makes models faster on this machine: n-gram drafts, and the flags that a backend proposes."""
+
+import asyncio
+import logging
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from modelrunner import wire
+from modelrunner.backend import Backend, ChecksRuns, Tunes
+from modelrunner.concurrency.beat import beat
+from modelrunner.config.modelconfig import ModelConfiguration, Speculative
+from modelrunner.errors import BadRequest, EngineFailed, EngineProtocolError, ModelRunnerError
+from modelrunner.models.configurations import ModelSettings, PostedConfiguration
+from modelrunner.models.configurator import SettingParts
+from modelrunner.models.runspecs import in_effect
+from modelrunner.models.tunings import Tunings
+from modelrunner.plugins.isolation import interface_of
+from modelrunner.scheduler import Lease, RunnerView, Target
+from modelrunner.types import Mode, RunSpec
+
+_LOOK = 60.0  # seconds between two looks, and for which nobody may have asked before a measuring begins
+_YIELDS = 0.1  # seconds after which a measuring at the latest sees that somebody asks
+_LONGEST = 900.0  # seconds of one measuring in an idle minute
+_ANSWER = 4.0  # seconds that one answer may take, roughly
+_TOKENS = (24, 160)  # of an answer, least and most
+_LOSS = 0.98
+_DRAFTS_GAIN, _FLAGS_GAIN = 1.2, 1.03
+"""A change stays if no kind of text has less than `_LOSS` of the speed without it, and one kind has as much more: of
+drafts the best one, of flags the middle one."""
+_JUDGED, _TAKEN = 2000, 0.2
+"""Drafts end once so many tokens were proposed to a runner, and it took a smaller share of them."""
+_PATH = "/v1/chat/completions"
+_DRAFTS = "n-gram drafts"
+_CODE = """def total(items):
+    result = 0
+    for item in items:
+        if item.price is not None:
+            result += item.price * item.count
+    return result
+
+
+def average(items):
+    result = 0
+    for item in items:
+        if item.price is not None:
+            result += item.price * item.count
+    return result / len(items)
+"""
+_PEOPLE = "\n".join(("Ada, 36, London", "Bob, 25, Paris", "Cleo, 41, Cairo", "Dan, 19, Oslo", "Eve, 52, Rome"))
+_STORY = (
+    "The old lighthouse stood at the end of the long stone pier. Every evening the keeper climbed the stairs and lit "
+    "the lamp. Ships far away saw the light and turned from the rocks. One winter night the storm broke the glass, and "
+    "the keeper held the flame in her hands until morning."
+)
+_KINDS = {
+    "code that is edited": f"Return this code, and rename `average` to `mean`:\n```python\n{_CODE}```",
+    "a list as JSON": f"Write these people as a JSON list of objects with the keys name, age and city:\n{_PEOPLE}",
+    "a text rewritten": f"Repeat this text word for word, and write `she` in place of `the keeper`:\n{_STORY}",
+    "a story": "Tell a long story about a dragon who learns to bake bread.",
+    "an explanation": "Explain in detail how a car engine works, and why it needs oil.",
+}
+_PROMPT = "a long prompt"
+log = logging.getLogger(__name__)
+
+
+class DraftCounts(Protocol):
+    """Tokens since the start of a runner: those that were proposed, and those of them that the model took."""
+
+    @property
+    def proposed(self) -> int: ...
+
+    @property
+    def accepted(self) -> int: ...
+
+
+class _AnswerEnd(msgspec.Struct, frozen=True):
+    """What an answer says of its speed: `timings` of llama.cpp, tokens per second, and `usage` of every engine."""
+
+    timings: dict[str, object] | None = None
+    usage: dict[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Speeds:
+    """Tokens per second: of the answer, by the engine's own figure, else its tokens over the time of the whole; of the
+    prompt, None for an engine that does not say."""
+
+    answer: float
+    prompt: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A model with what it is measured with: `plain` are its settings without what was measured."""
+
+    name: str
+    model_id: str
+    backend: Backend
+    spec: RunSpec
+    plain: ModelConfiguration
+
+
+class Tuner:
+    """Measures one model at a time. `drafts` asks runners how many drafts their models took. `idle` is for how many
+    seconds nobody may have asked before a measuring begins by itself. Each text is asked `rounds` times each way."""
+
+    def __init__(
+        self,
+        parts: SettingParts,
+        tunings: Tunings,
+        drafts: Callable[[Sequence[RunnerView]], Awaitable[Mapping[str, DraftCounts]]],
+        *,
+        idle: float = _LOOK,
+        rounds: int = 3,
+    ) -> None:
+        self._parts = parts
+        self._tunings = tunings
+        self._drafts = drafts
+        self._idle = idle
+        self._rounds = rounds
+        self._place = tunings.place()
+        self._lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Each minute, if `speculative` or `tune` of a model is "auto": switches drafts off that do not pay, and
+        measures one model while nobody asks anything. Runs until it is cancelled."""
+        while True:
+            await beat(_LOOK)
+            try:
+                await self.look()
+            except ModelRunnerError as error:
+                log.warning("no model was measured: %s", error)
+            except Exception:
+                log.exception("measuring models failed")
+
+    async def look(self) -> None:
+        """Does once what `run` does each minute."""
+        settings = self._parts.configurations.settings
+        every = (*settings.tables.values(), *(posted.configuration for posted in settings.posted.values()))
+        if not any(each.tunes for each in every):
+            return
+        if (place := self._tunings.place()) != self._place:  # the devices are known a moment after the start
+            self._place = place
+            self._parts.resolver.forget()
+        await self._judge()
+        if not self._is_idle():
+            return
+        for subject in await asyncio.to_thread(self._untuned):
+            if await self._parts.scheduler.fits_beside(await asyncio.to_thread(self._target, subject)):
+                await self._yielding(subject)
+                return
+
+    async def tune(self, reference: str) -> wire.Tuning:
+        """Measures the model now, beside whatever else the daemon does, and keeps what is faster. Its runner is
+        replaced many times. Raises `BadRequest` for a model that does not chat or has a draft model,
+        `ModelNotFound`, and the errors of loading."""
+        subject = await asyncio.to_thread(self._subject, reference)
+        async with self._lock:
+            return await self._measured(subject)
+
+    def _is_idle(self) -> bool:
+        """Returns True if nobody asks, and nobody has asked in the last minute."""
+        runners, now = self._parts.scheduler.runners(), time.time()
+        used = [runner.last_used for runner in runners if runner.last_used is not None]
+        return (
+            not self._lock.locked()
+            and not self._parts.scheduler.waiting()
+            and not any(runner.leases or runner.last_used is None for runner in runners)
+            and max(used, default=0.0) <= now - self._idle
+        )
+
+    def _untuned(self) -> list[_Subject]:
+        """Returns the models that are to be measured and were not."""
+        found = []
+        for model in self._parts.store.list():
+            if self._parts.configurations.settings.of(model.id, Mode.COMPLETION).tunes:
+                try:
+                    subject = self._subject(model.id)
+                except ModelRunnerError as error:
+                    log.info("%s cannot be measured: %s", model.name, error)
+                    continue
+                if self._tunings.of(subject.backend, subject.spec) is None:
+                    found.append(subject)
+        return found
+
+    def _subject(self, reference: str) -> _Subject:
+        parts = self._parts
+        bundle, settings = parts.store.bundle(reference), parts.configurations.settings
+        if parts.resolver.mode_of(bundle) is not Mode.COMPLETION:
+            raise BadRequest(f"{bundle.name} does not chat: there is nothing to measure", param="model")
+        backend = parts.resolver.configured_backend(bundle, Mode.COMPLETION, settings)
+        wanted = in_effect(backend, settings, bundle.model_id, Mode.COMPLETION)
+        if wanted.drafting is not None and wanted.drafting.draft_model is not None:
+            raise BadRequest(
+                f"{bundle.name} has a draft model: `modelrunner configure {bundle.name} --draft-model default` takes "
+                "it back",
+                param="model",
+            )
+        plain = msgspec.structs.replace(wanted, speculative=None, tune=None)
+        spec = self._target_of(bundle.model_id, plain).spec
+        return _Subject(bundle.name, bundle.model_id, backend, spec, plain)
+
+    def _target(self, subject: _Subject, drafts: bool = False, flags: Sequence[str] = ()) -> Target:
+        own = (*flags, *(subject.plain.runtime_flags or ()))
+        speculative = Speculative(ngram=True) if drafts else None
+        changed = msgspec.structs.replace(subject.plain, speculative=speculative, runtime_flags=own or None)
+        return self._target_of(subject.model_id, changed)
+
+    def _target_of(self, model_id: str, configuration: ModelConfiguration) -> Target:
+        """Returns the target of the model with this configuration in place of its own."""
+        wanted = ModelSettings({model_id: PostedConfiguration(0, configuration)})
+        return self._parts.validator.target(self._parts.store.bundle(model_id), Mode.COMPLETION, wanted)
+
+    async def _yielding(self, subject: _Subject) -> None:
+        """Measures until it is done, or until somebody asks."""
+        async with self._lock:
+            work = asyncio.ensure_future(self._measured(subject))
+            until = time.monotonic() + _LONGEST
+            try:
+                while not work.done() and not self._parts.scheduler.awaited() and time.monotonic() < until:
+                    await asyncio.wait((work,), timeout=_YIELDS)
+            finally:
+                if not work.done():
+                    work.cancel()
+                    self._tell(subject, "ended before its end: somebody asked")
+                await asyncio.gather(work, return_exceptions=True)
+            if not work.cancelled() and (error := work.exception()) is not None:
+                reason = f"nothing was measured: {error}"
+                await self._keep(subject, wire.Tuning(drafts=False, flags=[], trials=[], reason=reason))
+
+    async def _measured(self, subject: _Subject) -> wire.Tuning:
+        self._tell(subject, "the measuring begins")
+        drafts, flags = False, list[str]()
+        trials = []
+        for what, with_drafts, more in await asyncio.to_thread(self._candidates, subject):
+            before = await asyncio.to_thread(self._target, subject, drafts, flags)
+            after = await asyncio.to_thread(self._target, subject, drafts or with_drafts, [*flags, *more])
+            kinds = await self._compared(before, after, with_prompt=bool(more))
+            kept = _pays([kind.ratio for kind in kinds], drafts=with_drafts)
+            trials.append(wire.TuningTrial(what, kept, kinds))
+            if kept:
+                drafts, flags = drafts or with_drafts, [*flags, *more]
+        kept_ones = [trial.what for trial in trials if trial.kept]
+        reason = f"faster with {', '.join(kept_ones)}" if kept_ones else "nothing that was tried is faster"
+        tuning = wire.Tuning(drafts=drafts, flags=flags, trials=trials, reason=reason)
+        await self._keep(subject, tuning)
+        return tuning
+
+    def _candidates(self, subject: _Subject) -> list[tuple[str, bool, tuple[str, ...]]]:
+        """Returns what is tried: its name, whether it is drafts, and its flags."""
+        found: list[tuple[str, bool, tuple[str, ...]]] = []
+        if interface_of(subject.backend, ChecksRuns) is not None:
+            try:
+                self._target(subject, drafts=True)
+            except BadRequest:
+                pass
+            else:
+                found.append((_DRAFTS, True, ()))
+        if (tunes := interface_of(subject.backend, Tunes)) is not None:
+            found += [(" ".join(flags), False, tuple(flags)) for flags in tunes.tunings(subject.spec)]
+        return found
+
+    async def _compared(self, before: Target, after: Target, *, with_prompt: bool) -> list[wire.TunedText]:
+        """Measures both in turn. The load is not measured."""
+        speeds: dict[bool, dict[str, list[float]]] = {way: {name: [] for name in _KINDS} for way in (False, True)}
+        for number in range(self._rounds):
+            for way, target in ((False, before), (True, after)):
+                async with self._loaded(target) as lease:
+                    least, most = _TOKENS
+                    first = await _asked(lease, "Say hello.", least)
+                    tokens = int(min(max(first.answer * _ANSWER, least), most))
+                    for kind, prompt in _KINDS.items():
+                        speeds[way][kind].append((await _asked(lease, prompt, tokens)).answer)
+                    if with_prompt:
+                        words = f"{number} {way} {_STORY}" + f" {_STORY}" * 8  # no cache has it
+                        if (speed := (await _asked(lease, words, 2)).prompt) is not None:
+                            speeds[way].setdefault(_PROMPT, []).append(speed)
+        return [_text(name, speeds[False][name], changed) for name, changed in speeds[True].items()]
+
+    @asynccontextmanager
+    async def _loaded(self, target: Target) -> AsyncIterator[Lease]:
+        """Yields a runner of exactly this target, which ends after the block unless it was there before. After an error
+        it stays: whoever asks for the model next may use it."""
+        scheduler = self._parts.scheduler
+        was_there = scheduler.has(target)
+        with await scheduler.restart(target, batch=True, owner="tune") as lease:
+            yield lease
+        if not was_there:
+            await scheduler.end(target)
+
+    async def _judge(self) -> None:
+        """Takes back the drafts of models that did not take them."""
+        parts = self._parts
+        drafting = [view for view in parts.scheduler.runners() if view.mode is Mode.COMPLETION and view.pid is not None]
+        settings = parts.configurations.settings
+        drafting = [v for v in drafting if settings.of(v.model_id, v.mode).speculative == "auto"]
+        counts = await self._drafts(drafting) if drafting else {}
+        for view in drafting:
+            if (count := counts.get(view.id)) is None or count.proposed < _JUDGED:
+                continue
+            share = count.accepted / count.proposed
+            subject = await asyncio.to_thread(self._subject, view.model_id)
+            known = await asyncio.to_thread(self._tunings.of, subject.backend, subject.spec)
+            if share < _TAKEN and known is not None and known.drafts:
+                reason = f"no drafts: {share:.0%} of {count.proposed} were taken"
+                await self._keep(subject, msgspec.structs.replace(known, drafts=False, reason=reason))
+                parts.scheduler.retire(await asyncio.to_thread(self._target, subject, False, known.flags))
+
+    async def _keep(self, subject: _Subject, tuning: wire.Tuning) -> None:
+        await asyncio.to_thread(self._tunings.keep, subject.backend, subject.spec, tuning)
+        self._parts.resolver.forget()
+        self._tell(subject, tuning.reason)
+
+    def _tell(self, subject: _Subject, reason: str) -> None:
+        self._parts.scheduler.events.emit("tune", model=subject.name, reason=reason)
+
+
+async def _asked(lease: Lease, prompt: str, tokens: int) -> _Speeds:
+    """Asks the engine directly. Raises `EngineFailed` for an answer without figures."""
+    runner = lease.runner
+    body = {
+        "model": runner.names[0] if runner.names else runner.spec.bundle.name,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,  # so that the engine notices when nobody waits any more
+        "stream_options": {"include_usage": True},
+    }
+    began = time.perf_counter()
+    try:
+        status, answer = await runner.upstream.fetch("POST", _PATH, msgspec.json.encode(body), timeout=_LONGEST)
+    except (OSError, EngineProtocolError) as error:
+        raise EngineFailed(f"{runner.spec.bundle.name} gave no answer to measure: {error}") from error
+    elapsed = time.perf_counter() - began
+    found = _figures(answer) if status == 200 else _AnswerEnd()
+    timings, counted = found.timings or {}, (found.usage or {}).get("completion_tokens")
+    whole = counted / elapsed if isinstance(counted, int) else None
+    if (speed := _positive(timings.get("predicted_per_second")) or _positive(whole)) is None:
+        raise EngineFailed(f"{runner.spec.bundle.name} gave no answer to measure (status {status})")
+    return _Speeds(speed, _positive(timings.get("prompt_per_second")))
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def _figures(stream: bytes) -> _AnswerEnd:
+    """Returns the last figures of a stream."""
+    timings = usage = None
+    for line in stream.splitlines():
+        if line.startswith(b"data: {") and (b'"timings"' in line or b'"usage"' in line):
+            try:
+                found = msgspec.json.decode(line.removeprefix(b"data: "), type=_AnswerEnd)
+            except msgspec.MsgspecError:
+                continue
+            timings, usage = found.timings or timings, found.usage or usage
+    return _AnswerEnd(timings, usage)
+
+
+def _text(name: str, plain: list[float], changed: list[float]) -> wire.TunedText:
+    ratio = statistics.median(after / before for before, after in zip(plain, changed, strict=True))
+    before, after = (round(statistics.median(speeds), 2) for speeds in (plain, changed))
+    return wire.TunedText(name, before, after, round(ratio, 3))
+
+
+def _pays(ratios: list[float], *, drafts: bool) -> bool:
+    if min(ratios) < _LOSS:
+        return False
+    return max(ratios) >= _DRAFTS_GAIN if drafts else statistics.median(ratios) >= _FLAGS_GAIN
