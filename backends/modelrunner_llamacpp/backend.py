@@ -5,9 +5,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 from modelrunner.sdk import (
+    ApiShape,
     Backend,
     BackendContext,
     BackendState,
@@ -26,6 +28,7 @@ from modelrunner.sdk import (
     QuantizeSpec,
     RequiredMemory,
     RunSpec,
+    ServiceCall,
     Variant,
     enginecache,
     run,
@@ -56,12 +59,21 @@ _INSTALL = "install it with `modelrunner install llama.cpp`"
 # llama.cpp notices that a client has left between two batches only, and 2,048 tokens take a processor many seconds.
 # Smaller ones were not measurably slower there (docs/performance.md); on a device they are.
 _CPU_BATCH = 64
+_TRANSCRIPTION = Mode("transcription")
 
 
 class LlamaCppBackend(Backend):
     name: ClassVar[str] = "llama.cpp"
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
+    shared_modes = MappingProxyType({_TRANSCRIPTION: (Mode.COMPLETION, "audio")})  # a chat about a sound
+    calls = MappingProxyType(
+        {
+            requests.TRANSCRIPTIONS: ServiceCall(
+                _TRANSCRIPTION, ApiShape.TRANSCRIPTION, "Writes down what is said in a file, in its language."
+            )
+        }
+    )
     installs_on_demand: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
     settings_model = LlamaCppSettings

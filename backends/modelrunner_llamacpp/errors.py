@@ -92,6 +92,8 @@ _UNSEEN = re.compile(r"(image|audio|video) input is not supported")
 _UNPARSED = re.compile(r"[Ff]ailed to parse (grammar|messages|tools)\b")
 # What the C++ library says where a number of the request is outside of a table of the model, such as a token.
 _OUT_OF_RANGE = re.compile(r"\bvector::_M_|\bbasic_string::|out_of_range|length_error")
+# What the C++ library says about a word in a form that should be a number.
+_NO_NUMBER = re.compile(r"sto(?:f|ul)")
 # No engine fetches files: its sandbox lets it connect nowhere (docs/sandbox.md).
 _FETCHED = re.compile(r"cannot make GET request|HTTPS is not supported|Failed to download image")
 
@@ -120,6 +122,14 @@ def request_error(status: int, message: str, fields: Mapping[str, Any]) -> Model
         return ContextTooLong(message, fields.get("n_prompt_tokens", tokens), fields.get("n_ctx", limit))
     if (match := _UNPARSED.search(message)) is not None:
         return BadRequest(message, param=match[1])
+    if "response_format is supported for transcription" in message:
+        return BadRequest(
+            "llama.cpp writes down a sound as json or as a stream: leave `response_format` out; srt, vtt, text and "
+            "verbose_json come from a model of Whisper",
+            param="response_format",
+        )
+    if _NO_NUMBER.fullmatch(message):
+        return BadRequest("`temperature` and `max_tokens` of the form must be numbers")
     if status >= 500 and _FETCHED.search(message):
         return BadRequest("the engine fetches no files: send an image or a sound as a data: URL")
     if status >= 500 and _OUT_OF_RANGE.search(message):

@@ -18,7 +18,13 @@ _AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
 # llama.cpp's server takes another type for "auto" in a chat, and in a message each name for "required" (tools/server:
 # server-common.cpp, server-chat.cpp).
 _BY_WORD = frozenset({"/v1/chat/completions", "/apply-template", "/v1/messages", "/v1/messages/count_tokens"})
-_SHAPES = {**OPENAI_ENDPOINTS, **MESSAGES_ENDPOINTS, "/apply-template": EndpointApi(ApiShape.TEMPLATE)}
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+_SHAPES = {
+    **OPENAI_ENDPOINTS,
+    **MESSAGES_ENDPOINTS,
+    "/apply-template": EndpointApi(ApiShape.TEMPLATE),
+    TRANSCRIPTIONS: EndpointApi(ApiShape.TRANSCRIPTION),
+}
 _SAMPLING = frozenset(
     (
         *("verbose", "timings_per_token", "stream", "stream_options", "cache_prompt", "return_tokens"),
@@ -111,7 +117,7 @@ def _of_llama_server(path: str, endpoint: EndpointApi) -> EndpointApi:
     unheld = _UNHELD if path in ("/v1/chat/completions", "/v1/completions") else frozenset()
     return replace(
         endpoint,
-        reads=_READ[path],
+        reads=_READ.get(path),
         as_stream=as_stream,
         chooses_by_word=path in _BY_WORD,
         prose_before_calls=endpoint.shape is ApiShape.CHAT,

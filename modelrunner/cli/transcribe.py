@@ -59,7 +59,8 @@ def sounds(words: tuple[str, ...]) -> list[Path]:
 
 def transcribes(client: HttpClient, model: str) -> bool:
     """Returns whether the model writes down what it hears."""
-    return ABILITY in (client.call("GET", path("models", model), dict[str, Any]).get("capabilities") or ())
+    able = client.call("GET", path("models", model), dict[str, Any]).get("capabilities") or ()
+    return ABILITY in able or "audio" in able
 
 
 def _texts(client: HttpClient, response: Any) -> Iterator[str]:

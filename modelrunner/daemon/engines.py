@@ -83,6 +83,7 @@ def _command(name: str, table: EngineTable, file: Path | None) -> type[Backend]:
         else frozenset({DECLARED}),
         "modes": frozenset(map(Mode, table.modes)) or modes or frozenset({Mode.COMPLETION}),
         "calls": calls,
+        "shared_modes": {_mode(name, *each): (Mode(only), "") for each in table.endpoints.items()} if only else {},
         "uses_external_model_management": bool(table.models),
         "declared": tuple(_declared(table)),
         "uses_tcp": not any("{socket}" in text for text in (*table.command, *table.environment.values())),

@@ -247,6 +247,9 @@ class Resolver:
         _check_installed(backend)
         if bundle.format is not DECLARED:
             self._check_format(backend, bundle, model)
+        serving, needed = backend.shared_modes.get(mode, (mode, ""))
+        if not needed or needed in bundle.capabilities:
+            mode = serving
         self.check_mode(backend, bundle, model, mode)
         return self.target(backend, bundle, mode, self._configurations.settings)
 
@@ -280,9 +283,9 @@ class Resolver:
     def check_mode(self, backend: Backend, bundle: Bundle, model: str, mode: Mode) -> None:
         """Raises `NotImplementedHere` for a mode that no backend offers, `BadRequest` for one that this backend or the
         model lacks."""
-        if not any(mode in one.modes for one in self._registry):
+        if not any(mode in one.modes or mode in one.shared_modes for one in self._registry):
             raise NotImplementedHere(f"no backend here offers the mode {mode}")
-        if mode not in backend.modes:
+        if mode not in backend.modes and mode not in backend.shared_modes:
             raise BadRequest(f"{backend.name} does not offer {mode}; it offers {', '.join(sorted(backend.modes))}")
         if bundle.capabilities and not _CAPABILITIES.get(mode, {mode}) & bundle.capabilities:
             offered = ", ".join(sorted(bundle.capabilities))

@@ -13,7 +13,7 @@ from tests.e2e.daemons import Daemon
 from tests.models import projector, random_llama
 from tests.models.projector import IMAGE_TOKENS, SOUND_TOKENS
 
-CHAT = "/v1/chat/completions"
+CHAT, TRANSCRIPTIONS = "/v1/chat/completions", "/v1/audio/transcriptions"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 TORN, NO_IMAGE = PIXEL[:40], base64.b64encode(b"no image at all").decode()
 SEES, HEARS, BOTH, NEITHER = "my/sees", "my/hears", "my/both", "my/neither"
@@ -220,3 +220,41 @@ def test_no_engine_fetches_a_file(daemon: Daemon, url: str, said: str, stream: b
 def test_an_image_in_a_stream(daemon: Daemon) -> None:
     answer = chat(daemon, SEES, image(PIXEL), stream=True)
     assert (answer.status_code, answer.text.rstrip()[-12:]) == (200, "data: [DONE]")
+
+
+def transcribed(daemon: Daemon, model: str, heard: bytes, **parts: str) -> Any:
+    with daemon.client() as client:
+        files = {"file": ("talk.wav", heard, "audio/wav")}
+        return client.post(TRANSCRIPTIONS, data={"model": model, "max_tokens": "4", **parts}, files=files)
+
+
+def test_sound_is_written_down(daemon: Daemon) -> None:
+    """By the process that answers chats."""
+    assert chat(daemon, HEARS).status_code == 200
+    one = transcribed(daemon, HEARS, base64.b64decode(wav(1)))
+    assert one.status_code == 200, one.text
+    used = one.json()["usage"]
+    assert (type(one.json()["text"]), used["output_tokens"] in range(1, 5)) == (str, True)
+    more = transcribed(daemon, HEARS, base64.b64decode(wav(31))).json()["usage"]
+    assert more["input_tokens"] == used["input_tokens"] + SOUND_TOKENS
+    assert [each["mode"] for each in daemon.runners() if each["model_name"] == HEARS] == ["completion"]
+    streamed = transcribed(daemon, HEARS, base64.b64decode(wav(1)), stream="true").text
+    assert "transcript.text.done" in streamed
+    assert streamed.rstrip().endswith("data: [DONE]")
+
+
+@pytest.mark.parametrize(
+    ("model", "sound", "parts", "said"),
+    [
+        (SEES, "", {}, "does not offer transcription"),
+        (NEITHER, "", {}, "does not offer transcription"),
+        (HEARS, NO_IMAGE, {}, "Failed to load image or audio file"),
+        (HEARS, wav(1), {"response_format": "srt"}, "srt, vtt, text and verbose_json come from a model of Whisper"),
+        (HEARS, wav(1), {"temperature": "hot"}, "must be numbers"),
+    ],
+)
+def test_sound_that_cannot_be_written_down(
+    daemon: Daemon, model: str, sound: str, parts: dict[str, str], said: str
+) -> None:
+    answer = transcribed(daemon, model, base64.b64decode(sound), **parts)
+    assert (answer.status_code, said in answer.json()["error"]["message"]) == (400, True), answer.text

@@ -132,6 +132,24 @@ def test_speech_and_images_are_served_by_programs_that_the_file_names(daemon: Ma
     assert running.get("/engines/status").json()["listener"] == f"Running: listener at {PYTHON}"
 
 
+def test_one_process_serves_calls_that_others_have_a_process_for(daemon: MakeDaemon, server: Path) -> None:
+    running = daemon(f"""
+        [engines.all]
+        command = {words(PYTHON, server, "{port}", "{name}")}
+        models = ["thing"]
+        endpoints = {{ "/v1/audio/transcriptions" = "transcription", "/v1/images/generations" = "image" }}
+        modes = ["completion"]
+        ready = {{}}
+    """)
+    assert upload(running, "/v1/audio/transcriptions", b"thing").json()["text"] == "hello"
+    image = {"model": "thing", "prompt": "a cat"}
+    assert running.post("/engines/all/v1/images/generations", image).content == b"PNG of a cat"
+    [runner] = running.runners()
+    assert runner["mode"] == "completion"
+    assert running.post(f"/runners/{runner['id']}/v1/images/generations", image).content == b"PNG of a cat"
+    assert running.post("/v1/audio/speech", {"model": "thing", "input": "hello"}).status_code == 400
+
+
 SAVER = """
 import http.server, json, os, re, sys
 

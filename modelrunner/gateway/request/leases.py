@@ -160,9 +160,9 @@ class Leases:
             key = lease.runner.key
             if target is None or target.key != key:
                 ask.head.check_model(lease.runner.spec.bundle)
-            if key.mode is not ask.head.route.mode:
-                raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {ask.head.route.mode}")
             if target is not None:
+                if key.mode is not target.key.mode:
+                    raise Misdirected(f"runner {runner_id} serves {key.mode}; ask /v1/ for {target.key.mode}")
                 if target.key != key:
                     check_model(lease.runner, target.model_id)
                 return lease
