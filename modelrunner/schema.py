@@ -1,10 +1,10 @@
-"""Explains why a JSON value does not have the wanted shape. It parses msgspec's sentences, in one place.
+"""Explains why a value does not have the wanted shape, by the sentences of msgspec (of JSON) and pydantic (of TOML).
 
 msgspec 0.19 and later say "Expected `int`, got `str` - at `$.speculative.num_tokens`", "Object contains unknown field
 `x` - at `$.a`" and "Object missing required field `model`"."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,6 +31,22 @@ def wrong_field(error: msgspec.ValidationError, known: Iterable[str] = ()) -> Ba
     said = said.replace(" | null`", "`")
     said = said[:1].lower() + said[1:]
     return BadRequest(f"{place}: {said}" if place else said, param=place.partition("[")[0] or None)
+
+
+_WANTED = {
+    "tuple_type": "write a list",
+    "list_type": "write a list",
+    "string_type": "write a text in quotes",
+    "dict_type": "write a table",
+    "model_type": "write a table",
+    "missing": "it is missing",
+    "too_short": "it is empty",
+}
+
+
+def said_of(fault: Mapping[str, Any]) -> str:
+    """Returns what pydantic finds wrong with a value of the configuration file; `fault` is one of its `errors()`."""
+    return _WANTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
 
 
 _EXACT = 2.0**53  # below it, each whole number is a double

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 from modelrunner.sdk import (
-    ApiShape,
     Backend,
     BackendContext,
     BackendState,
@@ -28,7 +27,6 @@ from modelrunner.sdk import (
     QuantizeSpec,
     RequiredMemory,
     RunSpec,
-    ServiceCall,
     Variant,
     enginecache,
     run,
@@ -67,13 +65,6 @@ class LlamaCppBackend(Backend):
     formats: ClassVar[frozenset[ModelFormat]] = frozenset({ModelFormat.GGUF})
     modes: ClassVar[frozenset[Mode]] = frozenset({Mode.COMPLETION, Mode.EMBEDDING, Mode.RERANKING})
     shared_modes = MappingProxyType({_TRANSCRIPTION: (Mode.COMPLETION, "audio")})  # a chat about a sound
-    calls = MappingProxyType(
-        {
-            requests.TRANSCRIPTIONS: ServiceCall(
-                _TRANSCRIPTION, ApiShape.TRANSCRIPTION, "Writes down what is said in a file, in its language."
-            )
-        }
-    )
     installs_on_demand: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
     settings_model = LlamaCppSettings

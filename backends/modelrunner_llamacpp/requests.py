@@ -18,12 +18,11 @@ _AS_STREAMS: Mapping[str, Mapping[str, Any]] = {
 # llama.cpp's server takes another type for "auto" in a chat, and in a message each name for "required" (tools/server:
 # server-common.cpp, server-chat.cpp).
 _BY_WORD = frozenset({"/v1/chat/completions", "/apply-template", "/v1/messages", "/v1/messages/count_tokens"})
-TRANSCRIPTIONS = "/v1/audio/transcriptions"
 _SHAPES = {
     **OPENAI_ENDPOINTS,
     **MESSAGES_ENDPOINTS,
     "/apply-template": EndpointApi(ApiShape.TEMPLATE),
-    TRANSCRIPTIONS: EndpointApi(ApiShape.TRANSCRIPTION),
+    "/v1/audio/transcriptions": EndpointApi(ApiShape.TRANSCRIPTION),
 }
 _SAMPLING = frozenset(
     (

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pydantic import BaseModel
 
 from modelrunner import wire
 from modelrunner.gateway.request.observers import RequestRecord
@@ -153,7 +154,13 @@ def _cut(text: str) -> str:
 def _json(value: Any) -> str:
     # At its top level, msgspec would write a dataclass such as KeepAlive as an object.
     plain = value if value is None or isinstance(value, bool | int | float | str | list | tuple | dict) else str(value)
-    return msgspec.json.encode(plain, enc_hook=str).decode()
+    return msgspec.json.encode(plain, enc_hook=_plain).decode()
+
+
+def _plain(value: Any) -> Any:
+    return (
+        value.model_dump(mode="json", by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else str(value)
+    )
 
 
 def memory(figures: RequiredMemory) -> wire.Memory:

@@ -3,11 +3,22 @@ docs/engines.md describes each key."""
 
 import re
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    model_validator,
+)
 
 from modelrunner.config.locations import whole
 from modelrunner.engineapi import ApiShape
@@ -35,13 +46,30 @@ _PLACE = re.compile(r"\{([a-z]+)\}")
 
 
 def _command(words: tuple[str, ...], *more: str) -> tuple[str, ...]:
-    for word in words:
-        for name in _PLACE.findall(word):
-            if name == "key":
-                raise ValueError("{key} stands in `environment` alone: everybody may read a program's command line")
-            if name not in (*PLACES, *more):
-                raise ValueError(f"there is no place {{{name}}}{nearest(name, PLACES)}; places are {', '.join(PLACES)}")
+    if any("{key}" in word for word in words):
+        raise ValueError("{key} stands in `environment` alone: everybody may read a program's command line")
+    _check_places(words, *PLACES, *more)
     return words
+
+
+def _check_places(texts: Iterable[str], *known: str) -> None:
+    for name in (name for text in texts for name in _PLACE.findall(text)):
+        if name not in known:
+            raise ValueError(f"there is no place {{{name}}}{nearest(name, known)}; places are {', '.join(known)}")
+
+
+def _variables(values: dict[str, str]) -> dict[str, str]:
+    _check_places(values.values(), *PLACES)
+    return values
+
+
+def _hidden(values: dict[str, str]) -> dict[str, str]:
+    return dict.fromkeys(values, "...")
+
+
+def _model_name(name: str) -> str:
+    _check_places([name], "name", "model", "folder")
+    return name
 
 
 def _bytes(value: Any) -> Any:
@@ -172,7 +200,10 @@ class EngineTable(_EnginePart):
     """One engine that is a command."""
 
     command: _Command
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Annotated[dict[str, str], AfterValidator(_variables), PlainSerializer(_hidden)] = Field(
+        default_factory=dict, repr=False
+    )
+    """Variables, with places. Their values may be secrets: they are not shown."""
     working_directory: _Folder | None = None
     formats: tuple[EngineName, ...] = ()
     """Formats of models in the store; "gguf" alone where neither formats nor models are given."""
@@ -189,7 +220,7 @@ class EngineTable(_EnginePart):
     permissions: PermissionsTable = PermissionsTable()
     metrics: _Path | None = None
     settled: _Path | None = None
-    model_name: str = ""
+    model_name: Annotated[str, AfterValidator(_model_name)] = ""
     """The name by which the engine knows its model, with {name}, {model} or {folder}; by default it takes any name."""
     lacks: tuple[Literal["tools", "vision", "audio", "reasoning"], ...] = ()
 

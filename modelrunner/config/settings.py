@@ -32,7 +32,7 @@ from modelrunner.config.locations import (
 from modelrunner.config.modelconfig import NOTHING_SET, ModelConfiguration
 from modelrunner.config.registrytables import RegistryHost, RegistryTable
 from modelrunner.errors import BadRequest
-from modelrunner.schema import nearest
+from modelrunner.schema import nearest, said_of
 from modelrunner.types import Hours, KeepAlive, McpServer
 from modelrunner.units import parse_age, parse_bytes, parse_duration
 
@@ -355,5 +355,5 @@ def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]
     where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
     if fault["type"] == "extra_forbidden":
         return f"{where}: unknown setting {'.'.join(key)!r}{nearest(key[-1], Settings.model_fields)}"
-    said = fault["msg"].removeprefix("Value error, ")
+    said = said_of(fault)
     return f"{where}: {said}" if param else f"{where}: {'.'.join(key)}: {said}"

@@ -10,7 +10,7 @@ from modelrunner.backend import Backend
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.config.modelconfig import ModelConfiguration, table_name
 from modelrunner.errors import BadRequest
-from modelrunner.schema import nearest
+from modelrunner.schema import nearest, said_of
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -39,7 +39,7 @@ def _read(kind: type[Kind], table: Mapping[str, Any], backend: str, under: tuple
         fault = error.errors()[0]
         path = ".".join([*under, *map(str, fault["loc"])])
         if fault["type"] != "extra_forbidden":
-            raise BadRequest(f"{path}: {fault['msg'].removeprefix('Value error, ')}", param=path) from None
+            raise BadRequest(f"{path}: {said_of(fault)}", param=path) from None
         top = [field.alias or name for name, field in kind.model_fields.items()] if len(fault["loc"]) == 1 else []
         raise BadRequest(
             f"unknown setting {path!r} for {backend}{nearest(str(fault['loc'][-1]), top)}", param=path

@@ -141,7 +141,9 @@ class Reloader:
     def _settings(self, new: FileSettings) -> list[SettingChange]:
         before = self._current.values
         return [
-            SettingChange(name, before[name], value, Effect.AT_ONCE if name in self._setters else Effect.RESTART)
+            SettingChange(
+                name, *_changed(before[name], value), Effect.AT_ONCE if name in self._setters else Effect.RESTART
+            )
             for name, value in new.values.items()
             if value != before[name]
         ]
@@ -231,8 +233,15 @@ def _bundle(store: Store, reference: str) -> Bundle | None:
         return None
 
 
+def _changed(before: Any, after: Any) -> tuple[Any, Any]:
+    """Returns both values; of tables by name, such as those of engines, only those that differ."""
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        return before, after
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return {n: before[n] for n in names if n in before}, {n: after[n] for n in names if n in after}
+
+
 def _difference(before: ModelConfiguration, after: ModelConfiguration) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the fields of each mapping that the other lacks, or has with another value."""
-    mine, other = before.as_dict(), after.as_dict()
-    names = [name for name in mine | other if mine.get(name) != other.get(name)]
-    return {n: mine[n] for n in names if n in mine}, {n: other[n] for n in names if n in other}
+    """Returns the fields of each that the other lacks, or has with another value."""
+    mine, other = _changed(before.as_dict(), after.as_dict())
+    return mine, other

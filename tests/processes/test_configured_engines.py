@@ -419,6 +419,7 @@ def test_a_table_takes_effect_at_a_reload(daemon: MakeDaemon, tmp_path: Path) ->
             models = ["thing"]
             endpoints = {{ "/v1/chat/completions" = "chat", "/v1/own/call" = "opaque" }}
             stop = {{ command = ["touch", {json.dumps(str(ended))}] }}
+            environment = {{ TOKEN = "a secret" }}
             permissions = {{ reads = [{json.dumps(str(tmp_path))}] }}
 
             [models.thing]
@@ -431,7 +432,8 @@ def test_a_table_takes_effect_at_a_reload(daemon: MakeDaemon, tmp_path: Path) ->
 
     running = daemon("")
     assert running.post("/v1/chat/completions", body).status_code == 404
-    assert "holds at once" in reload(table("--token-gate", gate)).stdout
+    said = reload(table("--token-gate", gate)).stdout
+    assert ("holds at once" in said, "--token-gate" in said, "a secret" in said) == (True, True, False)
     with running.client() as client:
         request = client.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
         stream = client.send(request, stream=True)
@@ -517,8 +519,10 @@ def test_leftovers_are_stopped_at_once(context: BackendContext, tmp_path: Path) 
         ('command = ["x", "{prot}"]', "there is no place {prot}; did you mean 'port'?"),
         ('command = ["x"]', "either {port} or {socket}"),
         ('command = ["x", "{port}", "{socket}"]', "either {port} or {socket}"),
-        ("command = []", "command"),
-        ('command = "x {port}"', "command"),
+        ("command = []", "command: it is empty"),
+        ('command = "x {port}"', "command: write a list"),
+        ('command = ["x", "{port}"]\nenvironment = { A = "{prot}" }', "there is no place {prot}"),
+        ('command = ["x", "{port}"]\nmodel-name = "{port}"', "there is no place {port}; places are name, model"),
         ('command = ["x", "{port}"]\nstop = { signal = "TREM" }', "there is no signal 'TREM'"),
         ('command = ["x", "{port}"]\nmemory = { base = "lots" }', "'lots' is not a size"),
         ('command = ["x", "{port}"]\nendpoints = { "v1/x" = "chat" }', "is no path of an engine"),

@@ -227,7 +227,7 @@ def faulty(tmp_path: Path) -> Iterator[Faulty]:
         ((500, {}, b'{"error": {"message": "oh, %b"}}'), 502, "far failed with status 500: oh, ..."),
         ((502, {"Content-Type": "text/html"}, b"<html>Bad gateway</html>"), 502, "far failed with status 502"),
         ((503, {"Retry-After": "9"}, b"<html>"), 503, "far failed with status 503"),
-        ((200, {"Content-Type": "text/html"}, b"<html>Welcome</html>"), 502, "a page of HTML"),
+        ((200, {"Content-Type": "text/html"}, b"<html>Welcome</html>"), 502, "engine far answered with a page of HTML"),
         ((302, {"Location": "https://127.0.0.1/"}, b""), 502, "status 302"),
         ((200, {}, b""), 502, "empty"),
     ],

@@ -49,7 +49,9 @@ class Quarantine:
             if failure is not None and not isinstance(failure, HostLost):
                 self._died(lease, ask)
             return failure or Unavailable("the model was unloaded before it answered")
-        return error if isinstance(error, EngineProtocolError) else EngineFailed(f"the request failed: {error}")
+        if isinstance(error, EngineProtocolError):
+            return error.saying(error.message.replace("the engine", f"the engine {lease.runner.key.backend}", 1))
+        return EngineFailed(f"the request failed: {error}")
 
     def _died(self, lease: Lease, ask: Inference) -> None:
         """Requests with the same body count as one request."""
