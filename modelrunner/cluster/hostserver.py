@@ -44,6 +44,7 @@ from modelrunner.errors import (
     BadRequest,
     EngineFailed,
     InsufficientDisk,
+    ModelNotFound,
     ModelRunnerError,
     RunnerNotFound,
     Unauthorized,
@@ -59,8 +60,9 @@ from modelrunner.scheduler.host import Held
 from modelrunner.scheduler.localhost import LocalHost
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.store import Store
+from modelrunner.store.elsewhere import bundle_at
 from modelrunner.store.layout import archive_of
-from modelrunner.types import Mode, RequiredMemory, RunnerKey, RunSpec
+from modelrunner.types import Bundle, Mode, RequiredMemory, RunnerKey, RunSpec
 from modelrunner.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -107,6 +109,7 @@ class HostServer:
         self._store, self._library, self._installer = store, library, installer
         self._last_used = last_used
         self._coming: dict[Path, _Coming] = {}  # the models that have room, by their archives
+        self._shared: dict[str, Path] = {}  # the head's models that are read where they are, by their IDs
         self._placing = asyncio.Lock()  # while room is made, and while a runner takes its files
         self._key, self._address, self._tls, self._folder = key, address, tls, folder
         self._runners: dict[str, HostedRun] = {}
@@ -194,9 +197,22 @@ class HostServer:
             _rounded(self._local.budget(held)),
             self._local.devices(),
             {backend.name: self._local.numbers(backend.name) for backend in self._registry},
-            frozenset([model.id for model in self._library]),
+            self._models(),
             {id: run.report() for id, run in self._runners.items()},
         )
+
+    def _models(self) -> frozenset[str]:
+        return frozenset([model.id for model in self._library]) | self._shared.keys()
+
+    def _bundle(self, id: str) -> Bundle:
+        """Returns the files of a model, its own or those that it sees. It may block."""
+        if (folder := self._shared.get(id)) is None:
+            return self._store.bundle(id)
+        try:
+            return bundle_at(folder, id)
+        except ModelNotFound:
+            self._shared.pop(id, None)  # the next run gets it sent
+            raise
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         """Sends a report each second, and after each change of a runner, one in a line."""
@@ -225,7 +241,7 @@ class HostServer:
         if id in self._runners:
             raise BadRequest(f"there is a runner {id} already")
         async with self._placing:
-            spec = await asyncio.to_thread(self._specs.opened, bytes(order.values))
+            spec = await asyncio.to_thread(self._specs.opened, bytes(order.values), self._bundle)
             key = RunnerKey(order.backend, order.files, Mode(order.mode), order.revision)
             runner = self._local.start(RunnerId(key, order.number), spec)
             if not isinstance(runner, LocalRunner):
@@ -284,11 +300,16 @@ class HostServer:
             former.transfer.cancel()  # of a head that has left it
             await asyncio.wait([former.transfer])
         async with self._placing:
-            complete = any(model.id == f"sha256:{digest}" for model in self._library)
+            id = f"sha256:{digest}"
+            if expected.folder and id not in self._models():
+                with suppress(ModelNotFound):
+                    await asyncio.to_thread(bundle_at, Path(expected.folder), id)
+                    self._shared[id] = Path(expected.folder)
+            complete = id in self._models()
             if not complete:
                 await self._make_room(expected, path)
             received = _size(path)
-        return _json(Received(received, complete, frozenset([model.id for model in self._library])))
+        return _json(Received(received, complete, self._models()))
 
     async def _make_room(self, expected: ModelAnnounced, path: Path) -> None:
         """Keeps room for a model, whose archive and files are on the disk for a moment. First what is left of other

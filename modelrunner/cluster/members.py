@@ -58,14 +58,21 @@ class HostView(msgspec.Struct, frozen=True):
 
 class Members:
     """Keeps the scheduler's hosts as the cluster has them. `address` is Ray's; nodes must have the `label`
-    (`NAME=VALUE`), "" for all. `hosts` are those that were ever there, by name; `problem` says why the cluster cannot
-    be used, "" if it can."""
+    (`NAME=VALUE`), "" for all; `shared` ones see the store at the same path. `hosts` are those that were ever there, by
+    name; `problem` says why the cluster cannot be used, "" if it can."""
 
     def __init__(
-        self, scheduler: Scheduler, registry: BackendRegistry, store: Store, address: str, label: str = ""
+        self,
+        scheduler: Scheduler,
+        registry: BackendRegistry,
+        store: Store,
+        address: str,
+        label: str = "",
+        *,
+        shared: bool = False,
     ) -> None:
         self._scheduler, self._registry, self._store = scheduler, registry, store
-        self._address, self._label = address, label
+        self._address, self._label, self._shared = address, label, shared
         self._key = secrets.token_hex(16)
         self.hosts: dict[str, RemoteHost] = {}
         self._turns = SendTurns(self.hosts.values)
@@ -154,6 +161,7 @@ class Members:
                 member.labels,
                 turns=self._turns,
                 is_busy=self._scheduler.awaited,
+                shared=self._shared,
             )
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", member.name, member.address)

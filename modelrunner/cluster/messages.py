@@ -98,10 +98,12 @@ def models_of(spec: RunSpec) -> list[str]:
 
 
 class ModelAnnounced(msgspec.Struct, frozen=True):
-    """Announces a model whose archive has `size` bytes. The models with the IDs in `keep` are not removed for it."""
+    """Announces a model whose archive has `size` bytes. The models with the IDs in `keep` are not removed for it. It
+    lies in the head's `folder`, which the host may see; "" if it does not."""
 
     size: int
     keep: frozenset[str] = frozenset()
+    folder: str = ""
 
 
 class Received(msgspec.Struct, frozen=True):

@@ -58,7 +58,8 @@ class RemoteHost:
     """A `Host` that listens at `where`. `changed` is called when it comes, goes, or tells of a runner's change.
     `state` is a word for it: joining, ready, draining, silent, gone, or another version; what a ready one lacks is told
     behind it. What its runners take they have in `reservations`, None where nobody else gives the machine away. Models
-    are sent to it when they have a turn of `turns`, slower while this machine `is_busy` with requests."""
+    are sent to it when they have a turn of `turns`, slower while this machine `is_busy` with requests; a `shared` one
+    reads those that it sees at the same path."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class RemoteHost:
         *,
         turns: SendTurns | None = None,
         is_busy: Callable[[], bool] = lambda: False,
+        shared: bool = False,
     ) -> None:
         self.name, self.where, self.labels = name, where, labels
         self.registry, self.reservations = registry, reservations
@@ -84,7 +86,7 @@ class RemoteHost:
         self._full = ""  # why the last model could not be brought there
         self.trusted = ssl.create_default_context(cadata=where.certificate)
         self._store, self._changed = store, changed
-        self._turns, self._is_busy = turns or SendTurns(), is_busy
+        self._turns, self._is_busy, self._shared = turns or SendTurns(), is_busy, shared
         self._seen = 0.0
         self._fetching: dict[str, JointWork[None, None]] = {}
         self._client = httpx.AsyncClient(
@@ -178,6 +180,10 @@ class RemoteHost:
     async def _transfer(self, id: str) -> None:
         archive = await asyncio.to_thread(archive_of, self._store, id)
         place = f"/models/{id.removeprefix('sha256:')}"
+        if self._shared:
+            bundle = await asyncio.to_thread(self._store.bundle, id)
+            if (await self._announce(place, archive.size, str(bundle.directory.parents[1]))).complete:
+                return
         async with self._turns.turn(id) as sender:
             if (there := await self._announce(place, archive.size)).complete:
                 return
@@ -200,9 +206,9 @@ class RemoteHost:
             if self.report is not None:  # so that it can send it at once
                 self.report = msgspec.structs.replace(self.report, models=self.report.models | {id})
 
-    async def _announce(self, place: str, size: int) -> Received:
+    async def _announce(self, place: str, size: int, folder: str = "") -> Received:
         keep = frozenset([each for runner in self.runners.values() for each in models_of(runner.spec)])
-        body = msgspec.json.encode(ModelAnnounced(size, keep))
+        body = msgspec.json.encode(ModelAnnounced(size, keep, folder))
         try:
             there = await self.call("POST", place, Received, content=body, timeout=_LONG)
         except InsufficientDisk as error:

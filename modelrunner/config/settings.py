@@ -195,12 +195,14 @@ def _apart(value: Mapping[str, GroupTable]) -> Mapping[str, GroupTable]:
 
 class ClusterTable(BaseModel):
     """The table `[cluster]`; docs/cluster.md describes each key. `ray_address` is `HOST:PORT` of a Ray cluster, or
-    `auto`; nodes must have the `label`, `NAME=VALUE`, "" for all nodes."""
+    `auto`; nodes must have the `label`, `NAME=VALUE`, "" for all nodes. With `shared` they see the models at the same
+    path."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ray_address: Annotated[str, Field(pattern=r"^(auto|[A-Za-z0-9.-]+:[0-9]{1,5}|)$")] = ""
     label: Annotated[str, Field(pattern=r"^([A-Za-z0-9._/-]+=[A-Za-z0-9._-]*|)$")] = ""
+    shared: bool = False
 
 
 class Settings(BaseModel):

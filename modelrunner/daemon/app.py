@@ -141,7 +141,7 @@ def _members(settings: Settings, parts: Parts) -> "Members | None":
 
     shapes.prime()
     table = settings.cluster
-    return Members(parts.scheduler, parts.registry, parts.store, table.ray_address, table.label)
+    return Members(parts.scheduler, parts.registry, parts.store, table.ray_address, table.label, shared=table.shared)
 
 
 class Daemon:

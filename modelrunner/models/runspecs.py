@@ -1,6 +1,6 @@
 """Makes the specification of a run from a model and its settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -74,15 +74,17 @@ class RunSpecs:
         served = replace(bundle, capabilities=bundle.capabilities - api.lacks)
         return replace(spec, bundle=served), api
 
-    def opened(self, values: bytes) -> RunSpec:
-        """Returns the run of another host, from its `values_of`, with the files that this host has. Raises `BadRequest`
-        for what are no values of a run, and `ModelNotFound` for a model, a draft or an adapter that is not here."""
+    def opened(self, values: bytes, bundle_of: Callable[[str], Bundle] | None = None) -> RunSpec:
+        """Returns the run of another host, from its `values_of`, with the files that this host has: `bundle_of` the ID
+        of a model, by default those of the store. Raises `BadRequest` for what are no values of a run, and
+        `ModelNotFound` for a model, a draft or an adapter that is not here."""
         try:
             run: Any = msgspec.json.decode(values, type=_RunValues)
         except msgspec.MsgspecError as error:
             raise BadRequest(f"this is no run: {error}") from None
-        draft = self._store.bundle(run.draft) if run.draft is not None else None
-        bundle = self._as_configured(self._store.bundle(run.model_id), run.template, run.lora)
+        bundle_of = bundle_of or self._store.bundle
+        draft = bundle_of(run.draft) if run.draft is not None else None
+        bundle = self._as_configured(bundle_of(run.model_id), run.template, run.lora)
         served = replace(bundle, references=run.references, capabilities=run.capabilities)
         mine = {field: getattr(run, field) for field in _VALUES}
         return RunSpec(bundle=served, draft=draft, **mine)

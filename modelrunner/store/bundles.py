@@ -42,6 +42,15 @@ class Bundles:
         names = tuple(entry.names)
         return bundle if bundle.references == names else replace(bundle, references=names)
 
+    def found(self, entry: Entry, contents: Contents) -> Bundle | None:
+        """Returns the bundle, if another process has made it and this one may read it. Changes nothing. Raises
+        `OSError`."""
+        folder = entry.id.within(self.folder)
+        if not self._in_place(entry.id, contents) or not all(os.access(folder / n, os.R_OK) for n in contents.files):
+            return None
+        header = self._remembered(entry.id)
+        return self._describe(entry, contents, header) if header is not None else None
+
     def make(self, entry: Entry, contents: Contents) -> Bundle:
         """Lays the model out and parses its header, if that was not done before. Raises `InvalidModel` if a blob is
         missing or damaged, and `OSError`."""

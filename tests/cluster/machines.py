@@ -70,7 +70,8 @@ class Cluster:
         self.turns = SendTurns(self.hosts.values)
         self.others: list[HostServer] = []
 
-    async def start(self) -> None:
+    async def start(self, *, shared: bool = False) -> None:
+        self.shared = shared
         self.server = self.there.serve()
         self.where = HostAddress("127.0.0.1", await self.server.start(), "key", self.there.certificate)
         self.join()
@@ -81,7 +82,9 @@ class Cluster:
 
     def _added(self, name: str, where: HostAddress) -> RemoteHost:
         registry, store = self.head.parts.registry, self.head.parts.store
-        host = RemoteHost(name, where, registry, store, self.scheduler.hosts_changed, turns=self.turns)
+        host = RemoteHost(
+            name, where, registry, store, self.scheduler.hosts_changed, turns=self.turns, shared=self.shared
+        )
         self.hosts[name] = host
         self.scheduler.add_host(host)
         return host

@@ -1,6 +1,7 @@
 """A model on its way to a host: its room, its parts, and what happens when it does not come."""
 
 import asyncio
+import os
 import shutil
 import ssl
 import time
@@ -16,7 +17,7 @@ import pytest
 from modelrunner.cluster import hostserver, remotehost
 from modelrunner.cluster.messages import HostAddress, ModelAnnounced, Received
 from modelrunner.cluster.transfers import SendTurns, rest_of
-from modelrunner.errors import HostLost, InsufficientDisk
+from modelrunner.errors import HostLost, InsufficientDisk, ModelNotFound
 from modelrunner.store.files import size_of
 from modelrunner.store.layout import ModelArchive, archive_of
 from tests.cluster.machines import Cluster
@@ -43,8 +44,8 @@ class Sending:
     def size(self) -> int:
         return self.archive.size
 
-    async def announce(self, size: int | None = None) -> Received:
-        body = ModelAnnounced(self.size if size is None else size)
+    async def announce(self, size: int | None = None, folder: str = "") -> Received:
+        body = ModelAnnounced(self.size if size is None else size, folder=folder)
         return await self.cluster.host.call(
             "POST", f"/models/{self.digest}", Received, content=msgspec.json.encode(body), timeout=HUNG
         )
@@ -293,3 +294,67 @@ async def test_a_transfer_to_a_host_that_is_lost_ends(cluster: Cluster, monkeypa
     cluster.host._lost()
     with pytest.raises(HostLost, match="was not sent whole"):
         await bringing
+
+
+@pytest.fixture
+async def seeing(tmp_path: Path, not_measured: None) -> AsyncIterator[Cluster]:
+    """Its host sees the head's models at the same path."""
+    made = Cluster(tmp_path)
+    await made.start(shared=True)
+    await made.ready()
+    yield made
+    await made.close()
+
+
+async def test_a_host_that_sees_the_models_of_the_head_reads_them_where_they_are(seeing: Cluster) -> None:
+    """And changes nothing there."""
+    folder = seeing.head.folder / "data_dir"
+    target = seeing.target("smol")
+    before = _look_of(folder)
+    (await seeing.lease()).release()
+    [run] = seeing.server._runners.values()
+    assert run.runner.spec.bundle.directory == target.spec.bundle.directory
+    assert seeing.there.parts.store.list() == []
+    assert _look_of(folder) == before
+    await until(lambda: seeing.host.has(target.key.files))
+
+
+@pytest.mark.parametrize("fault", ["manifest", "size", "laid out", "unreadable", "elsewhere"])
+async def test_what_a_host_does_not_see_whole_is_sent(
+    seeing: Cluster, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    id = seeing.target("smol").key.files
+    folder = seeing.head.folder / "data_dir"
+    whole = seeing.head.folder / "whole"
+    [model] = folder.glob("bundles/*/*.gguf")
+    manifest = folder / "manifests/sha256" / id.removeprefix("sha256:")
+    announced = Sending(seeing, "smol")
+    match fault:
+        case "manifest":
+            manifest.write_bytes(manifest.read_bytes().replace(b"1", b"2"))
+        case "size":
+            os.truncate(model, 10)
+        case "laid out":
+            model.unlink()
+        case "unreadable":
+            monkeypatch.setattr(os, "access", lambda path, mode: False)
+        case "elsewhere":
+            folder = whole
+    there = await announced.announce(folder=str(folder))
+    assert there == Received(0, False, frozenset())
+    assert announced.archive.model_id == id
+
+
+async def test_a_model_that_is_not_seen_any_more_is_looked_for_anew(seeing: Cluster) -> None:
+    target = seeing.target("smol")
+    await seeing.host.bring(target.key.files)
+    seeing.server._shared[target.key.files] = seeing.head.folder / "away"
+    with pytest.raises(ModelNotFound, match="cannot be read there"):
+        await seeing.lease()
+    await until(lambda: not seeing.host.has(target.key.files))
+    await seeing.host.bring(target.key.files)
+    assert seeing.server._shared == {target.key.files: seeing.head.folder / "data_dir"}
+
+
+def _look_of(folder: Path) -> list[tuple[str, float]]:
+    return sorted((str(path), path.lstat().st_mtime) for path in folder.glob("[bm]*/**/*"))
