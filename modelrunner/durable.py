@@ -57,9 +57,9 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def write(path: Path, data: bytes, *, synced: bool = True) -> None:
+def write(path: Path, data: bytes, *, synced: bool = True, mode: int = 0o600) -> None:
     """Replaces `path` with `data`, at most 64 MiB, as `read` takes. Raises `OSError`, with the old content kept or put
-    back. Without `synced` a power cut may damage the file."""
+    back. Without `synced` a power cut may damage the file. `mode` has its permissions, whatever the umask is."""
     if len(data) > _LARGEST:
         raise OSError(errno.EFBIG, f"a file of more than {_LARGEST} bytes could not be read back", str(path))
     temporary = temporary_name(path)
@@ -68,6 +68,7 @@ def write(path: Path, data: bytes, *, synced: bool = True) -> None:
         with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(descriptor, mode)
             if synced:
                 sync(descriptor)
         replace(temporary, path, synced=synced)

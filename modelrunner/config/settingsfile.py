@@ -68,8 +68,7 @@ class SettingsFile:
         """A link stays, as to a folder of configurations, and so does who may read the file."""
         path = self._settings.config.resolve()
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        durable.write(path, text.encode())
-        path.chmod(mode)
+        durable.write(path, text.encode(), mode=mode)
 
 
 def with_values(text: str, values: Mapping[str, str]) -> str:

@@ -51,6 +51,23 @@ def test_a_value_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> N
     assert file.load() == "before"
 
 
+def test_a_file_has_its_permissions_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed, umask = [], os.umask(0o077)
+    rename = os.rename
+
+    def noted(old: Path, new: Path) -> None:
+        renamed.append(os.stat(old).st_mode & 0o777)
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", noted)
+    try:
+        durable.write(tmp_path / "a", b"x", mode=0o644)
+        durable.write(tmp_path / "b", b"x")
+    finally:
+        os.umask(umask)
+    assert renamed == [0o644, 0o600]
+
+
 def test_every_flipped_bit_is_found(file: JsonFile[dict[str, list[int]]]) -> None:
     file.save(VALUE)
     data = file.path.read_bytes()
