@@ -150,6 +150,14 @@ def die(rig: Rig, load: Load, kind: Callable[[Rig], bool]) -> float:
     return took
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """`random` as before, if DEATHS_SEED names what a run printed."""
+    number = os.environ.get("DEATHS_SEED") or str(time.time_ns())
+    random.seed(number)
+    print(f"DEATHS_SEED={number}")
+
+
 def run(folder: Path, kinds: Iterable[Callable[[Rig], bool]], *, apart: bool = False) -> None:
     rig = Rig(folder, apart=apart)
     try:
