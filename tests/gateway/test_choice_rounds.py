@@ -123,3 +123,21 @@ async def test_a_fault_of_a_later_round_ends_the_answer(folder: Path, kind: str,
             assert b"no more" in answer.body
         else:
             assert (answer.status, answer.error["message"]) == (400, "no more")
+
+
+@pytest.mark.parametrize("streams", [0, 1])
+async def test_an_engine_that_gives_no_stream_is_told(folder: Path, kind: str, streams: int) -> None:
+    """Of the first round, or of a later one."""
+
+    async def whole(call: Call) -> None:
+        if len(served.engine.received) <= streams:
+            await engine(call)
+        else:
+            data = b'{"choices": []}'
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
+            await call.send(head + data)
+
+    async with proxy(folder, kind, whole) as served:
+        answer = await of_two_sequences(served).ask(ask(n=6, stream=True))
+        assert b"the engine gives no stream" in answer.body
+        assert len(served.engine.received) == streams + 1

@@ -1,5 +1,6 @@
 """Calls whose answers are never streams, asked by clients that want one."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ CHATTED = {"messages": [{"role": "user", "content": "a"}]}
     ("path", "body", "found", "events"),
     [
         ("/v1/chat/completions", CHATTED, WHOLE, [CHUNK]),
+        ("/v1/chat/completions", CHATTED, {n: v for n, v in WHOLE.items() if n != "object"}, [CHUNK]),
         ("/v1/completions", {"prompt": "a"}, TEXT, [TEXT]),
         ("/v1/completions", {"prompt": "a"}, {"error": {"message": "no"}}, [{"error": {"message": "no"}}]),
         ("/api/chat", CHATTED, WHOLE, None),
@@ -126,3 +128,31 @@ async def test_an_engine_that_makes_no_streams(
         told = [one for one in answer.body.split(b"\n\n") if one.startswith(b"data: ")]
         assert answer.body.endswith(DONE) is ("choices" in found)
         assert [msgspec.json.decode(one[6:]) for one in told if one != DONE.strip()] == events
+
+
+@pytest.mark.parametrize(("path", "begins"), [("/v1/chat/completions", b"data: {"), ("/api/chat", b'{"')])
+async def test_a_stream_that_the_engine_calls_json_comes_as_it_is_made(
+    folder: Path, kind: str, path: str, begins: bytes
+) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for word in ("a", "b"):
+            await call.send(
+                event(msgspec.json.encode({"choices": [{"index": 0, "delta": {"content": word}}]}).decode())
+            )
+            await gate.wait()
+        await call.send(event("[DONE]") + b"0\r\n\r\n")
+
+    gate = asyncio.Event()
+    async with proxy(folder, kind, script) as served:
+        client = await served.connect()
+        await client.send(request(path, {"model": "m", "stream": True, **CHATTED}))
+        answer = await client.head()
+        while b'"a"' not in answer.body:
+            assert await client.more(answer)
+        gate.set()
+        while await client.more(answer):
+            pass
+        assert (answer.status, answer.complete) == (200, True)
+        assert answer.body.startswith(begins)
+        assert answer.body.count(b'"content"') >= 2

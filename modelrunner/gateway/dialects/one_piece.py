@@ -10,6 +10,10 @@ import msgspec
 from modelrunner.errors import EngineProtocolError
 from modelrunner.gateway.calls import EVENT_STREAM, Translation
 from modelrunner.gateway.dialects.assembly import UNLIKE, WholeBody
+from modelrunner.gateway.dialects.rewritten import RewrittenEvents
+
+_STREAMS = (b"d", b"e", b"i", b"r", b":")
+"""The first byte of a stream of events; no JSON begins so."""
 
 
 def is_whole(content_type: bytes) -> bool:
@@ -19,17 +23,32 @@ def is_whole(content_type: bytes) -> bool:
 
 class OnePiece(WholeBody):
     """Writes the JSON of a whole answer as OpenAI's events: a chat as one chunk, each image as the event that completes
-    it, and anything else as it is. `then` translates these events for another family."""
+    it, and anything else as it is. A stream that the engine calls JSON passes as it comes. `then` translates the events
+    for another family."""
 
     def __init__(self, then: Translation | None) -> None:
         super().__init__(())
         self.whole = False  # the head of the stream may be out
         self._then = then
+        self._stream: Translation | None = None
         self.headers = EVENT_STREAM if then is None else then.headers
         self.chunk_per_line = then is not None and then.chunk_per_line
 
+    def piece(self, data: bytes) -> bytes:
+        if self._stream is None:
+            super().piece(data)
+            if bytes(self._body[:64].lstrip()[:1]) not in _STREAMS:
+                return b""
+            self._stream, data = self._then or _SameEvents(), bytes(self._body)
+            self._body.clear()
+        return self._stream.piece(data)
+
     def end(self) -> bytes:
         """Returns all events. Raises `EngineProtocolError` for an answer that cannot be read, and what `then` does."""
+        if self._stream is not None:
+            data = self._stream.end()
+            self.counted = self._stream.counted
+            return data
         answer = self.decoded(Any)
         try:
             written = [b"data: %b\n\n" % msgspec.json.encode(event) for event in _events(answer)]
@@ -45,9 +64,16 @@ class OnePiece(WholeBody):
         return data
 
 
+class _SameEvents(RewrittenEvents):
+    """Whole events only, so that one of our own can follow."""
+
+    def event(self, event: bytes) -> bytes:
+        return event
+
+
 def _events(answer: Any) -> Iterator[Any]:
     match answer:
-        case {"choices": list(choices), "object": "chat.completion"}:
+        case {"choices": [{"message": dict()}, *_] as choices}:
             yield {**answer, "object": "chat.completion.chunk", "choices": [_delta(choice) for choice in choices]}
         case {"data": [{"b64_json": _} | {"url": _}, *_] as images, **rest}:
             if "created" in rest:

@@ -312,11 +312,15 @@ class Exchange:
             raise EngineProtocolError(
                 "the engine answered with a page of HTML: check its address, and what stands before it"
             )
-        if self._rounds is not None and self._is_further_round:
+        if self.ask.fields.stream and is_whole(content_type):
+            if self._rounds is not None:
+                raise EngineProtocolError(
+                    "the engine gives no stream, of which answers with so many choices are made: ask for fewer"
+                )
+            self._translation = OnePiece(self._translation)
+        elif self._rounds is not None and self._is_further_round:
             self.on_data(data)
             return
-        if self.ask.fields.stream and is_whole(content_type):
-            self._translation = OnePiece(self._translation)
         if self._translation is None and not self._responded:
             self._passed = True
             self.on_data = self._sink.write
