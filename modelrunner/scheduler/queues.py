@@ -31,13 +31,15 @@ class Ticket:
 @dataclass(eq=False, slots=True)
 class Queue:
     """The requests that wait for one key, oldest first. `variants` are the ways to run their model, empty until the
-    memory estimate is there. `turn` is when one of them last got a lease, or when
-    the key's runner was evicted."""
+    memory estimate is there; `is_looking` while one is made, `is_stale` if it has to be made again. `turn` is when one
+    of them last got a lease, or when the key's runner was evicted."""
 
     target: "Target"
     tickets: dict[int, Ticket] = field(default_factory=dict)
     variants: Sequence[HostedVariant] = ()
     turn: float = float("-inf")
+    is_looking: bool = False
+    is_stale: bool = False
     _options: Options = field(default_factory=Options)
     _first: Options = field(default_factory=Options)
 

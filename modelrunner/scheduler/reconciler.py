@@ -49,6 +49,7 @@ from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
 
 log = logging.getLogger(__name__)
 _REST, _LONGEST_REST = 9.0, 5.0  # pause after a look for places, in times what it took, and in seconds at most
+_PATIENCE = 0.1  # seconds that the others of a look wait for a slow estimate
 
 
 class Reconciler:
@@ -198,11 +199,12 @@ class Reconciler:
         try:
             while self._places_changed:
                 self._places_changed, began = False, loop.time()
-                async with asyncio.TaskGroup() as looks:
-                    for queue in [queue for queue in self.queues.values() if queue.variants]:
-                        looks.create_task(self._look(queue))
-                        await asyncio.sleep(0)  # others have their turn between two
-                self.changed()
+                looks = []
+                for queue in list(self.queues.values()):
+                    looks.append(self._background.start(self._estimate(queue)))
+                    await asyncio.sleep(0)  # others have their turn between two
+                if looks:
+                    await asyncio.wait(looks, timeout=_PATIENCE)
                 await asyncio.sleep(min(_LONGEST_REST, _REST * (loop.time() - began)))
         finally:
             self._looking = False
@@ -384,9 +386,19 @@ class Reconciler:
             self.changed()
 
     async def _estimate(self, queue: Queue) -> None:
-        """Gets the estimate that the queue waits for. If that fails, the error answers its requests."""
-        await self._look(queue)
-        self.changed()
+        """Gets the estimate that the queue waits for, or another one, after the one that may be under way. If that
+        fails, the error answers its requests."""
+        queue.is_stale = True
+        if queue.is_looking:
+            return
+        queue.is_looking = True
+        try:
+            while queue.is_stale:
+                queue.is_stale = False
+                await self._look(queue)
+                self.changed()
+        finally:
+            queue.is_looking = False
 
     async def _look(self, queue: Queue) -> None:
         target = queue.target

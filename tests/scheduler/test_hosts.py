@@ -205,3 +205,33 @@ async def test_hosts_that_change_all_the_time_are_looked_at_now_and_then(
     first.release()
     (await waiting).release()
     second.release()
+
+
+async def test_a_slow_estimate_of_one_model_delays_no_other(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the first one, nor a later one; and what changes meanwhile has it made again."""
+    asked: list[str] = []
+    gate = asyncio.Event()
+    slow, quick = pair.target("slow").model_id, pair.target("quick").model_id
+    required = pair.backend.required_memory
+
+    async def counted(spec: RunSpec) -> RequiredMemory:
+        asked.append(spec.model_id)
+        if spec.model_id == slow:
+            await gate.wait()
+        return await required(spec)
+
+    monkeypatch.setattr(pair.backend, "required_memory", counted)
+    leases = [await pair.lease("first"), await pair.lease("second")]
+    waiting = [asyncio.create_task(pair.lease(name)) for name in ("slow", "quick")]
+    await until(lambda: {slow, quick} <= set(asked))
+    pair.scheduler.hosts_changed()
+    await until(lambda: asked.count(quick) == 2)
+    pair.scheduler.hosts_changed()
+    await until(lambda: asked.count(quick) == 3)
+    assert asked.count(slow) == 1
+    gate.set()
+    await until(lambda: asked.count(slow) == 2)
+    for lease in leases:
+        lease.release()
+    for task in waiting:
+        (await task).release()
