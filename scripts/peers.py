@@ -73,10 +73,12 @@ def daemon(**settings: object) -> Iterator[psutil.Process]:
 
 
 @asynccontextmanager
-async def connected(address: str = "") -> AsyncIterator[httpx.AsyncClient]:
-    """Once it answers; by default the daemon's socket."""
+async def connected(address: str = "", kept: int | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Once it answers; by default the daemon's socket. At most `kept` connections are used again, by default all."""
     path = None if address else os.environ["MODELRUNNER_RUNTIME_DIR"] + "/modelrunner.sock"
-    transport = httpx.AsyncHTTPTransport(uds=path, limits=httpx.Limits(max_connections=None))
+    transport = httpx.AsyncHTTPTransport(
+        uds=path, limits=httpx.Limits(max_connections=None, max_keepalive_connections=kept)
+    )
     base = address or "http://localhost"
     async with httpx.AsyncClient(transport=transport, base_url=base, timeout=MAX_WAIT + 60) as client:
         await answering(client)
