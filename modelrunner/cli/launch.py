@@ -20,7 +20,8 @@ from modelrunner.cli.common_options import with_client
 from modelrunner.errors import ModelRunnerError
 
 _SHOWN = 5  # models that a message names
-_PRESETS = "launch/"  # before the names of the presets that are made here
+_PRESETS = "launch/"  # before the names of the presets that are made here; no part of another name means one of them
+_ABLE = "hf.co/Qwen/Qwen3-4B-GGUF"  # has tools, and a window of 40,960 tokens
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -57,16 +58,21 @@ def launch(
         shown = [f"{name}={quote(value)}" for name, value in start.variables.items()]
         output.say(" ".join([*shown, join(command)]))
         return
-    program = shutil.which(command[0])
-    if program is None:
-        raise ModelRunnerError(
-            f"{command[0]} is not installed, or not on the PATH: `modelrunner launch {agent} --dry-run` shows how it "
-            "would start"
-        )
+    program = _program(agent, start)
     if start.file:
         _write(start.file, text, earlier)
     kept = {name: value for name, value in os.environ.items() if name not in start.unset}
     os.execve(program, command, {**kept, **start.variables})
+
+
+def _program(agent: str, start: AgentLaunch) -> str:
+    program = shutil.which(start.command[0])
+    if program is None:
+        raise ModelRunnerError(
+            f"{start.command[0]} is not installed, or not on the PATH: `modelrunner launch {agent} --dry-run` shows "
+            "how it would start"
+        )
+    return program
 
 
 def _target(client: HttpClient, model: str) -> AgentTarget:
@@ -99,8 +105,12 @@ def _suited(
         model = _largest(client, candidates)
         several, chosen = candidates if len(candidates) > 1 else [], model.name
     if lack := _lack(agent, model):
-        others = f"; of the models here {_listed(suited)} can do it" if suited else ""
-        raise ModelRunnerError(f"{name} cannot work with {chosen}, {lack}{others}")
+        others = f"none of the models here can do it: `modelrunner pull {_ABLE}` gets one that can"
+        if suited:
+            others = (
+                f"of the models here {_listed(suited)} can do it: `modelrunner launch {name} --model {suited[0].name}`"
+            )
+        raise ModelRunnerError(f"{name} cannot work with {chosen}, {lack}; {others}")
     window = model.context_window or _trained(model) or 4096
     preset = f"{_PRESETS}{name}-{re.sub('[^a-z0-9]+', '-', chosen.lower()).strip('-')}"
     notes, start = [], chosen
@@ -109,6 +119,8 @@ def _suited(
     if window < agent.window:
         notes.append(f"{name}'s first question needs a window of {agent.window:,} tokens, and {chosen} has {window:,}")
         start = f"the preset {preset}, which has them"
+    if not dry_run:
+        _program(name, agent.start(target))
     if notes and not dry_run:
         _agreed("; ".join(notes), start, yes=yes)
     sees = "vision" in model.capabilities

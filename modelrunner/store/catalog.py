@@ -22,6 +22,7 @@ _HEX_DIGITS = 64
 _SHORTEST_PART = 3  # characters
 _MOST_SHOWN = 10  # names in a message
 _LONGEST_CONFIG = 1 << 17  # bytes of a configuration that a list shows
+_PRESETS = "launch/"  # of the command launch: a part of a name means one of them only if it begins so
 _COMPARED = 500  # names that are compared for a similar spelling: each takes some ten microseconds
 
 
@@ -216,6 +217,8 @@ class Catalog:
         tags: list[Reference] = []
         ids: set[Digest] = set()
         for tag in self._names.with_part(text) if len(text) >= _SHORTEST_PART else ():
+            if tag.short.startswith(_PRESETS) and not text.startswith(_PRESETS):
+                continue
             tags.append(tag)
             ids.add(self._by_tag[tag])
             if len(ids) > 1 and len(tags) > _MOST_SHOWN:

@@ -352,12 +352,13 @@ def test_launch_refuses_a_model_that_cannot_do_it(agents: Path, daemon: FakeDaem
     result = cli("launch", "claude", "--model", "my/model")
     assert result.code == 1
     assert "chat template has no tools" in result.err
-    assert "of the models here my/model can do it" in result.err
+    assert "of the models here my/model can do it: `modelrunner launch claude --model my/model`" in result.err
     short = MODEL | {"capabilities": ["chat", "tools"], "config": {"context_size": 8192}}
     daemon.answers |= {"GET /models/my%2Fmodel": short, "GET /models": [short]}
     result = cli("launch", "claude")
     assert result.code == 1
     assert "was trained for 8,192 tokens, and the first question needs 32,768" in result.err
+    assert "none of the models here can do it: `modelrunner pull hf.co/" in result.err
 
 
 def test_launch_keeps_a_copy_and_the_other_settings(agents: Path) -> None:

@@ -237,6 +237,15 @@ def test_a_model_that_is_not_here(tmp_path: Path, text: str, told: str) -> None:
     assert told in caught.value.message
 
 
+def test_a_part_of_a_name_means_no_preset_of_an_agent(tmp_path: Path) -> None:
+    """`launch` makes them beside the model, which keeps its short name."""
+    store = Store(tmp_path)
+    model = add_model(store, "hf.co/qwen/qwen3", 0)
+    preset = add_model(store, "launch/claude-hf-co-qwen-qwen3", 1)
+    assert store.get("qwen3") == model
+    assert store.get("launch/claude") == preset
+
+
 def test_a_part_of_several_names_is_answered_with_them(tmp_path: Path) -> None:
     store = Store(tmp_path)
     add_model(store, "qwen-small", 0)
