@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -29,12 +29,24 @@ _WITHOUT = {
     "sendLoadingState": "clients get comments in the stream while a model loads",
     "timeouts": "see `max_wait`, `max_seconds`, `wedge_limit` and the model's `max-seconds`",
     "compat": "",
+    "startPort": "each run gets a free port",
+    "includeAliasesInList": "aliases are listed",
+    "logLevel": "see `log_level`",
+    "captureBuffer": "see the model's `recording`",
+    "matrix": "models stay loaded beside each other while they fit",
 }
-"""Keys of a model without a counterpart, and what is there instead."""
+"""Keys without a counterpart, and what is there instead."""
+_READ = frozenset(
+    (
+        *("models", "macros", "globalTTL", "healthCheckTimeout", "unloadTimeout", "groups", "routing", "hooks"),
+        *("selectors", "apiKeys", "peers"),
+    )
+)
 _KNOWN = {
     *("cmd", "cmdStop", "proxy", "env", "aliases", "ttl", "checkEndpoint", "useModelName", "filters", "macros"),
     *("capabilities", "unloadTimeout"),
 }
+_CAPABILITIES = {"in", "out", "tools", "reranker", "context"}
 _INPUTS = {"image": "vision", "audio": "audio"}
 
 
@@ -67,19 +79,22 @@ class _Conversion:
         for id, model in _table(source.get("models"), "models").items():
             self._model(str(id), _table(model, f"models.{id}"))
         self._groups()
-        for id in _list(_table(_table(source.get("hooks"), "hooks").get("on_startup"), "hooks").get("preload")):
+        startup = _table(_table(source.get("hooks"), "hooks").get("on_startup"), "hooks")
+        self._name(startup.keys() - {"preload"}, "hooks.on_startup.")
+        for id in _list(startup.get("preload")):
             self._models.setdefault(str(id), {})["preload"] = True
         for id, selector in _table(source.get("selectors"), "selectors").items():
             table = _table(selector, f"selectors.{id}")
+            self._name(table.keys() - {"strategy", "targets"}, f"selectors.{id}.")
+            if table.get("strategy") not in ("pin", "warm"):
+                self.notes.append(f"selectors.{id}.strategy: the first of its models that is loaded answers")
             policy = "first" if table.get("strategy") == "pin" else "loaded"
             self._aliases[str(id)] = {"models": [str(one) for one in _list(table.get("targets"))], "policy": policy}
         if source.get("apiKeys"):
             self.notes.append("apiKeys: make each client a key of its own with `modelrunner keys create NAME`")
         for name, peer in _table(source.get("peers"), "peers").items():
             self._peer(str(name), _table(peer, f"peers.{name}"))
-        for key in ("profiles", "tailcat", "upstream"):
-            if source.get(key):
-                self.notes.append(f"{key}: has no counterpart")
+        self._name(source.keys() - _READ)
         for id, settings in self._models.items():
             self.lines += [f"[models.{_text(id)}]", *_assignments(settings), ""]
         if self._aliases:
@@ -128,21 +143,22 @@ class _Conversion:
         if strip or fixed:
             parameters = {**({"strip": strip} if strip else {}), **({"set": dict(fixed)} if fixed else {})}
             self._models.setdefault(id, {})["parameters"] = parameters
-        for key in filters.keys() - {"stripParams", "setParams"}:
-            self.notes.append(f"models.{id}.filters.{key}: has no counterpart")
-        for key in model.keys() - _KNOWN:
-            what = _WITHOUT.get(key, "")
-            self.notes.append(f"models.{id}.{key}: has no counterpart{f'; {what}' if what else ''}")
+        self._name(filters.keys() - {"stripParams", "setParams"}, f"models.{id}.filters.")
+        self._name(model.keys() - _KNOWN, f"models.{id}.")
+        self._name(_table(model.get("capabilities"), id).keys() - _CAPABILITIES, f"models.{id}.capabilities.")
 
     def _peer(self, id: str, peer: Mapping[str, Any]) -> None:
-        name, table = self._engine_name(id), {"url": str(peer.get("proxy", ""))}
+        address = str(peer.get("proxy", ""))
+        if not address.startswith(("http://", "https://")):
+            self.notes.append(f"peers.{id}: {address.partition(':')[0] or 'no address'} has no counterpart")
+            return
+        name, table = self._engine_name(id), {"url": address}
         if peer.get("apiKey"):
             table["key-env"] = re.sub(r"[^A-Z0-9]", "_", f"KEY_{name}".upper())
             self.notes.append(f"peers.{id}.apiKey: put the key into the variable {table['key-env']} of the daemon")
         self.lines += [f"[engines.{_text(name)}]", *_assignments(table), ""]
         self._aliases |= {str(model): f"{name}/{model}" for model in _list(peer.get("models"))}
-        for key in peer.keys() - {"proxy", "apiKey", "models"}:
-            self.notes.append(f"peers.{id}.{key}: has no counterpart")
+        self._name(peer.keys() - {"proxy", "apiKey", "models"}, f"peers.{id}.")
 
     def _groups(self) -> None:
         routing = _table(self._source.get("routing"), "routing")
@@ -156,8 +172,14 @@ class _Conversion:
                     self._models.setdefault(str(member), {})["pin"] = True
             else:
                 self.notes.append(f"groups.{name}: not needed: models stay loaded beside each other while they fit")
-        if settings.get("matrix") or self._source.get("matrix"):
-            self.notes.append("matrix: not needed: models stay loaded beside each other while they fit")
+        self._name(settings.keys() - {"groups"}, "routing.router.settings.")
+        self._name(routing.keys() - {"router"}, "routing.")
+
+    def _name(self, keys: Iterable[Any], place: str = "") -> None:
+        """Names keys without a counterpart."""
+        for key in sorted(map(str, keys)):
+            what = _WITHOUT.get(key, "")
+            self.notes.append(f"{place}{key}: has no counterpart{f'; {what}' if what else ''}")
 
     def _expanded(self, text: str, macros: Mapping[str, str], id: str) -> str:
         def value(match: re.Match[str]) -> str:
@@ -264,7 +286,7 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items()) + " }" if value else "{}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_value, value)) + "]"
-    return str(value).lower() if isinstance(value, bool | int) else _text(str(value))
+    return str(value).lower() if isinstance(value, bool | int | float) else _text(str(value))
 
 
 def _key(name: str) -> str:

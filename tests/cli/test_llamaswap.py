@@ -16,6 +16,8 @@ from tests.cli.conftest import Cli
 
 SWAP = """
 healthCheckTimeout: 500
+startPort: 10001
+logToStdout: both
 globalTTL: 300
 unloadTimeout: 20
 macros:
@@ -36,7 +38,7 @@ models:
     ttl: 60
     aliases: ["gpt-4o-mini"]
     useModelName: "org/small"
-    filters: {stripParams: "temperature, top_p", setParams: {seed: 3}, setParamsByID: {}}
+    filters: {stripParams: "temperature, top_p", setParams: {seed: 3, top_p: 0.9}, setParamsByID: {}}
     capabilities: {in: [text, image], out: [text], tools: true, context: 32000}
   box:
     proxy: "http://127.0.0.1:9999"
@@ -52,8 +54,13 @@ groups:
   others: {members: [box]}
 selectors:
   best: {strategy: warm, targets: ["Small:Q4", box]}
-hooks: {on_startup: {preload: [box]}}
-peers: {x: {proxy: "http://10.0.0.1", models: [a], apiKey: "sk-secret", filters: {}}}
+  spread: {strategy: spillover, targets: [box], settings: {spillover: 4}}
+hooks: {on_startup: {preload: [box], profile: coding}}
+profiles: {coding: {pins: {a: box}}}
+routing: {scheduler: {use: fifo}}
+peers:
+  tail: {proxy: "tailcat://token", models: [b]}
+  x: {proxy: "http://10.0.0.1", models: [a], apiKey: "sk-secret", filters: {}}
 """
 
 
@@ -81,7 +88,10 @@ def test_every_key_comes_over_or_is_named() -> None:
     assert vectors["modes"] == ["embedding"]
     assert ours["keep_alive"] == "300s"
     assert ours["models"] == {
-        "Small:Q4": {"keep_alive": "60s", "parameters": {"strip": ["temperature", "top_p"], "set": {"seed": 3}}},
+        "Small:Q4": {
+            "keep_alive": "60s",
+            "parameters": {"strip": ["temperature", "top_p"], "set": {"seed": 3, "top_p": 0.9}},
+        },
         "box": {"keep_alive": "-1", "preload": True},
         "vectors": {"pin": True},
     }
@@ -90,7 +100,24 @@ def test_every_key_comes_over_or_is_named() -> None:
     assert ours["engines"]["x"] == {"url": "http://10.0.0.1", "key-env": "KEY_X"}
     assert ours["aliases"]["a"] == "x/a"
     assert "sk-secret" not in str((ours, notes))
-    for named in ("filters.setParamsByID", "vectors.concurrencyLimit", "apiKeys", "groups.others", "peers.x.filters"):
+    more = (
+        "routing.scheduler",
+        "peers.tail",
+        "startPort",
+        "logToStdout",
+        "profiles",
+        "hooks.on_startup.profile",
+        "selectors.spread.settings",
+        "spread.strategy",
+    )
+    for named in (
+        *more,
+        "filters.setParamsByID",
+        "vectors.concurrencyLimit",
+        "apiKeys",
+        "groups.others",
+        "peers.x.filters",
+    ):
         assert any(named in note for note in notes), named
 
 
