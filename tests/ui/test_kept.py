@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import FilePayload, Page, expect
 
 from tests.api.conftest import Daemon, StartDaemon
 from tests.ui.conftest import TALKS, OpenPage, Watch, say, show
@@ -189,11 +189,20 @@ async def test_a_browser_that_had_no_room_once_keeps_what_comes_later(
             const put = IDBObjectStore.prototype.put;
             window.full = true;
             IDBObjectStore.prototype.put = function (...values) {
-                if (window.full) throw new DOMException("no room", "QuotaExceededError");
-                return put.apply(this, values);
+                const wanted = put.apply(this, values);
+                if (window.full) { // a browser finds it out when it writes
+                    const error = new DOMException("none", "QuotaExceededError");
+                    Object.defineProperty(this.transaction, "error", { value: error });
+                    this.transaction.abort();
+                }
+                return wanted;
             };
         }"""
     )
+    text = FilePayload(name="notes.txt", mimeType="text/plain", buffer=b"some notes")
+    await page.locator("input[type=file][multiple]").set_input_files([text])
+    await expect(page.get_by_text("no more room for conversations")).to_be_visible()
+    await page.get_by_role("button", name="Remove notes.txt").click()
     await say(page, "Hello")
     await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
     await expect(page.get_by_text("no more room for conversations")).to_be_visible()

@@ -75,6 +75,8 @@ function Waterfall({ running, ended, skipped, counted }) {
   const [words, setWords] = useState("");
   const [shown, setShown] = useState(SHOWN);
   const all = [...running, ...ended.toReversed()];
+  const counts = {}; // clients may give several requests one ID; a row stays the same when its request ends
+  const keys = new Map(all.toReversed().map((each) => [each, `${each.request_id} ${(counts[each.request_id] = (counts[each.request_id] || 0) + 1)}`]));
   const models = [...new Set(all.map((each) => each.model_name || each.model).filter(Boolean))].sort();
   const passes = { "": () => true, ok: (each) => each.status && !hasFailed(each), failed: hasFailed, running: (each) => !each.status };
   const found = all.filter((each) => (!model || (each.model_name || each.model) === model) && passes[status](each)
@@ -89,7 +91,7 @@ function Waterfall({ running, ended, skipped, counted }) {
       <div class="field"><label for="by-words">Route, caller, ID or error</label><input id="by-words" type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></div>
     </div>`}
     ${!found.length && html`<${Empty} icon="requests" title=${all.length ? "No request is like this" : "No request yet"}>${all.length ? "Change the filters to see others." : "Requests appear here as they end, without their texts."}<//>`}
-    <ol class="waterfall">${found.slice(0, shown).map((each) => html`<${Row} key=${each.request_id} request=${each} longest=${longest} />`)}</ol>
+    <ol class="waterfall">${found.slice(0, shown).map((each) => html`<${Row} key=${keys.get(each)} request=${each} longest=${longest} />`)}</ol>
     ${found.length > shown && html`<button type="button" class="small" onClick=${() => setShown(shown + 200)}>Show more of ${number(found.length)}</button>`}
     ${skipped > 0 && html`<p class="hint">${plural(skipped, "request")} that came in between ${skipped === 1 ? "is" : "are"} not listed: at most 200 a second are.</p>`}
   </section>`;

@@ -34,8 +34,8 @@ function connected() {
   })());
 }
 
-async function table(name, mode = "readonly") {
-  return (await connected()).transaction(name, mode).objectStore(name);
+async function table(name) {
+  return (await connected()).transaction(name).objectStore(name);
 }
 
 // `messages` are those of the conversation `shown`, by ID.
@@ -137,9 +137,13 @@ export async function commit(change) {
     await keep(change, bounds.pictures).catch((error) => (isFull(error), keep(change, 0)));
     if (chat.value.full && change.talks?.some((talk) => talk.created)) chat.set({ full: "" }); // a whole one was kept
   } catch (error) {
-    if (error.name === "QuotaExceededError") chat.set({ full: "This browser has no more room for conversations: what comes now is lost when the page closes. Export and remove some." });
-    else chat.set({ fault: `The conversations are not kept: ${error.message}` });
+    unkept(error);
   }
+}
+
+function unkept(error) {
+  if (error.name === "QuotaExceededError") chat.set({ full: "This browser has no more room for conversations: what comes now is lost when the page closes. Export and remove some." });
+  else chat.set({ fault: `The conversations are not kept: ${error.message}` });
 }
 
 // Reads the list, and returns the answers that have no end.
@@ -205,9 +209,7 @@ export const draft = {
   },
   files: async (id) => (chat.value.fault ? [] : (await request((await table("files")).get(id))) || []),
   setFiles: async (id, files) => {
-    try {
-      if (!chat.value.fault) (await table("files", "readwrite")).put(files, id);
-    } catch { /* there is no room to keep them */ }
+    if (!chat.value.fault) await together((talks, messages, kept) => request(kept.put(files, id))).catch(unkept);
   },
 };
 
