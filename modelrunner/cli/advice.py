@@ -45,7 +45,8 @@ def advised(error: ModelRunnerError, command: str) -> str:
     """Returns the message with a command to go on with. `command` is the one that failed, such as "pull"."""
     if "`modelrunner " in error.message:
         return error.message
-    return joined(error.message, NEXT.get(error.code, f"see `modelrunner {command} --help`"))
+    ours = type(error) is ModelRunnerError and "code" not in vars(error)  # the daemon's logs know nothing of it
+    return joined(error.message, NEXT.get("" if ours else error.code, f"see `modelrunner {command} --help`"))
 
 
 def joined(message: str, advice: str) -> str:

@@ -308,6 +308,7 @@ def test_launch_takes_a_preset_for_a_window_that_is_too_small(agents: Path, daem
     result = cli("launch", "claude", "--model", "my/model")
     assert result.code == 1
     assert "needs a window of 32,768 tokens, and my/model has 8,192: with --yes" in result.err
+    assert "see `modelrunner launch --help`" in result.err
     assert "ANTHROPIC_MODEL=launch/claude-my-model" in cli("launch", "claude", "--model", "my/model", "--dry-run").out
     assert daemon.asked("POST", "/models/my%2Fmodel/repackage") == []
     with screen(agents, "launch", "claude", "--model", "my/model", columns=160) as terminal:
