@@ -162,7 +162,8 @@ class RequestEnvelope:
         except Exception as error:
             response = _failure(error, request)
         finally:
-            self._revocation.end(transport)
+            if not transport.of_owner:
+                self._revocation.end(transport)
             if self._observers.active and not transport.refused:  # the gateway told of it
                 self._tell(request, transport, status, perf_counter() - began)
         return response
@@ -174,8 +175,8 @@ class RequestEnvelope:
             raise web.HTTPMethodNotAllowed(request.method, ["POST"])  # the gateway handles POST
         if self._is_ending() and request.method not in _LOOKING and request.path != "/shutdown":
             raise ShuttingDown("the daemon is shutting down")
-        if key is None and transport.local:
-            return  # the owner of the daemon
+        if transport.of_owner:
+            return
         if key is not None:
             key.check(scope_of(request.method, request.rel_url.path_safe))  # an encoded slash is a part of a name
         self._revocation.begin(transport)

@@ -18,9 +18,6 @@ _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 _REFUSED = frozenset(("CONNECT", "TRACE"))
 _FRAMING = ("host", "content-length", "transfer-encoding")
-_OF_THE_CONNECTION = re.compile(
-    rb"\r\n(?:connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|upgrade):[^\r]*", re.IGNORECASE
-)
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
@@ -141,13 +138,6 @@ class RequestHead:
             self._fields[wanted] = value.decode("latin-1")
         elif name.lower() == b"upgrade" and value.lower().startswith(b"websocket"):
             self._to_websocket = True
-
-
-def head_to_hand_over(data: bytes, line: RequestLine) -> bytes:
-    """Returns the head for another server, which answers only this request: without the fields about the connection,
-    and with a path as its target. `data` is a head that `RequestHead` accepted."""
-    first = f"{line.method} {line.target} HTTP/1.{0 if line.http_1_0 else 1}".encode("ascii")
-    return first + _OF_THE_CONNECTION.sub(b"", data[data.find(b"\r\n") :])
 
 
 def http2_refusal(reason: str) -> bytes:

@@ -21,7 +21,6 @@ from modelrunner.http.requests import (
     HTTP2_PREFACE,
     RequestBody,
     check_unfinished,
-    head_to_hand_over,
     http2_refusal,
     path_of,
 )
@@ -375,7 +374,7 @@ class ClientConnection(asyncio.Protocol):
         self._work = work = HandoverTransport(
             self, admitted, self._fallback(), in_flight, client, local=self._listener.local
         )
-        work.start(head_to_hand_over(head, admitted.line) + (body or b""), whole=body is not None)
+        work.start(head, body)
 
     # the answer
 

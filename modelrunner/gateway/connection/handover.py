@@ -3,11 +3,16 @@ connection feeds it exactly this request, and aiohttp's answer goes to the clien
 directions. After the answer the connection goes on without aiohttp."""
 
 import asyncio
+import re
 from typing import Protocol
 
 from modelrunner.gateway.connection.admission import AdmittedHead
 from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.request.in_flight import InFlight
+
+_OF_THE_CONNECTION = re.compile(
+    rb"\r\n(?:connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|upgrade):[^\r]*", re.IGNORECASE
+)
 
 
 class ClientSide(Protocol):
@@ -31,9 +36,10 @@ class ClientSide(Protocol):
 
 class HandoverTransport(asyncio.Transport):
     """`admitted` is the request's head, `request_id` the client's own ID or a new one, `local` True for a request on
-    the Unix socket. `answered` is set once the whole answer was written; without it, `close` cuts the client's
-    connection. `peer` is the client's address; `refused` is set where the gateway refuses the rest of the request.
-    What a handler keeps of the body counts in `in_flight` for `counted_for` (`client_of`) until the request ends."""
+    the Unix socket, `of_owner` for one of the daemon's owner. `answered` is set once the whole answer was written;
+    without it, `close` cuts the client's connection. `peer` is the client's address; `refused` is set where the gateway
+    refuses the rest of the request. What a handler keeps of the body counts in `in_flight` for `counted_for`
+    (`client_of`) until the request ends."""
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class HandoverTransport(asyncio.Transport):
         self.admitted = admitted
         self.request_id = admitted.request_id or new_request_id()
         self.local = local
+        self.of_owner = local and admitted.key is None
         self.answered = False
         self.began = False
         self.refused = False
@@ -79,11 +86,14 @@ class HandoverTransport(asyncio.Transport):
 
     # the client's side
 
-    def start(self, request: bytes, *, whole: bool) -> None:
-        """Passes on the head, and the body if the request is `whole`."""
-        self._whole = whole
+    def start(self, head: bytes, body: bytes | None) -> None:
+        """Passes on the head as one of a connection for this request alone, and the body, None if it still comes."""
+        line = self.admitted.line
+        first = f"{line.method} {line.target} HTTP/1.{0 if line.http_1_0 else 1}".encode("ascii")
+        fields = _OF_THE_CONNECTION.sub(b"", head[head.find(b"\r\n") :])
+        self._whole = body is not None
         self._protocol.connection_made(self)
-        self._protocol.data_received(request)
+        self._protocol.data_received(first + fields + (body or b""))
 
     def feed(self, piece: bytes, *, last: bool) -> None:
         """Passes on a piece of the body, with new chunk framing where the head announces chunks."""
