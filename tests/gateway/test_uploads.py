@@ -18,6 +18,7 @@ from modelrunner.gateway.connection.decode import Decoding
 from modelrunner.gateway.multipart import ModelPart, model_part
 from modelrunner.gateway.uploads import IN_MEMORY, RequestUpload
 from modelrunner.types import Endpoint, Mode
+from tests.conftest import open_files
 from tests.gateway import fakes
 from tests.gateway.fakes import OK, SSE, Call, FakeRunner, event, scripted_engine, until
 from tests.gateway.harness import Proxy, only, proxy
@@ -186,6 +187,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(folder: Path) -
         assert served.pipeline.in_flight.buffered == IN_MEMORY
         await client.leave()
         await until(lambda: served.pipeline.in_flight.uploaded == served.pipeline.in_flight.buffered == 0)
+        await until(lambda: not any(what.startswith(f"{folder}/") for what in open_files().values()))
         assert not served.engine.received
 
 
