@@ -349,17 +349,30 @@ class HostServer:
             raise
 
     def _lack(self) -> float:
-        """Returns the bytes that are missing for all models that come."""
-        quota, sizes = self._store.quota, [claim.size for claim in self._coming.values()]
+        """Returns the bytes that are missing for all models that come: their archives on the disk of the data folder,
+        their files on that of the folder of models where the least is missing."""
+        quota, claims = self._store.quota, self._coming.values()
+        needed = sum([claim.size for claim in claims])
         room = math.inf if quota is None else quota - self._store.used()
-        written = sum(_size(path) + claim.unpacked for path, claim in self._coming.items())
-        free = shutil.disk_usage(self._store.data).free + written
-        return max(sum(sizes) - room, 2 * sum(sizes) - free)
+        home, unpacked = self._store.data, sum([claim.unpacked for claim in claims])
+        free = shutil.disk_usage(home).free + sum(map(_size, self._coming))
+
+        def lack_in(folder: Path) -> float:
+            if folder.stat().st_dev == home.stat().st_dev:
+                return 2 * needed - free - unpacked
+            return needed - min(free, shutil.disk_usage(folder).free + unpacked)
+
+        return max(needed - room, min([lack_in(folder.data) for folder in self._store.places()]))
 
     async def _receive(self, request: web.Request) -> web.Response:
         """Takes the rest of a model's archive from `offset` on, and stores the model."""
         path = self._partial(request.match_info["digest"])
-        await self._take(path, int(request.query["offset"]), request.content.iter_chunked(_PIECE))
+        try:
+            await self._take(path, int(request.query["offset"]), request.content.iter_chunked(_PIECE))
+        except asyncio.CancelledError:
+            if request.transport is not None:
+                request.transport.abort()  # nobody is there to take leave of
+            raise
         return web.Response(status=204)
 
     async def _copy(self, request: web.Request) -> web.Response:

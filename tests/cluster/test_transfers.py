@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import ssl
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -294,6 +295,27 @@ async def test_a_transfer_to_a_host_that_is_lost_ends(cluster: Cluster, monkeypa
     cluster.host._lost()
     with pytest.raises(HostLost, match="was not sent whole"):
         await bringing
+
+
+async def test_files_of_a_model_may_lie_on_another_disk_than_its_archive(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one of the data folder has room for the archive alone."""
+    first, store, free = Sending(cluster, "a"), cluster.there.parts.store, shutil.disk_usage("/")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        other = Path(name)
+        if other.stat().st_dev == store.data.stat().st_dev:
+            pytest.skip("there is one file system alone")
+        store.set_folders([other])
+        rooms = {store.data: first.size, other: first.size}
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=rooms.get(Path(path), free.free)))
+        assert (await first.announce()).bytes == 0
+        for disk in store.data, other:
+            with monkeypatch.context() as patched:
+                patched.setitem(rooms, disk, first.size - 1)
+                with pytest.raises(InsufficientDisk, match="lacks 1B for it"):
+                    await first.announce()
+        store.set_folders([])
 
 
 @pytest.fixture
