@@ -236,3 +236,14 @@ def test_a_context_is_compared_with_the_trained_one_for_each_sequence() -> None:
     assert values(command(run))["--ctx-size"] == str(4 * 32768)
     with pytest.raises(BadRequest, match="beyond the 32768 tokens"):
         args.check(spec(model, context=32769, parallel=4), NATIVE.kind)
+
+
+@pytest.mark.parametrize("threads", [None, [2, 1]])
+@pytest.mark.parametrize("engine", [NATIVE, WHEEL])
+def test_each_flag_that_is_worth_measuring_is_one_of_the_engine(engine: Engine, threads: list[int] | None) -> None:
+    plain = command(spec(bundle(SMOLLM2)), engine)
+    tried = args.tunings(threads)
+    for flags in tried:
+        assert command(replace(spec(bundle(SMOLLM2)), flags=flags), engine) != plain, flags
+        assert not {"--ctx-size", "--parallel", "--cache-type-k", "--cache-type-v"} & set(flags)
+    assert [flags[1] for flags in tried if flags[0] == "--threads"] == [str(count) for count in threads or ()]

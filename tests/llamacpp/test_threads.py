@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from modelrunner.sdk.processors import allowed_processors
-from modelrunner_llamacpp.engines import limited_threads
+from modelrunner_llamacpp.engines import limited_threads, thread_counts
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +53,10 @@ def test_a_containers_path_that_is_not_mounted_is_its_own_group(tmp_path: Path) 
 def test_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert limited_threads(tmp_path / "no such folder") == 2
+
+
+def test_other_numbers_of_threads_are_tried() -> None:
+    """All processors that this process may use, and half of them, without the number that it has."""
+    allowed = allowed_processors()
+    assert set(thread_counts(allowed)) <= {allowed // 2}
+    assert thread_counts(1000) == [count for count in (allowed, allowed // 2) if count]
