@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import msgspec
 import pytest
 
-from modelrunner.cluster import hostserver, remotehost
+from modelrunner.cluster import hostserver, remotehost, transfers
 from modelrunner.cluster.messages import HostAddress, ModelAnnounced, Received
 from modelrunner.cluster.transfers import SendTurns, rest_of
 from modelrunner.errors import HostLost, InsufficientDisk, ModelNotFound
@@ -269,17 +270,27 @@ async def test_of_many_hosts_that_lack_a_model_the_head_sends_it_to_one_at_a_tim
     assert all(host.models for host in hosts)
 
 
-async def test_a_sender_with_requests_rests_as_long_as_it_sends(cluster: Cluster) -> None:
+async def test_a_sender_with_requests_rests_as_long_as_it_sends(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = Sending(cluster, "a", 200_000).archive
     assert archive.size > 1 << 20
-    sent, pieces, began = 0.0, 0, time.monotonic()
+    sent: list[float] = []
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(transfers, "asyncio", SimpleNamespace(to_thread=asyncio.to_thread, sleep=rest))
     async for _ in rest_of(archive, 0, lambda: True):
-        first = time.monotonic()
+        began = time.monotonic()
         await asyncio.sleep(0.01)
-        sent, pieces = sent + time.monotonic() - first, pieces + 1
-    assert pieces > 3
-    assert time.monotonic() - began >= 2 * sent
+        sent.append(time.monotonic() - began)
+    assert len(sent) > 3
+    assert all(resting >= sending for sending, resting in zip(sent, rests, strict=True))
+    rests.clear()
     assert b"".join([piece async for piece in rest_of(archive, 7, lambda: False)]) == b"".join(archive.pieces())[7:]
+    assert not any(rests)
 
 
 async def test_a_transfer_to_a_host_that_is_lost_ends(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,5 +139,5 @@ async def test_an_engine_that_gives_no_stream_is_told(folder: Path, kind: str, s
 
     async with proxy(folder, kind, whole) as served:
         answer = await of_two_sequences(served).ask(ask(n=6, stream=True))
-        assert b"the engine gives no stream" in answer.body
+        assert b"the engine fake gives no stream" in answer.body
         assert len(served.engine.received) == streams + 1

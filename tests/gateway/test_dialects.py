@@ -270,7 +270,7 @@ async def test_a_third_family_breaks_and_waits_in_its_own_words(folder: Path, ki
         heard.set()
         while await client.more(answer):
             pass
-        assert answer.body.strip() == b"Hello (error: the engine's event cannot be read)"
+        assert answer.body.strip() == b"Hello (error: the engine fake's event cannot be read)"
         assert answer.complete
 
 
