@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
+import httpcore
 import httpx
 import msgspec
 
@@ -95,6 +96,7 @@ class RemoteHost:
             verify=self.trusted,
             trust_env=False,
             timeout=_CALL,
+            event_hooks={"request": [_closes_if_cut]},
         )
         self._following = asyncio.create_task(self._follow(), name=f"host {name}")
 
@@ -335,6 +337,20 @@ class RemoteHost:
             self.report = None
             self.gone.set()
             self._changed()
+
+
+async def _closes_if_cut(request: httpx.Request) -> None:
+    """Has the request's new connection closed if its handshake is cancelled: httpcore leaves it open then."""
+    stream: httpcore.AsyncNetworkStream | None = None
+
+    async def trace(event: str, info: dict[str, Any]) -> None:
+        nonlocal stream
+        if event == "connection.connect_tcp.complete":
+            stream = info["return_value"]
+        elif event == "connection.start_tls.failed" and stream is not None:
+            await stream.aclose()
+
+    request.extensions["trace"] = trace
 
 
 class HostRunner:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -101,6 +102,27 @@ async def test_a_host_that_falls_silent_loses_its_runners_and_is_used_again(
     await cluster.start()
     await cluster.ready()
     (await cluster.lease()).release()
+
+
+async def test_a_host_that_leaves_in_its_handshake_leaves_no_connection(cluster: Cluster) -> None:
+    hello, gone = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        hello.set()
+        while await reader.read(4096):
+            pass
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        cluster.host.leave()
+        cluster.where = msgspec.structs.replace(cluster.where, port=port)
+        cluster.join()
+        await asyncio.wait_for(hello.wait(), HUNG)
+        cluster.host.leave()
+        await asyncio.wait_for(gone.wait(), HUNG)
 
 
 async def test_runners_of_a_head_that_is_gone_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
