@@ -63,13 +63,14 @@ def parse() -> argparse.Namespace:
     answering.add_argument("--first-token-after", type=float, default=0.0, metavar="SECONDS")
     answering.add_argument("--token-gate", metavar="FILE", help="no second token before this file exists")
     answering.add_argument("--die", metavar="WHEN", help="before-headers, after-headers, or the number of a token")
+    answering.add_argument("--hang", metavar="WHEN", help="as --die, but it stops (SIGSTOP)")
     answering.add_argument("--quote", action="store_true", help="log the body of the request as the reason of --die")
     answering.add_argument("--drop", metavar="WHEN", help="as --die, but only the connection")
     answering.add_argument(
         "--only-for",
         default="",
         metavar="TEXT",
-        help="--die, --drop, --status, --first-token-after: if the body has it",
+        help="--die, --drop, --hang, --status, --first-token-after: if the body has it",
     )
     answering.add_argument(
         "--hold", metavar="FILE", help="works on each request until this file exists, also for nobody"
@@ -418,9 +419,12 @@ class Exchange:
 
     def fault(self, when: str, head: bytes = b"") -> None:
         """Ends the process or the connection here, if a knob asks for that."""
-        if not self.faulty or when not in (self.options.die, self.options.drop):
+        if not self.faulty or when not in (self.options.die, self.options.drop, self.options.hang):
             return
         self.connection.sendall(head)
+        if when == self.options.hang:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(3600)  # this thread may go on for a moment
         if when == self.options.die:
             quoted = self.body.decode(errors="replace") if self.options.quote else "an instance of 'fake::error'"
             log(f"terminate called after throwing {quoted}")

@@ -213,11 +213,13 @@ async def test_a_suspect_whose_client_leaves_keeps_nobody_waiting(folder: Path, 
         assert (await staying.answer()).status == 200
 
 
-async def blame(quarantine: Quarantine, runner: str, ask: Inference) -> None:
-    """The engine of `runner` died over `ask`, its only request."""
+async def blame(quarantine: Quarantine, runner: str, ask: Inference, *, seconds: float = 0.0) -> None:
+    """The engine of `runner` died over `ask`, its only request, and was cleared away so many seconds later."""
+    left = [seconds]
 
     async def ended(within: float) -> bool:
-        return True
+        left[0] -= within
+        return left[0] <= 0
 
     dead = SimpleNamespace(key=KEY, id=runner, failure=EngineFailed("it died"))
     lease = cast("Lease", SimpleNamespace(runner=dead, engine_ended=ended, tries=2))
@@ -244,6 +246,10 @@ async def test_who_was_answered_is_not_suspected_any_more() -> None:
     with pytest.raises(EngineFailed, match="not tried again"):
         quarantine.check(KEY, innocent)
     quarantine.check(RunnerKey("fake", "m", Mode.COMPLETION, revision=1), innocent)
+
+
+async def test_an_engine_that_failed_is_the_reason_however_long_it_takes_to_clear_it_away() -> None:
+    await blame(Quarantine(), "a", asking(b"innocent"), seconds=5.0)
 
 
 async def test_what_is_remembered_is_bounded() -> None:

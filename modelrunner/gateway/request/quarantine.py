@@ -12,6 +12,7 @@ from modelrunner.types import RunnerKey
 
 _MOST = 1024  # remembered bodies; the body that was not seen for the longest time is forgotten first
 _BLAME_WAIT = 0.25  # seconds until an engine with a broken connection must be found dead
+_END_WAIT = 10.0  # seconds until one that is known to have failed has ended: a busy machine may take long to clear it away
 
 Suspect = tuple[RunnerKey, str, bytes]
 
@@ -44,7 +45,10 @@ class Quarantine:
     async def blame(self, lease: Lease, ask: Inference, error: OSError | EngineProtocolError) -> ModelRunnerError:
         """Returns the error for the client of a broken exchange: the engine's last words if it died, which makes the
         request a suspect, else the fault of the connection."""
-        if await lease.engine_ended(_BLAME_WAIT):
+        ended = await lease.engine_ended(_BLAME_WAIT)
+        if not ended and lease.runner.failure is not None:
+            ended = await lease.engine_ended(_END_WAIT)
+        if ended:
             failure = lease.runner.failure
             if failure is not None and not isinstance(failure, HostLost):
                 self._died(lease, ask)
