@@ -33,10 +33,18 @@ from modelrunner.cluster.transfers import SendTurns, rest_of
 from modelrunner.concurrency.joint import JointWork
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.lastwords import fault_of_answer
 from modelrunner.engine.questions import settled
 from modelrunner.engine.runner import EngineProcess, Runner
 from modelrunner.engineapi import OPENAI
-from modelrunner.errors import BackendUnavailable, EngineFailed, HostLost, InsufficientDisk, ModelRunnerError
+from modelrunner.errors import (
+    BackendUnavailable,
+    EngineFailed,
+    EngineProtocolError,
+    HostLost,
+    InsufficientDisk,
+    ModelRunnerError,
+)
 from modelrunner.models.runspecs import values_of
 from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
@@ -474,6 +482,10 @@ class HostRunner:
         """See `Runner`."""
         knows = interface_of(self._backend, ExplainsErrors)
         return await call_backend(knows.request_error, status, message, fields) if knows else None
+
+    async def fault_of_answer(self, error: EngineProtocolError) -> EngineProtocolError:
+        """See `Runner`."""
+        return await fault_of_answer(error, self._backend, self.spec.bundle.name)
 
     async def _settled(self) -> None:
         if self.api.settled is not None:

@@ -249,3 +249,18 @@ AnyEngineTable = Annotated[
     Annotated[ServerTable, Tag(_SERVER)] | Annotated[EngineTable, Tag(_COMMAND)], Discriminator(_kind)
 ]
 """One engine."""
+
+
+def unknown_key(kind: str, key: str) -> str:
+    """Returns what there is to say of a `key` that a table of this kind (`KINDS`) does not have."""
+    names = [
+        {field.alias or name for name, field in table.model_fields.items()} for table in (ServerTable, EngineTable)
+    ]
+    mine, others = names if kind == _SERVER else reversed(names)
+    if key not in others:
+        return f"unknown setting {key!r}{nearest(key, mine)}"
+    if kind == _SERVER:
+        return (
+            f"{key!r} is for an engine that is a command, and `url` names a server elsewhere: take one of the two out"
+        )
+    return f"{key!r} is for a server elsewhere, which `url` names, and this engine is a command: take it out"

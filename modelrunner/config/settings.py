@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from modelrunner.aliases import Alias, AliasPolicy
-from modelrunner.config.enginetables import KINDS, AnyEngineTable, EngineName
+from modelrunner.config.enginetables import KINDS, AnyEngineTable, EngineName, unknown_key
 from modelrunner.config.locations import (
     SOCKET_NAME,
     ConfigFile,
@@ -355,6 +355,8 @@ def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]
     key = [str(part) for part in fault["loc"] if part not in KINDS] + (param.split(".") if param else [])
     variable = _variable(key[0])
     where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
+    if fault["type"] == "extra_forbidden" and fault["loc"][-2:-1] and fault["loc"][-2] in KINDS:
+        return f"{where}: {'.'.join(key[:-1])}: {unknown_key(str(fault['loc'][-2]), key[-1])}"
     if fault["type"] == "extra_forbidden":
         return f"{where}: unknown setting {'.'.join(key)!r}{nearest(key[-1], Settings.model_fields)}"
     said = said_of(fault)

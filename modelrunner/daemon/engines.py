@@ -33,7 +33,7 @@ _ANTHROPIC = {"x-api-key": "{key}", "anthropic-version": "2023-06-01"}
 
 def configured(name: str, table: AnyEngineTable, file: Path | None = None) -> type[Backend]:
     """Makes the class of the engine that the table describes. `file` is the configuration file that has it."""
-    return _server(name, table) if isinstance(table, ServerTable) else _command(name, table, file)
+    return _server(name, table, file) if isinstance(table, ServerTable) else _command(name, table, file)
 
 
 def _place(name: str, file: Path | None) -> str:
@@ -44,7 +44,7 @@ def _place(name: str, file: Path | None) -> str:
     return ""
 
 
-def _server(name: str, table: ServerTable) -> type[Backend]:
+def _server(name: str, table: ServerTable, file: Path | None) -> type[Backend]:
     endpoints, modes, calls = _interface(name, table.endpoints, None)
     anthropic = table.api == "anthropic"
     if not endpoints:
@@ -61,6 +61,7 @@ def _server(name: str, table: ServerTable) -> type[Backend]:
         "listing": "/v1/models?limit=1000" if anthropic else "/v1/models",
         "certificates": table.ca,
         "parallel": table.parallel,
+        "place": staticmethod(partial(_place, name, file)),
         "engine_api": EngineApi(endpoints, health=None, metrics=None),
     }
     return type(f"Configured_{name}", (ServerBackend,), members)

@@ -6,7 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from modelrunner.backend import Backend, Configured, Diagnoses
-from modelrunner.errors import BackendExited, EngineFailed, ModelRunnerError, OutOfMemory, TimedOut
+from modelrunner.errors import (
+    BackendExited,
+    EngineFailed,
+    EngineProtocolError,
+    ModelRunnerError,
+    OutOfMemory,
+    TimedOut,
+)
 from modelrunner.plugins.isolation import call_backend, interface_of
 
 log = logging.getLogger(__name__)
@@ -74,14 +81,33 @@ class LastWords:
 
     async def _message(self, what: str, tail: str, stage: str, served: bool) -> str:
         when = f" while it was {stage}" if stage else ""
-        what = what.replace("the engine", f"the engine {self._backend.name}", 1)
+        what = _named(what, self._backend)
         diagnoses = interface_of(self._backend, Diagnoses)
         reason = await call_backend(diagnoses.explain, tail, not served) if diagnoses else None
         words = last_words(line for line in tail.splitlines() if not self.is_echo(line))
         if reason or not words:
             said = f"{what}{when}: {reason}" if reason else f"{what}{when}, without a word"
         else:
-            said = f"{what}{when}: " + (f"`modelrunner logs {self._model}` shows its last words" if served else words)
-        configured = interface_of(self._backend, Configured)
-        place = await call_backend(configured.written_at) if configured else ""
-        return f"{said} (its table: {place})" if place else said
+            said = f"{what}{when}: {_in_its_log(self._model) if served else words}"
+        return await _placed(said, self._backend)
+
+
+async def fault_of_answer(error: EngineProtocolError, backend: Backend, model: str = "") -> EngineProtocolError:
+    """Returns the fault of an answer with the engine's name, where its last words are, and the place of its table.
+    `model` is what its process here runs, "" for an engine without a log here."""
+    said = _named(error.message, backend)
+    return error.saying(await _placed(f"{said}; {_in_its_log(model)}" if model else said, backend))
+
+
+def _named(what: str, backend: Backend) -> str:
+    return what.replace("the engine", f"the engine {backend.name}", 1)
+
+
+def _in_its_log(model: str) -> str:
+    return f"`modelrunner logs {model}` shows its last words"
+
+
+async def _placed(said: str, backend: Backend) -> str:
+    configured = interface_of(backend, Configured)
+    place = await call_backend(configured.written_at) if configured else ""
+    return f"{said} (its table: {place})" if place else said

@@ -20,7 +20,7 @@ from modelrunner.concurrency.threads import REMOVING
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.excess import Excess, memory_limit
-from modelrunner.engine.lastwords import LastWords
+from modelrunner.engine.lastwords import LastWords, fault_of_answer
 from modelrunner.engine.questions import fields_of, settled
 from modelrunner.engine.readiness import PortTaken, Readiness, is_free
 from modelrunner.engine.runner import LAST_CHANCE, EngineProcess
@@ -209,6 +209,9 @@ class LocalRunner:
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         knows = interface_of(self._backend, ExplainsErrors)
         return await call_backend(knows.request_error, status, message, fields) if knows else None
+
+    async def fault_of_answer(self, error: EngineProtocolError) -> EngineProtocolError:
+        return await fault_of_answer(error, self._backend, self.spec.bundle.name)
 
     async def _settled(self) -> None:
         if self.api.settled is not None:

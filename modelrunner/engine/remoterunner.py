@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 from modelrunner.backend import Backend, ExplainsErrors, RunsElsewhere
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.lastwords import fault_of_answer
 from modelrunner.engine.runner import EngineProcess
 from modelrunner.engineapi import OPENAI
-from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError
 from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.types import Endpoint, RequiredMemory, RunnerKey, RunSpec, Served
 
@@ -73,6 +74,9 @@ class RemoteRunner:
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         knows = interface_of(self._backend, ExplainsErrors)
         return await call_backend(knows.request_error, status, message, fields) if knows else None
+
+    async def fault_of_answer(self, error: EngineProtocolError) -> EngineProtocolError:
+        return await fault_of_answer(error, self._backend)
 
 
 async def _settled() -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engineapi import EngineApi
-from modelrunner.errors import Misdirected, ModelRunnerError
+from modelrunner.errors import EngineProtocolError, Misdirected, ModelRunnerError
 from modelrunner.sandbox import Sandbox
 from modelrunner.types import RequiredMemory, RunnerKey, RunSpec, Served
 
@@ -89,6 +89,9 @@ class Runner(Protocol):
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         """See `ExplainsErrors`."""
+
+    async def fault_of_answer(self, error: EngineProtocolError) -> EngineProtocolError:
+        """Returns the fault of an answer for the client: it names the engine, its log and its table."""
 
 
 def check_model(runner: Runner, model_id: str) -> None:

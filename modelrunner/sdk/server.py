@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -88,6 +88,8 @@ class ServerBackend(Backend):
     """A file with certificates to trust besides those of this machine."""
     parallel: ClassVar[int] = 64
     """The most requests to one of its models at once."""
+    place: ClassVar[Callable[[], str]] = staticmethod(str)
+    """Tells where the configuration file describes it; "" for a class of code."""
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
@@ -141,6 +143,10 @@ class ServerBackend(Backend):
         if self._endpoint is None or key != self._key:
             self._endpoint, self._key = self._new_endpoint(key), key
         return self._endpoint
+
+    def written_at(self) -> str:
+        """See `Configured`."""
+        return type(self).place()
 
     async def models(self) -> Sequence[DeclaredModel]:
         """See `DeclaresModels`. The first call waits for the server's list, and later ones get the last list."""

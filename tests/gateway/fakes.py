@@ -14,7 +14,15 @@ from modelrunner.defaults import RequestParameters
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamConnection, UpstreamPool
 from modelrunner.engineapi import OPENAI_ENDPOINTS, ApiShape, EndpointApi, EngineApi
-from modelrunner.errors import BadRequest, EngineFailed, Misdirected, ModelNotFound, ModelRunnerError, RunnerNotFound
+from modelrunner.errors import (
+    BadRequest,
+    EngineFailed,
+    EngineProtocolError,
+    Misdirected,
+    ModelNotFound,
+    ModelRunnerError,
+    RunnerNotFound,
+)
 from modelrunner.progress import LoadProgress
 from modelrunner.scheduler import Replicas
 from modelrunner.types import NO_LIMITS, Endpoint, KeepAlive, Mode, RunnerKey, Served
@@ -201,6 +209,9 @@ class FakeRunner:
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return BadRequest(message) if "too large to process" in message else None
+
+    async def fault_of_answer(self, error: EngineProtocolError) -> EngineProtocolError:
+        return error.saying(error.message.replace("the engine", f"the engine {self.key.backend}", 1))
 
 
 class FakeLease:

@@ -54,7 +54,8 @@ SERVER = textwrap.dedent("""
             if "KEY" in os.environ and self.headers["Authorization"] != "Bearer " + os.environ["KEY"]:
                 self.say(401, b"{}")
             elif "images" in self.path:
-                self.say(200, b"PNG of " + json.loads(body)["prompt"].encode(), "image/png")
+                prompt = json.loads(body)["prompt"]
+                self.say(200, b"PNG of " + prompt.encode(), "text/html" if prompt == "a page" else "image/png")
             else:
                 heard = {"text": body.partition(b"RIFF")[2][:5].decode(), "model": sys.argv[2], "words": sys.argv[3:]}
                 self.say(200, json.dumps(heard).encode())
@@ -148,6 +149,22 @@ def test_one_process_serves_calls_that_others_have_a_process_for(daemon: MakeDae
     assert runner["mode"] == "completion"
     assert running.post(f"/runners/{runner['id']}/v1/images/generations", image).content == b"PNG of a cat"
     assert running.post("/v1/audio/speech", {"model": "thing", "input": "hello"}).status_code == 400
+
+
+def test_a_page_of_html_is_told_with_the_engine_its_log_and_its_table(daemon: MakeDaemon, server: Path) -> None:
+    running = daemon(f"""
+        [engines.painter]
+        command = {words(PYTHON, server, "{port}", "{name}")}
+        models = ["tiny-sd"]
+        endpoints = {{ "/v1/images/generations" = "image" }}
+        ready = {{}}
+    """)
+    answer = running.post("/v1/images/generations", {"model": "tiny-sd", "prompt": "a page"})
+    said = answer.json()["error"]["message"]
+    assert (answer.status_code, said.count("\n")) == (502, 0)
+    assert said.startswith("the engine painter answered with a page of HTML")
+    assert said.endswith("`modelrunner logs tiny-sd` shows its last words (its table: config.toml, line 2)")
+    assert "whisper is listening" in running.run("logs", "tiny-sd").stdout
 
 
 SAVER = """
@@ -530,7 +547,7 @@ def test_leftovers_are_stopped_at_once(context: BackendContext, tmp_path: Path) 
         ('command = ["x", "{port}", "{device}"]', "set memory.device"),
         ('command = ["x", "{port}", "--api-key", "{key}"]', "{key} stands in `environment` alone"),
         ('command = ["x", "{socket}"]\nenvironment = { KEY = "{key}" }', "nobody else can reach {socket}"),
-        ('command = ["x", "{port}"]\nreddy = {}', "unknown"),
+        ('command = ["x", "{port}"]\nreddy = {}', "unknown setting 'reddy'; did you mean 'ready'?"),
         ('command = ["x", "{port}"]\nworking-directory = "here"', "is not absolute"),
         ('command = ["x", "{port}"]\nmodels = ["a"]\nformats = ["gguf"]', "either formats"),
     ],

@@ -239,6 +239,7 @@ def test_what_a_server_answers_wrongly_is_a_sentence(
     faulty.answer = (answer[0], answer[1], answer[2].replace(b"%b", SECRET.encode()))
     found = chat(near, "far/m")
     assert (found.status_code, said in message(found)) == (status, True), found.text
+    assert ("(its table: config.toml, line 1)" in message(found)) == (status == 502 and answer[0] == 200)
     assert found.headers.get("Retry-After") == answer[1].get("Retry-After")
     claude = near.post("/v1/messages", {"model": "far/m", "messages": QUESTION, "max_tokens": 2})
     assert claude.status_code == status
@@ -320,9 +321,14 @@ def test_addresses_that_no_server_has_get_nothing(address: str, tls: bool, said:
         ('url = "https://x/v1?key=a"', "only a host, a port and a path"),
         ('url = "https://x:99999"', "out of range"),
         ('url = "https://x"\nkey-env = "sk-12 3"', "key-env"),
-        ('url = "https://x"\nkey = "sk-123"', "unknown setting"),
+        ('url = "https://x"\nkey-en = "sk-123"', "unknown setting 'key-en'; did you mean 'key-env'?"),
         ('url = "https://x"\napi = "grpc"', "api"),
-        ('url = "https://x"\ncommand = ["y", "{port}"]', "unknown setting"),
+        (
+            'url = "https://x"\ncommand = ["y", "{port}"]',
+            "'command' is for an engine that is a command, and `url` names",
+        ),
+        ('url = "https://x"\nmodels = ["y"]', "'models' is for an engine that is a command"),
+        ('command = ["y", "{port}"]\nkey-env = "KEY"', "'key-env' is for a server elsewhere, which `url` names"),
     ],
 )
 def test_a_wrong_table_names_its_line(tmp_path: Path, config: str, said: str) -> None:

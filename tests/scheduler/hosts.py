@@ -16,7 +16,7 @@ from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.runner import EngineProcess, Runner
 from modelrunner.engineapi import OPENAI
-from modelrunner.errors import EngineFailed, ModelRunnerError
+from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerError
 from modelrunner.models.rendering import Renderings, TemplateFiles
 from modelrunner.models.runspecs import RunSpecs, values_of
 from modelrunner.plugins.registry import BackendRegistry
@@ -187,6 +187,9 @@ class HostedRunner:
 
     async def request_error(self, status: int, message: str, fields: Mapping[str, Any]) -> ModelRunnerError | None:
         return await self.there.request_error(status, message, fields)
+
+    async def fault_of_answer(self, error: EngineProtocolError) -> EngineProtocolError:
+        return await self.there.fault_of_answer(error)
 
     async def _settled(self) -> None:
         if self.api.settled is not None:

@@ -310,7 +310,7 @@ class Exchange:
             raise EngineProtocolError("the engine's answer is empty")
         if content_type.startswith(b"text/html"):
             raise EngineProtocolError(
-                "the engine answered with a page of HTML: check its address, and what stands before it"
+                "the engine answered with a page of HTML: check its address, its endpoints, and what stands before it"
             )
         if self.ask.fields.stream and is_whole(content_type):
             if self._rounds is not None:

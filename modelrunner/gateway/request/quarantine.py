@@ -12,7 +12,9 @@ from modelrunner.types import RunnerKey
 
 _MOST = 1024  # remembered bodies; the body that was not seen for the longest time is forgotten first
 _BLAME_WAIT = 0.25  # seconds until an engine with a broken connection must be found dead
-_END_WAIT = 10.0  # seconds until one that is known to have failed has ended: a busy machine may take long to clear it away
+_END_WAIT = (
+    10.0  # seconds until one that is known to have failed has ended: a busy machine may take long to clear it away
+)
 
 Suspect = tuple[RunnerKey, str, bytes]
 
@@ -54,7 +56,7 @@ class Quarantine:
                 self._died(lease, ask)
             return failure or Unavailable("the model was unloaded before it answered")
         if isinstance(error, EngineProtocolError):
-            return error.saying(error.message.replace("the engine", f"the engine {lease.runner.key.backend}", 1))
+            return await lease.runner.fault_of_answer(error)
         return EngineFailed(f"the request failed: {error}")
 
     def _died(self, lease: Lease, ask: Inference) -> None:
