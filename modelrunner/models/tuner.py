@@ -26,7 +26,7 @@ from modelrunner.types import Mode, RunSpec
 
 _LOOK = 60.0  # seconds between two looks, and for which nobody may have asked before a measuring begins
 _YIELDS = 0.1  # seconds after which a measuring at the latest sees that somebody asks
-_LONGEST = 900.0  # seconds of one measuring in an idle minute
+_LONGEST = 900.0  # seconds of one measuring that begins by itself, and of one answer
 _ANSWER = 4.0  # seconds that one answer may take, roughly
 _TOKENS = (24, 160)  # of an answer, least and most
 _LOSS = 0.98
@@ -108,7 +108,8 @@ class _Subject:
 
 class Tuner:
     """Measures one model at a time. `drafts` asks runners how many drafts their models took. `idle` is for how many
-    seconds nobody may have asked before a measuring begins by itself. Each text is asked `rounds` times each way."""
+    seconds nobody may have asked before a measuring begins by itself, and `longest` after how many it is given up. Each
+    text is asked `rounds` times each way."""
 
     def __init__(
         self,
@@ -118,12 +119,14 @@ class Tuner:
         *,
         idle: float = _LOOK,
         rounds: int = 3,
+        longest: float = _LONGEST,
     ) -> None:
         self._parts = parts
         self._tunings = tunings
         self._drafts = drafts
         self._idle = idle
         self._rounds = rounds
+        self._longest = longest
         self._place = tunings.place()
         self._lock = asyncio.Lock()
 
@@ -218,21 +221,26 @@ class Tuner:
         return self._parts.validator.target(self._parts.store.bundle(model_id), Mode.COMPLETION, wanted)
 
     async def _yielding(self, subject: _Subject) -> None:
-        """Measures until it is done, or until somebody asks."""
+        """Measures until it is done, until somebody asks, or until it has taken too long: it is not begun again then.
+        After an error it is once the daemon has started again, since some pass."""
         async with self._lock:
-            work = asyncio.ensure_future(self._measured(subject))
-            until = time.monotonic() + _LONGEST
+            work, asked = asyncio.ensure_future(self._measured(subject)), False
+            until = time.monotonic() + self._longest
             try:
-                while not work.done() and not self._parts.scheduler.awaited() and time.monotonic() < until:
+                while not work.done() and not asked and time.monotonic() < until:
                     await asyncio.wait((work,), timeout=_YIELDS)
+                    asked = self._parts.scheduler.awaited()
             finally:
-                if not work.done():
-                    work.cancel()
-                    self._tell(subject, "ended before its end: somebody asked")
+                work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
-            if not work.cancelled() and (error := work.exception()) is not None:
-                reason = f"nothing was measured: {error}"
-                await self._keep(subject, wire.Tuning(drafts=False, flags=[], trials=[], reason=reason))
+            if not work.cancelled():
+                if (error := work.exception()) is not None:
+                    await self._keep(subject, _nothing(str(error)), lasting=False)
+            elif asked:
+                self._tell(subject, "ended before its end: somebody asked")
+            else:
+                limit = f"it took longer than {self._longest:.0f} s"
+                await self._keep(subject, _nothing(f"{limit}: `modelrunner bench {subject.name} --tune` has no limit"))
 
     async def _measured(self, subject: _Subject) -> wire.Tuning:
         self._tell(subject, "the measuring begins")
@@ -312,8 +320,8 @@ class Tuner:
                 await self._keep(subject, msgspec.structs.replace(known, drafts=False, reason=reason))
                 parts.scheduler.retire(await asyncio.to_thread(self._target, subject, False, known.flags))
 
-    async def _keep(self, subject: _Subject, tuning: wire.Tuning) -> None:
-        await asyncio.to_thread(self._tunings.keep, subject.backend, subject.spec, tuning)
+    async def _keep(self, subject: _Subject, tuning: wire.Tuning, *, lasting: bool = True) -> None:
+        await asyncio.to_thread(self._tunings.keep, subject.backend, subject.spec, tuning, lasting=lasting)
         self._parts.resolver.forget()
         self._tell(subject, tuning.reason)
 
@@ -344,6 +352,10 @@ async def _asked(lease: Lease, prompt: str, tokens: int) -> _Speeds:
     if (speed := _positive(timings.get("predicted_per_second")) or _positive(whole)) is None:
         raise EngineFailed(f"{runner.spec.bundle.name} gave no answer to measure (status {status})")
     return _Speeds(speed, _positive(timings.get("prompt_per_second")))
+
+
+def _nothing(why: str) -> wire.Tuning:
+    return wire.Tuning(drafts=False, flags=[], trials=[], reason=f"nothing was measured: {why}")
 
 
 def _positive(value: object) -> float | None:

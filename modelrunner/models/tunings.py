@@ -23,22 +23,24 @@ class Tunings:
     def __init__(self, path: Path | None = None, place: Callable[[], str] = lambda: "") -> None:
         self._file = JsonFile(path, dict[str, wire.Tuning], cache=True) if path is not None else None
         self._kept = (self._file.load() if self._file is not None else None) or {}
+        self._passing: frozenset[str] = frozenset()  # those that go with this process
         self.place = place
 
     def of(self, backend: Backend, spec: RunSpec) -> wire.Tuning | None:
         """Returns what was measured for a run as it is configured. It may block."""
         return self._kept.get(self._entry(backend, spec))
 
-    def keep(self, backend: Backend, spec: RunSpec, tuning: wire.Tuning) -> None:
-        """Keeps what was measured for the run. It blocks; a failing disk costs only the next start the result."""
+    def keep(self, backend: Backend, spec: RunSpec, tuning: wire.Tuning, *, lasting: bool = True) -> None:
+        """Keeps what was measured for the run, beyond the end of the daemon only if it is `lasting`. It blocks; a
+        failing disk costs only the next start the result."""
         entry = self._entry(backend, spec)
         kept = {name: each for name, each in self._kept.items() if name != entry}
         kept[entry] = tuning
         while len(kept) > _MOST:
             del kept[next(iter(kept))]
-        self._kept = kept
-        if self._file is not None:
-            self._file.save(kept)
+        self._kept, self._passing = kept, (self._passing & kept.keys()) - {entry} | ({entry} if not lasting else set())
+        if self._file is not None and lasting:
+            self._file.save({name: each for name, each in kept.items() if name not in self._passing})
 
     def applied(self, backend: Backend, spec: RunSpec, settings: ModelConfiguration) -> RunSpec:
         """Returns the run with what was measured to be faster, as far as `speculative` and `tune` are "auto"."""

@@ -57,8 +57,13 @@ class World:
         add_model(Store(settings.data_dir), "smol", 0)
         self.parts: Parts = build(settings, BackendRegistry({"fake": self.backend}))
         self.drafts = Drafts(0, 0)
-        self.tunings = Tunings()
-        self.tuner = Tuner(self.parts.setting_parts, self.tunings, self._told, idle=0.0, rounds=1)
+        self.file = folder / "tunings.json"
+        self.restart()
+
+    def restart(self, **limits: float) -> None:
+        """Measures from now on as after a start of the daemon."""
+        self.tunings = Tunings(self.file)
+        self.tuner = Tuner(self.parts.setting_parts, self.tunings, self._told, idle=0.0, rounds=1, **limits)
         self.parts.specs._tunings = self.tunings
 
     async def _told(self, runners: Sequence[RunnerView]) -> Mapping[str, Drafts]:
@@ -196,6 +201,25 @@ async def test_a_model_that_cannot_be_measured_is_tried_once(world: World) -> No
     runs = len(world.backend.specs)
     await world.tuner.look()
     assert len(world.backend.specs) == runs
+    world.backend.knobs = SLOW
+    await world.parts.scheduler.unload(all=True)
+    world.restart()  # the error may have passed
+    await world.tuner.look()
+    assert world.told()[-1].startswith("faster with n-gram drafts")
+    runs = len(world.backend.specs)
+    world.restart()
+    await world.tuner.look()
+    assert len(world.backend.specs) == runs
+
+
+async def test_a_measuring_that_takes_too_long_is_not_begun_again(world: World) -> None:
+    await world.parts.configurator.change("smol", {"speculative": "auto"})
+    world.restart(longest=0.0)
+    for _ in range(2):
+        await world.tuner.look()
+    limit = "nothing was measured: it took longer than 0 s: `modelrunner bench smol --tune` has no limit"
+    assert world.told() == [limit]
+    assert not (await world.load()).ngram
 
 
 @pytest.mark.parametrize(("drafts", "stay"), [(Drafts(5000, 500), False), (Drafts(5000, 4000), True)])
