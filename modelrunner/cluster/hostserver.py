@@ -350,12 +350,13 @@ class HostServer:
 
     def _lack(self) -> float:
         """Returns the bytes that are missing for all models that come: their archives on the disk of the data folder,
-        their files on that of the folder of models where the least is missing."""
-        quota, claims = self._store.quota, self._coming.values()
+        their files on that of the folder of models where the least is missing. For a thread."""
+        coming = self._coming.copy()  # models come and end meanwhile
+        quota, claims = self._store.quota, coming.values()
         needed = sum([claim.size for claim in claims])
         room = math.inf if quota is None else quota - self._store.used()
         home, unpacked = self._store.data, sum([claim.unpacked for claim in claims])
-        free = shutil.disk_usage(home).free + sum(map(_size, self._coming))
+        free = shutil.disk_usage(home).free + sum(map(_size, coming))
 
         def lack_in(folder: Path) -> float:
             if folder.stat().st_dev == home.stat().st_dev:
