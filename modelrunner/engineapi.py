@@ -55,6 +55,9 @@ class EndpointApi:
     unheld: frozenset[str] = frozenset()
     """Keywords of JSON schemas that the grammars of the engine ignore in silence. With any, patterns are written as
     llama.cpp's grammars take them. Empty for an engine that holds schemas whole, or refuses them."""
+    lacks_text: bool = False
+    """True for transcriptions of an engine that refuses the `response_format` "text". The daemon then asks it for JSON,
+    and answers with the `text` of that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def request_error(status: int, message: str, fields: Mapping[str, Any]) -> Model
         return BadRequest(message, param=match[1])
     if "response_format is supported for transcription" in message:
         return BadRequest(
-            "llama.cpp writes down a sound as json or as a stream: leave `response_format` out; srt, vtt, text and "
+            "llama.cpp writes down a sound as json, as text or as a stream: leave `response_format` out; srt, vtt and "
             "verbose_json come from a model of Whisper",
             param="response_format",
         )

@@ -22,7 +22,7 @@ _SHAPES = {
     **OPENAI_ENDPOINTS,
     **MESSAGES_ENDPOINTS,
     "/apply-template": EndpointApi(ApiShape.TEMPLATE),
-    "/v1/audio/transcriptions": EndpointApi(ApiShape.TRANSCRIPTION),
+    "/v1/audio/transcriptions": EndpointApi(ApiShape.TRANSCRIPTION, lacks_text=True),
 }
 _SAMPLING = frozenset(
     (

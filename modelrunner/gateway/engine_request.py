@@ -2,7 +2,7 @@
 
 A JSON body is decoded once and encoded once, however many steps change its members. Any other body passes as it is."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ class EngineRequest:
         self._body = body
         self._members: dict[str, Any] | None = None
         self._changed = False
-        self._spliced: tuple[int, int, bytes] | None = None
+        self._spliced: list[tuple[int, int, bytes]] = []
 
     @classmethod
     def of(cls, path: str, members: dict[str, Any]) -> "EngineRequest":
@@ -80,8 +80,8 @@ class EngineRequest:
             self._changed = True
 
     def splice(self, start: int, end: int, data: bytes) -> None:
-        """Replaces the bytes from `start` to `end` of an upload as it is sent."""
-        self._spliced = (start, end, data)
+        """Replaces the bytes from `start` to `end` of an upload as it is sent. They may not overlap with others."""
+        self._spliced = sorted([*self._spliced, (start, end, data)])
 
     def encoded(self) -> bytes:
         """Returns a JSON body: the client's bytes if nothing has changed them."""
@@ -97,15 +97,16 @@ class EngineRequest:
         """Returns the size of an upload as it is sent, in bytes, and its pieces. Each call begins anew."""
         upload = self.upload
         assert upload is not None
-        if self._spliced is None:
-            return upload.size, upload.pieces()
-        start, end, data = self._spliced
-        return upload.size - (end - start) + len(data), _chain(upload.pieces(0, start), (data,), upload.pieces(end))
+        added = sum([len(data) - (end - start) for start, end, data in self._spliced])
+        return upload.size + added, self._with_splices(upload)
 
-
-def _chain(*parts: Iterable[bytes]) -> Iterator[bytes]:
-    for part in parts:
-        yield from part
+    def _with_splices(self, upload: RequestUpload) -> Iterator[bytes]:
+        at = 0
+        for start, end, data in self._spliced:
+            yield from upload.pieces(at, start)
+            yield data
+            at = end
+        yield from upload.pieces(at)
 
 
 def _joined(members: Mapping[str, Any]) -> bytes:

@@ -1,15 +1,16 @@
-"""Finds the model in a form (multipart/form-data, RFC 7578) without keeping the form: it may hold megabytes of
-sound."""
+"""Finds the words in a form (multipart/form-data, RFC 7578) that the gateway reads, without keeping the form: it may
+hold megabytes of sound."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from modelrunner.errors import BadRequest
 
 _MOST_PARTS = 256
 _LONGEST_HEAD = 8 << 10  # bytes of one part's fields
-_LONGEST_NAME = 1 << 10  # bytes of a model's name
+_LONGEST_WORD = 1 << 10  # bytes of a model's name
+_WORDS = frozenset({"model", "response_format", "stream"})
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED = r"\"(?:[^\"\\]|\\.)*+\""
 _VALUE = re.compile(rf"[ \t]*+([^\s;]++)[ \t]*+((?:;[ \t]*+{_TOKEN}=(?:{_TOKEN}|{_QUOTED})[ \t]*+)*+);?[ \t]*+")
@@ -18,25 +19,26 @@ _PLAIN_BOUNDARY = re.compile(r"[ -!#-\[\]-~]{1,70}")
 _FIELD = re.compile(rf"({_TOKEN}):([\t -\x7e\x80-\xff]*)")
 
 
-class ModelPart(NamedTuple):
-    """The part of a form that names the model, and the place of this name in the body."""
+class FormWord(NamedTuple):
+    """A short text that a part of a form has, and its place in the body."""
 
-    model: str
+    text: str
     start: int
     end: int
 
 
-def model_part(content_type: str, pieces: Iterable[bytes]) -> ModelPart:
-    """Finds the only part with the name `model` in the pieces of a form. At most one piece and a part's head are in
-    memory. Raises `BadRequest` for a body that is no such form, or names no model or several."""
+def words_of(content_type: str, pieces: Iterable[bytes]) -> Mapping[str, FormWord]:
+    """Finds the parts `model`, `response_format` and `stream` in the pieces of a form; of the last two those that have
+    a word of UTF-8. At most one piece and a part's head are in memory. Raises `BadRequest` for a body that is no such
+    form, names no model, or has one of them twice."""
     form = _MultipartReader(_boundary(content_type))
     for piece in pieces:
         form.feed(piece)
     if not form.ended:
         raise BadRequest("the form is cut: its last boundary is missing")
-    if form.model is None:
+    if "model" not in form.words:
         raise BadRequest("the form has no part `model`", param="model")
-    return form.model
+    return form.words
 
 
 def _boundary(content_type: str) -> bytes:
@@ -74,13 +76,15 @@ class _MultipartReader:
     head."""
 
     def __init__(self, boundary: bytes) -> None:
-        self.model: ModelPart | None = None
+        self.words: dict[str, FormWord] = {}
         self.ended = False
         self._boundary = b"\n--" + boundary
         self._data = b"\r\n"  # the first boundary may begin the body
         self._at = -2  # of `_data` in the body
         self._parts = 0
-        self._in_head = self._is_model = False
+        self._in_head = False
+        self._word = ""  # the part that is read, if its word is looked for
+        self._seen: set[str] = set()
 
     def feed(self, piece: bytes) -> None:
         self._data += piece
@@ -99,17 +103,17 @@ class _MultipartReader:
         end = at + len(self._boundary)
         if not self._parts and ((at < 0 and len(self._data) > len(self._boundary) + 4) or at > 3):
             raise BadRequest("the form does not begin with its boundary")
-        if self._is_model:
+        if self._word:
             self._check_length(at)
-        elif at < 0 and self._parts:
+        if not self._word and at < 0 and self._parts:
             self._drop(max(0, len(self._data) - len(self._boundary) - 1))
         if at < 0 or len(self._data) < end + 2:
             return False
         after = self._data[end : end + 2]
         if self._data[max(0, at - 1) : at] != b"\r" or after not in (b"\r\n", b"--"):
             raise BadRequest("the form's boundary stands in a part of it")
-        if self._is_model:
-            self._take_model(at - 1)
+        if self._word:
+            self._take_word(at - 1)
         self._drop(end)
         self.ended = after == b"--"
         self._in_head = not self.ended
@@ -126,18 +130,26 @@ class _MultipartReader:
             return False
         name = _part_name(self._data[2:end])
         self._drop(end + 3)  # the last LF stays: a boundary may not follow at once
-        self._in_head, self._is_model = False, name == "model"
-        if self._is_model and self.model is not None:
-            raise BadRequest("`model` must be given once", param="model")
+        self._in_head, self._word = False, name if name in _WORDS else ""
+        if self._word in self._seen:
+            raise BadRequest(f"`{name}` must be given once", param=name)
+        self._seen.update({self._word} - {""})
         return True
 
     def _check_length(self, size: int) -> None:
-        if (len(self._data) if size < 0 else size) > _LONGEST_NAME + len(self._boundary):
-            raise BadRequest("the form's `model` is too long for a name", param="model")
+        if (len(self._data) if size < 0 else size) > _LONGEST_WORD + len(self._boundary):
+            self._is_no_word("too long for a name")
 
-    def _take_model(self, end: int) -> None:
+    def _take_word(self, end: int) -> None:
         try:
-            name = self._data[1:end].decode()
+            text = self._data[1:end].decode()
         except UnicodeDecodeError:
-            raise BadRequest("the form's `model` is not UTF-8", param="model") from None
-        self.model, self._is_model = ModelPart(name, self._at + 1, self._at + end), False
+            self._is_no_word("not UTF-8")
+        else:
+            self.words[self._word] = FormWord(text, self._at + 1, self._at + end)
+        self._word = ""
+
+    def _is_no_word(self, why: str) -> None:
+        if self._word == "model":
+            raise BadRequest(f"the form's `model` is {why}", param="model")
+        self._word = ""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from modelrunner import modelfile
 from modelrunner.cli.llamaswap import converted
 from modelrunner.errors import BadRequest, InvalidModel, InvalidReference
-from modelrunner.gateway.multipart import model_part
+from modelrunner.gateway.multipart import words_of
 from modelrunner.models.foreign import ollama_models
 from modelrunner.oci.authorization import challenges
 from modelrunner.store import gguf, manifests, safetensors, tar
@@ -85,11 +85,11 @@ def read_ollama_manifest(data: bytes, file: Path) -> object:
 
 
 def read_form(data: bytes, file: Path) -> object:
-    return model_part("multipart/form-data; boundary=b", [data[at : at + 50] for at in range(0, len(data), 50)])
+    return words_of("multipart/form-data; boundary=b", [data[at : at + 50] for at in range(0, len(data), 50)])
 
 
 def read_form_type(data: bytes, file: Path) -> object:
-    return model_part(data.decode("latin-1"), [FORM])
+    return words_of(data.decode("latin-1"), [FORM])
 
 
 def read_challenges(data: bytes, file: Path) -> object:

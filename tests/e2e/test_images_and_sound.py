@@ -235,6 +235,8 @@ def test_sound_is_written_down(daemon: Daemon) -> None:
     assert one.status_code == 200, one.text
     used = one.json()["usage"]
     assert (type(one.json()["text"]), used["output_tokens"] in range(1, 5)) == (str, True)
+    text = transcribed(daemon, HEARS, base64.b64decode(wav(1)), response_format="text", temperature="0")
+    assert (text.status_code, text.headers["Content-Type"]) == (200, "text/plain; charset=utf-8"), text.text
     more = transcribed(daemon, HEARS, base64.b64decode(wav(31))).json()["usage"]
     assert more["input_tokens"] == used["input_tokens"] + SOUND_TOKENS
     assert [each["mode"] for each in daemon.runners() if each["model_name"] == HEARS] == ["completion"]
@@ -249,7 +251,7 @@ def test_sound_is_written_down(daemon: Daemon) -> None:
         (SEES, "", {}, "does not offer transcription"),
         (NEITHER, "", {}, "does not offer transcription"),
         (HEARS, NO_IMAGE, {}, "Failed to load image or audio file"),
-        (HEARS, wav(1), {"response_format": "srt"}, "srt, vtt, text and verbose_json come from a model of Whisper"),
+        (HEARS, wav(1), {"response_format": "srt"}, "srt, vtt and verbose_json come from a model of Whisper"),
         (HEARS, wav(1), {"temperature": "hot"}, "must be numbers"),
     ],
 )

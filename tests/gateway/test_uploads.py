@@ -15,7 +15,7 @@ from modelrunner.gateway import routes
 from modelrunner.gateway.calls import Call as EngineCall
 from modelrunner.gateway.calls import Fields
 from modelrunner.gateway.connection.decode import Decoding
-from modelrunner.gateway.multipart import ModelPart, model_part
+from modelrunner.gateway.multipart import FormWord, words_of
 from modelrunner.gateway.uploads import IN_MEMORY, RequestUpload
 from modelrunner.types import Endpoint, Mode
 from tests.conftest import open_files
@@ -108,6 +108,30 @@ async def test_the_engines_own_name_takes_the_place_of_the_clients(folder: Path)
         assert (await served.ask(post(FORM, body) + body)).status == 200
         expected = form(part("file", SOUND, "a.wav"), part("model", b"docker.io/ai/m:latest"), part("language", b"en"))
         assert served.engine.received[0].body == expected
+
+
+@pytest.mark.parametrize(("lacks", "stream"), [(True, b"false"), (True, b"true"), (False, b"")])
+async def test_the_text_of_a_sound_is_made_of_json_for_an_engine_without_it(
+    folder: Path, kind: str, lacks: bool, stream: bytes
+) -> None:
+    data = b'{"text": "gr\xc3\xb6\xc3\x9fer", "usage": {"type": "tokens"}}'
+
+    async def script(call: Call) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
+        await call.send(head + data)
+
+    more = part("stream", stream), part("file", SOUND, "a.wav"), part("model", b"m")
+    body = form(part("response_format", b"text"), *more)
+    async with proxy(folder, kind, script) as served:
+        served.runner.api = EngineApi(endpoints={FORM: EndpointApi(ApiShape.TRANSCRIPTION, lacks_text=lacks)})
+        served.runner.names = ("another",)
+        answer = await served.ask(post(FORM, body) + body)
+        made = lacks and stream == b"false"
+        asked = form(part("response_format", b"json" if made else b"text"), *more[:2], part("model", b"another"))
+        assert served.engine.received[0].body == asked
+        told = "text/plain; charset=utf-8" if made else "application/json"
+        assert (answer.status, answer.headers["content-type"]) == (200, told)
+        assert answer.body == ("größer\n".encode() if made else data)
 
 
 async def test_a_large_body_is_never_whole_in_memory(folder: Path) -> None:
@@ -303,6 +327,7 @@ async def test_a_client_that_leaves_closes_no_file_that_a_thread_reads(folder: P
         b"",
         form(part("file", SOUND)),
         form(part("model", b"m"), part("model", b"m")),
+        form(part("response_format", b"text"), part("response_format", b"json"), part("model", b"m")),
         form(part("model", b"m" * 2000)),
         form(part("model", b"\xff")),
         part("model", b"m"),
@@ -323,13 +348,13 @@ async def test_a_client_that_leaves_closes_no_file_that_a_thread_reads(folder: P
 def test_a_form_that_two_readers_may_read_differently_is_refused(body: bytes) -> None:
     for size in (1 << 16, 5):
         with pytest.raises(BadRequest):
-            model_part(TYPE, [body[at : at + size] for at in range(0, len(body), size)])
+            words_of(TYPE, [body[at : at + size] for at in range(0, len(body), size)])
 
 
 @pytest.mark.parametrize("kind", [TYPE + "; boundary=other", f'{TYPE[:20]}a="; boundary=frontier"; boundary=other'])
 def test_a_form_with_two_boundaries_is_refused(kind: str) -> None:
     with pytest.raises(BadRequest):
-        model_part(kind, [form(part("model", b"m"))])
+        words_of(kind, [form(part("model", b"m"))])
 
 
 @pytest.mark.parametrize(
@@ -344,14 +369,16 @@ def test_a_form_with_two_boundaries_is_refused(kind: str) -> None:
 )
 def test_a_part_is_named_as_http_libraries_name_it(disposition: str) -> None:
     body = form(headed(f"Content-Disposition: {disposition}".encode(), "größe".encode()))
-    assert model_part(TYPE, [body]).model == "größe"
+    assert words_of(TYPE, [body])["model"].text == "größe"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1 << 16])
 def test_the_model_is_found_however_the_form_comes_in_pieces(size: int) -> None:
-    """A line that looks like a boundary and is none, a part without a byte, and a file with its own line ends."""
+    """A line that looks like a boundary and is none, a part without a byte, a file with its own line ends, and other
+    parts that are too long for a word, or none."""
     tricky = b"\r\n--fron\r\n--\r\nmodel\r\n\r\n" + SOUND
     body = form(part("empty", b""), part("file", tricky, "model"), part("model", "größe".encode()), part("x", b"y"))
+    body = form(part("response_format", b"y" * 9999), part("stream", b"\xff"), body[: -len(form())])
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     start = body.index("größe".encode())
-    assert model_part(TYPE, pieces) == ModelPart("größe", start, start + len("größe".encode()))
+    assert words_of(TYPE, pieces) == {"model": FormWord("größe", start, start + len("größe".encode()))}

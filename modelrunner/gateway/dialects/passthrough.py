@@ -10,13 +10,17 @@ import msgspec
 from modelrunner.engine.runner import Runner
 from modelrunner.errors import BadRequest
 from modelrunner.gateway.calls import Call, Fields, Inference, Translation
+from modelrunner.gateway.dialects.assembly import WholeBody
 from modelrunner.gateway.dialects.dialect import WITH_ENGINE, engine_model
 from modelrunner.gateway.dialects.openai import OpenAI
 from modelrunner.gateway.engine_request import EngineRequest
-from modelrunner.gateway.multipart import model_part
+from modelrunner.gateway.multipart import FormWord, words_of
 from modelrunner.gateway.uploads import RequestUpload
+from modelrunner.http.answers import Header
 
 _FORM = "multipart/form-data"
+_NO_WORD = FormWord("", 0, 0)
+_PLAIN: Header = (b"Content-Type", b"text/plain; charset=utf-8")
 
 
 class UploadFields(Fields, frozen=True, gc=False):
@@ -24,6 +28,8 @@ class UploadFields(Fields, frozen=True, gc=False):
 
     span: tuple[int, int] | None = None
     """Where a form has the model's name; None for another body."""
+    text_at: tuple[int, int] | None = None
+    """Where a form asks for the format "text", in one piece."""
 
 
 class PassThrough(OpenAI):
@@ -39,8 +45,11 @@ class PassThrough(OpenAI):
 
     def read_upload(self, upload: RequestUpload, content_type: str, query: str) -> Fields:
         if content_type.partition(";")[0].strip().lower() == _FORM:
-            part = model_part(content_type, upload.pieces())
-            return UploadFields(part.model, span=(part.start, part.end))
+            words = words_of(content_type, upload.pieces())
+            model, format = words["model"], words.get("response_format", _NO_WORD)
+            in_one = words.get("stream", _NO_WORD).text.lower() in ("", "false", "0")
+            text_at = (format.start, format.end) if format.text == "text" and in_one else None
+            return UploadFields(model.text, span=(model.start, model.end), text_at=text_at)
         names = parse_qs(query, max_num_fields=100).get("model", [])
         if len(names) != 1:
             raise BadRequest("name the model once in the query: ?model=NAME", param="model")
@@ -54,7 +63,26 @@ class PassThrough(OpenAI):
         name = engine_model(runner, fields.model)
         if fields.span is not None and (ask.chosen or name != fields.model):
             request.splice(*fields.span, name.encode())
-        return request, None
+        endpoint = runner.api.endpoints.get(request.path)
+        if fields.text_at is None or endpoint is None or not endpoint.lacks_text:
+            return request, None
+        request.splice(*fields.text_at, b"json")
+        return request, _WrittenDown()
 
     def reads(self, ask: Inference, path: str, runner: Runner) -> Collection[str] | None:
         return super().reads(ask, path, runner) if ask.upload is None else None
+
+
+class _Transcript(msgspec.Struct):
+    text: str
+
+
+class _WrittenDown(WholeBody):
+    """The text of a transcription as JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.headers = (_PLAIN,)
+
+    def end(self) -> bytes:
+        return f"{self.decoded(_Transcript).text}\n".encode()
