@@ -147,7 +147,11 @@ def build(
         stall_limit=settings.stall_limit,
         wedge_limit=settings.wedge_limit,
     )
-    tunings = Tunings(state / "tunings.json", lambda: host.kind(tuple(range(len(host.devices())))))
+    tunings = Tunings(
+        state / "tunings.json",
+        lambda: host.kind(tuple(range(len(host.devices())))),
+        alone=not settings.cluster.ray_address,
+    )
     resolver = Resolver(
         store,
         registry,

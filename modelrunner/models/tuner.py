@@ -186,7 +186,7 @@ class Tuner:
                 try:
                     subject = self._subject(model.id)
                 except ModelRunnerError as error:
-                    log.info("%s cannot be measured: %s", model.name, error)
+                    log.debug("%s cannot be measured: %s", model.name, error)  # each minute
                     continue
                 if self._tunings.of(subject.backend, subject.spec) is None:
                     found.append(subject)
@@ -199,6 +199,12 @@ class Tuner:
             raise BadRequest(f"{bundle.name} does not chat: there is nothing to measure", param="model")
         backend = parts.resolver.configured_backend(bundle, Mode.COMPLETION, settings)
         wanted = in_effect(backend, settings, bundle.model_id, Mode.COMPLETION)
+        if not self._tunings.holds_for(wanted):
+            raise BadRequest(
+                f"{bundle.name} may run on other hosts, and what is faster here may be slower there: "
+                f"`modelrunner configure {bundle.name} --hosts here` keeps it on this machine",
+                param="model",
+            )
         if wanted.drafting is not None and wanted.drafting.draft_model is not None:
             raise BadRequest(
                 f"{bundle.name} has a draft model: `modelrunner configure {bundle.name} --draft-model default` takes "
@@ -313,7 +319,10 @@ class Tuner:
             if (count := counts.get(view.id)) is None or count.proposed < _JUDGED:
                 continue
             share = count.accepted / count.proposed
-            subject = await asyncio.to_thread(self._subject, view.model_id)
+            try:
+                subject = await asyncio.to_thread(self._subject, view.model_id)
+            except ModelRunnerError:  # it was removed, or has other settings now: its runner goes
+                continue
             known = await asyncio.to_thread(self._tunings.of, subject.backend, subject.spec)
             if share < _TAKEN and known is not None and known.drafts:
                 reason = f"no drafts: {share:.0%} of {count.proposed} were taken"

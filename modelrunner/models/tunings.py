@@ -10,6 +10,7 @@ from modelrunner.backend import Backend, Versioned
 from modelrunner.config.modelconfig import ModelConfiguration
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import interface_of
+from modelrunner.scheduler.ledger import HERE
 from modelrunner.types import Mode, RunSpec
 
 _MOST = 1024
@@ -18,13 +19,15 @@ _MOST = 1024
 
 class Tunings:
     """Keeps them in `path` (none: in memory only). One holds for a model's ID, its flags and options, the engine's
-    version, and the hardware that `place` names: anything else is measured anew."""
+    version, and the hardware that `place` names: anything else is measured anew. Unless this machine is `alone`, they
+    hold for those models only whose settings keep them here: a number of threads is wrong on another machine."""
 
-    def __init__(self, path: Path | None = None, place: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, path: Path | None = None, place: Callable[[], str] = lambda: "", *, alone: bool = True) -> None:
         self._file = JsonFile(path, dict[str, wire.Tuning], cache=True) if path is not None else None
         self._kept = (self._file.load() if self._file is not None else None) or {}
         self._passing: frozenset[str] = frozenset()  # those that go with this process
         self.place = place
+        self._alone = alone
 
     def of(self, backend: Backend, spec: RunSpec) -> wire.Tuning | None:
         """Returns what was measured for a run as it is configured. It may block."""
@@ -42,9 +45,15 @@ class Tunings:
         if self._file is not None and lasting:
             self._file.save({name: each for name, each in kept.items() if name not in self._passing})
 
+    def holds_for(self, settings: ModelConfiguration) -> bool:
+        """Returns True if a model with these settings runs on this machine alone."""
+        return self._alone or settings.hosts == (HERE,)
+
     def applied(self, backend: Backend, spec: RunSpec, settings: ModelConfiguration) -> RunSpec:
         """Returns the run with what was measured to be faster, as far as `speculative` and `tune` are "auto"."""
-        if not settings.tunes or spec.mode is not Mode.COMPLETION or (found := self.of(backend, spec)) is None:
+        if not settings.tunes or spec.mode is not Mode.COMPLETION or not self.holds_for(settings):
+            return spec
+        if (found := self.of(backend, spec)) is None:
             return spec
         return faster(
             spec,

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from modelrunner.daemon.parts import Parts, build
+from modelrunner.errors import BadRequest
 from modelrunner.models.tuner import Tuner
 from modelrunner.models.tunings import Tunings
 from modelrunner.plugins.registry import BackendRegistry
@@ -60,9 +61,9 @@ class World:
         self.file = folder / "tunings.json"
         self.restart()
 
-    def restart(self, **limits: float) -> None:
-        """Measures from now on as after a start of the daemon."""
-        self.tunings = Tunings(self.file)
+    def restart(self, *, alone: bool = True, **limits: float) -> None:
+        """Measures from now on as after a start of the daemon, `alone` or with other hosts."""
+        self.tunings = Tunings(self.file, alone=alone)
         self.tuner = Tuner(self.parts.setting_parts, self.tunings, self._told, idle=0.0, rounds=1, **limits)
         self.parts.specs._tunings = self.tunings
 
@@ -210,6 +211,20 @@ async def test_a_model_that_cannot_be_measured_is_tried_once(world: World) -> No
     world.restart()
     await world.tuner.look()
     assert len(world.backend.specs) == runs
+
+
+async def test_what_is_measured_here_holds_for_no_model_that_may_run_on_another_machine(world: World) -> None:
+    world.restart(alone=False)
+    await world.parts.configurator.change("smol", {"speculative": "auto"})
+    await world.tuner.look()
+    with pytest.raises(BadRequest, match="--hosts here"):
+        await world.tuner.tune("smol")
+    await world.parts.configurator.change("smol", {"hosts": ["here"]})
+    await world.tuner.look()
+    assert (await world.load()).ngram
+    await world.parts.configurator.change("smol", {"hosts": None})
+    await world.parts.scheduler.unload(all=True)
+    assert not (await world.load()).ngram
 
 
 async def test_a_measuring_that_takes_too_long_is_not_begun_again(world: World) -> None:
