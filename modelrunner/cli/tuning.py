@@ -28,5 +28,6 @@ def show(model: str, done: wire.Tuning) -> None:
         for trial in done.trials
         for text in trial.texts
     ]
+    rows += [(trial.what, f"it does not start: {trial.fault}", "", "", "") for trial in done.trials if trial.fault]
     output.table(("CHANGE", "TEXT", "T/S", "WITH IT", "RATIO"), rows)
     output.note(f"{done.reason}; it holds from the next load, and `modelrunner configure {model}` shows the settings")

@@ -106,6 +106,10 @@ class _Subject:
     plain: ModelConfiguration
 
 
+class _Unfit(Exception):
+    """The engine does not start with what is tried."""
+
+
 class Tuner:
     """Measures one model at a time. `drafts` asks runners how many drafts their models took. `idle` is for how many
     seconds nobody may have asked before a measuring begins by itself, and `longest` after how many it is given up. Each
@@ -255,7 +259,11 @@ class Tuner:
         for what, with_drafts, more in await asyncio.to_thread(self._candidates, subject):
             before = await asyncio.to_thread(self._target, subject, drafts, flags)
             after = await asyncio.to_thread(self._target, subject, drafts or with_drafts, [*flags, *more])
-            kinds = await self._compared(before, after, with_prompt=bool(more))
+            try:
+                kinds = await self._compared(before, after, with_prompt=bool(more))
+            except _Unfit as fault:
+                trials.append(wire.TuningTrial(what, kept=False, texts=[], fault=str(fault)))
+                continue
             kept = _pays([kind.ratio for kind in kinds], drafts=with_drafts)
             trials.append(wire.TuningTrial(what, kept, kinds))
             if kept:
@@ -281,11 +289,12 @@ class Tuner:
         return found
 
     async def _compared(self, before: Target, after: Target, *, with_prompt: bool) -> list[wire.TunedText]:
-        """Measures both in turn. The load is not measured."""
+        """Measures both in turn. The load is not measured. Raises `_Unfit` if the engine does not start with
+        `after`."""
         speeds: dict[bool, dict[str, list[float]]] = {way: {name: [] for name in _KINDS} for way in (False, True)}
         for number in range(self._rounds):
             for way, target in ((False, before), (True, after)):
-                async with self._loaded(target) as lease:
+                async with self._loaded(target, is_tried=way) as lease:
                     least, most = _TOKENS
                     first = await _asked(lease, "Say hello.", least)
                     tokens = int(min(max(first.answer * _ANSWER, least), most))
@@ -298,12 +307,19 @@ class Tuner:
         return [_text(name, speeds[False][name], changed) for name, changed in speeds[True].items()]
 
     @asynccontextmanager
-    async def _loaded(self, target: Target) -> AsyncIterator[Lease]:
+    async def _loaded(self, target: Target, *, is_tried: bool) -> AsyncIterator[Lease]:
         """Yields a runner of exactly this target, which ends after the block unless it was there before. After an error
-        it stays: whoever asks for the model next may use it."""
+        it stays: whoever asks for the model next may use it. An engine that does not start is `_Unfit` if it
+        `is_tried`."""
         scheduler = self._parts.scheduler
         was_there = scheduler.has(target)
-        with await scheduler.restart(target, batch=True, owner="tune") as lease:
+        try:
+            lease = await scheduler.restart(target, batch=True, owner="tune")
+        except EngineFailed as error:
+            if is_tried:
+                raise _Unfit(str(error)) from error
+            raise
+        with lease:
             yield lease
         if not was_there:
             await scheduler.end(target)

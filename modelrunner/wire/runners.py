@@ -43,11 +43,13 @@ class TunedText(msgspec.Struct, frozen=True):
 
 
 class TuningTrial(msgspec.Struct, frozen=True):
-    """A change that was measured: drafts, or flags. `kept` says whether it is faster."""
+    """A change that was measured: drafts, or flags. `kept` says whether it is faster, `fault` why the engine does not
+    start with it."""
 
     what: str
     kept: bool
     texts: list[TunedText]
+    fault: str = ""
 
 
 class Tuning(msgspec.Struct, frozen=True):

@@ -34,12 +34,13 @@ class Tunable(FakeBackend):
         super().__init__(folder, SLOW)
         self.specs: list[RunSpec] = []
         self.release = "1"
+        self.proposed = [("--timings", "30"), FAST]
 
     def version(self) -> str:
         return self.release
 
     def tunings(self, spec: RunSpec) -> Sequence[tuple[str, ...]]:
-        return [("--timings", "30"), FAST]
+        return self.proposed
 
     async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
         self.specs.append(spec)
@@ -225,6 +226,17 @@ async def test_what_is_measured_here_holds_for_no_model_that_may_run_on_another_
     await world.parts.configurator.change("smol", {"hosts": None})
     await world.parts.scheduler.unload(all=True)
     assert not (await world.load()).ngram
+
+
+async def test_a_change_with_which_the_engine_does_not_start_is_no_end_of_the_measuring(world: World) -> None:
+    world.backend.proposed = [("--crash", "this cache needs flash attention"), FAST]
+    done = await world.tuner.tune("smol")
+    assert [(trial.what, trial.kept, bool(trial.texts)) for trial in done.trials] == [
+        ("n-gram drafts", True, True),
+        ("--crash this cache needs flash attention", False, False),
+        ("--timings 1000", True, True),
+    ]
+    assert "this cache needs flash attention" in done.trials[1].fault
 
 
 async def test_a_measuring_that_takes_too_long_is_not_begun_again(world: World) -> None:

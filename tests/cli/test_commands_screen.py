@@ -223,8 +223,9 @@ def test_bench_shows_speeds_and_compares_two_runs(daemon: FakeDaemon, tmp_path: 
 
 def test_bench_tunes_by_the_daemon_and_uses_what_is_faster(daemon: FakeDaemon, cli: Cli) -> None:
     text = {"text": "a story", "plain": 10.0, "changed": 21.0, "ratio": 2.1}
-    trial = {"what": "n-gram drafts", "kept": True, "texts": [text]}
-    done = {"drafts": True, "flags": [], "trials": [trial], "reason": "faster with n-gram drafts"}
+    trial = {"what": "n-gram drafts", "kept": True, "texts": [text], "fault": ""}
+    other = {"what": "--no-such", "kept": False, "texts": [], "fault": "the engine ended"}
+    done = {"drafts": True, "flags": [], "trials": [trial, other], "reason": "faster with n-gram drafts"}
     config = {"model": "m", "effective": {}}
     daemon.answers |= {
         "GET /models/m": {"id": "sha256:1"},
@@ -237,6 +238,7 @@ def test_bench_tunes_by_the_daemon_and_uses_what_is_faster(daemon: FakeDaemon, c
     config["effective"] = {"speculative": {"ngram": True}}  # chosen by a person
     shown = cli("bench", "m", "--tune")
     assert re.search(r"n-gram drafts +a story +10\.0 +21\.0 +2\.10", shown.out), shown.out
+    assert re.search(r"--no-such +it does not start: the engine ended", shown.out), shown.out
     assert "faster with n-gram drafts" in shown.err
     used = daemon.asked("POST", "/engines/_configure")
     assert used == [{"model": "m", "tune": "auto", "speculative": "auto"}, {"model": "m", "tune": "auto"}]
