@@ -30,6 +30,7 @@ _PROBES = {
 }
 """When a silent peer is asked for a sign of life: seconds, and how often."""
 _HEARS_NOTHING = 0.5  # seconds after which an engine that goes on sending to nobody is hung up on
+_AT_ONCE = 0.5  # seconds after a stream in which an engine closes its connection if it does so after each
 
 
 class UpstreamPool:
@@ -44,6 +45,7 @@ class UpstreamPool:
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
+        self._keeps_after_streams = True  # until the engine closes one
         self._heads = ResponseHeads()
 
     def __repr__(self) -> str:
@@ -178,6 +180,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._flowing: Body | None = None  # the body, while it goes to the receiver as it comes
         self._events = False  # the answer is an event stream
         self._paused = self._keep = False
+        self._streams = False  # the answer is of unknown length
+        self._streamed_at = -_AT_ONCE  # when the last answer ended, if it was of unknown length
         self._fault = False  # the answer is an error of the engine's own
         self._done: Callable[[], None] | None = None  # waits for the end of an exchange that was left
         self._left_at = 0.0
@@ -348,7 +352,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._receiver is None and self._done is None:  # as after every stream: nobody would hear of an error
+        if self._keep and asyncio.get_running_loop().time() < self._streamed_at + _AT_ONCE:
+            self._pool._keeps_after_streams = False
+        if self._receiver is None and self._done is None:  # nobody would hear of an error
             self._pool._forget(self)
             return
         when = "in the middle of its answer" if self.answered else "without an answer"
@@ -375,7 +381,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self._interim > _MOST_INTERIM:
                 raise EngineProtocolError("the engine sent interim answers without end")
         self._head = b""
-        self._keep = head.keep_alive and length is not None
+        self._keep, self._streams, self._streamed_at = head.keep_alive, length is None, -_AT_ONCE
         self._fault = head.status >= 500
         if not self._fault:
             self._pool._answered += 1
@@ -401,8 +407,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
 
     def _finish(self) -> None:
-        """Ends the exchange after its last byte. A connection that carried an answer of unknown length is not used
-        again: llama-server drops some of those."""
+        """Ends the exchange after its last byte. The connection is used again, also after a stream as long as the engine
+        has closed none then: llama-server closes all of those, although its head promises to keep them."""
         receiver, self._receiver, self._flowing = self._receiver, None, None
         if receiver is None:  # it left while it took the last bytes
             return
@@ -411,6 +417,9 @@ class UpstreamConnection(asyncio.Protocol):
             self.resume()
         if self._rest is not None:  # the engine answered before it had the whole request
             self._keep = False
+        if self._streams:
+            self._streamed_at = asyncio.get_running_loop().time()
+            self._keep = self._keep and self._pool._keeps_after_streams
         if self._keep and len(idle) < self._pool._max_idle and not self._pool._closed:
             idle.append(self)
         else:

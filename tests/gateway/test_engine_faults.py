@@ -183,6 +183,17 @@ async def test_an_idle_connection_that_closes_as_it_is_used_costs_nothing(folder
         assert len(served.engine.received) == 4
 
 
+async def test_an_engine_that_hangs_up_after_each_stream(folder: Path, kind: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + event("a") + b"0\r\n\r\n")
+        call.close()
+
+    async with proxy(folder, kind, script) as served:
+        answers = [await served.ask(request(stream=True)) for _ in range(4)]
+        assert [(answer.status, answer.body, answer.complete) for answer in answers] == [(200, b"data: a\n\n", True)] * 4
+        assert len(served.engine.received) == 4
+
+
 async def test_an_idle_connection_is_not_taken_for_stale_after_a_byte(folder: Path, kind: str) -> None:
     async def script(call: Call) -> None:
         await call.send(OK if len(served.engine.received) == 1 else b"H")

@@ -192,7 +192,7 @@ async def test_heads_that_differ_in_their_length_only(socket_path: Path, name: b
         pool.close()
 
 
-async def test_a_connection_does_not_serve_again_after_a_stream(socket_path: Path) -> None:
+async def test_a_connection_serves_again_after_a_stream(socket_path: Path) -> None:
     async with scripted_engine(socket_path, script_of(SSE, event("a"), chunk(b"x") + b"0\r\n\r\n")) as engine:
         pool = UpstreamPool(engine.endpoint)
         raw, plain = await exchange(pool), await exchange(pool, decoded=True)
@@ -200,7 +200,59 @@ async def test_a_connection_does_not_serve_again_after_a_stream(socket_path: Pat
         assert plain.body == b"data: a\n\nx"
         assert raw.head is not None
         assert raw.head[2] is None
-        assert engine.connections == 2
+        assert (engine.connections, plain.connection.reused) == (1, True)
+        pool.close()
+
+
+class Follower(Recorder):
+    """Sends a request as soon as the one before is answered, when nobody can have seen yet that the engine hangs up."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        super().__init__()
+        self.pool, self.next = pool, Recorder()
+
+    def on_end(self) -> None:
+        self.next.connection = self.pool.send(REQUEST, self.next)
+        super().on_end()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_engine_that_closes_after_a_stream_gets_new_connections(socket_path: Path, at_once: bool) -> None:
+    async with scripted_engine(socket_path, script_of(SSE, event("a") + b"0\r\n\r\n", close=True)) as engine:
+        pool = UpstreamPool(engine.endpoint)
+        if at_once:  # one request is lost, and an exchange sends it anew
+            follower = Follower(pool)
+            pool.send(REQUEST, follower)
+            await follower.next.wait()
+            assert isinstance(follower.next.error, ConnectionResetError)
+            assert (follower.next.connection.reused, follower.next.connection.answered) == (True, False)
+        else:
+            await exchange(pool)
+            await until(lambda: "0 open" in repr(pool))
+        recorders = [await exchange(pool) for _ in range(3)]
+        assert [(recorder.error, recorder.connection.reused) for recorder in recorders] == [(None, False)] * 3
+
+
+async def test_a_connection_that_idled_after_a_stream_says_nothing_of_the_next(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(call: Call) -> None:
+        await call.send(SSE + event("a") + b"0\r\n\r\n")
+        if len(call.engine.received) == 1:
+            await closing.wait()
+            call.close()
+
+    closing = asyncio.Event()
+    async with scripted_engine(socket_path, script) as engine:
+        pool = UpstreamPool(engine.endpoint)
+        await exchange(pool)
+        now = asyncio.get_running_loop().time()
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now + 5)
+        closing.set()
+        await until(lambda: "0 open" in repr(pool))
+        await exchange(pool)
+        assert (await exchange(pool)).connection.reused
+        pool.close()
 
 
 @pytest.mark.parametrize("cut", range(1, len(SSE + event("hello") + b"0\r\n\r\n")))
