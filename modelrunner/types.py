@@ -432,7 +432,7 @@ class RunSpec:
     fit. `min_context_size`, if set, allows less context than was asked for where memory is short, down to this many
     tokens. With `draft`, a small model of the same vocabulary, up to `draft_tokens` tokens are proposed at once, each
     with at least the probability `draft_acceptance` (0 to 1); with `ngram`, so many that followed the same tokens
-    before. None for the engine's own figures.
+    before; with `mtp`, those of the model's own heads that predict further tokens. None for the engine's own figures.
     """
 
     model_id: str
@@ -447,6 +447,7 @@ class RunSpec:
     gpu_layers: int | None = None
     min_context_size: int | None = None
     ngram: bool = False
+    mtp: bool = False
     draft_tokens: int | None = None
     draft_acceptance: float | None = None
     template: str | None = None

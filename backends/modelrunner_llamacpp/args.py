@@ -11,6 +11,7 @@ from modelrunner_llamacpp import adapters, flags, rpc
 from modelrunner_llamacpp.engines import Engine, EngineKind
 from modelrunner_llamacpp.environment import INSIDE
 from modelrunner_llamacpp.flags import OPTIONS
+from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.model_options import LlamaCppOptions
 
 # Flags that extend the context beyond the trained one.
@@ -18,6 +19,18 @@ _STRETCHING = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-fre
 # Copies of a sequence's sliding or recurrent layers, to roll it back: llama.cpp's default of 32 for each sequence
 # can take more than the model.
 _CHECKPOINTS = "3"
+# The architectures whose heads llama.cpp computes (LLM_GRAPH_TYPE_DECODER_MTP in src/models).
+_PREDICTING = frozenset(
+    {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next", "hy_v3"}
+    | {"mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"}
+)
+# The architectures whose layers a head for them can read (t_layer_inp in src/models). With another one llama-server
+# aborts at the first request.
+_READABLE = frozenset(
+    {"bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama"}
+    | {"mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe", "qwen3"}
+    | {"qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp"}
+)
 _SERVE = INSIDE / "modelrunner_serve.py"
 _POOLING = ("none", "mean", "cls", "last", "rank")  # llama_pooling_type's numbers, as in `ARCH.pooling_type`
 
@@ -133,7 +146,12 @@ def owned(spec: RunSpec, endpoint: Endpoint, engine: Engine, slots: Path | None 
         options["--chat-template-file"] = str(template)
     options |= adapters.options(spec)
     if spec.draft is not None:
-        options |= {"--spec-draft-model": str(spec.draft.model_file), "--spec-type": "draft-simple"}
+        options |= {
+            "--spec-draft-model": str(spec.draft.model_file),
+            "--spec-type": Header(spec.draft.header).drafter,
+        }
+    elif spec.mtp:
+        options["--spec-type"] = "draft-mtp"
     elif spec.ngram:
         options["--spec-type"] = "ngram-simple"
     if is_stretched(spec):  # the engine would cut a slot's context to the file's figure (server-context.cpp)
@@ -172,9 +190,45 @@ def check(spec: RunSpec, kind: EngineKind | None) -> None:
     """Raises `BadRequest` for a run that an engine of this kind cannot do. None stands for an engine that is not
     installed yet."""
     adapters.check(spec)
-    if spec.ngram and kind is EngineKind.PYTHON:
-        raise BadRequest("llama-cpp-python's server drafts only with a model", param="speculative.ngram")
+    if (spec.ngram or spec.mtp or spec.draft) and kind is EngineKind.PYTHON:
+        raise BadRequest(
+            "llama-cpp-python's server has no speculative decoding: install llama.cpp's own with `modelrunner install "
+            "llama.cpp`",
+            param="speculative",
+        )
+    _check_heads(spec)
     _check_context(spec, kind)
+
+
+def _check_heads(spec: RunSpec) -> None:
+    """Raises `BadRequest` for heads that the model does not have, and for a head that was made for another model."""
+    own, name = Header(spec.bundle.header), spec.bundle.name
+    if spec.mtp and not own.predicts:
+        raise BadRequest(
+            f"{name} has no heads that predict further tokens (MTP), or its file leaves them out: take a draft model, "
+            "or `--draft-ngram on`",
+            param="speculative.mtp",
+        )
+    if spec.mtp and own.architecture not in _PREDICTING:
+        raise BadRequest(
+            f"llama.cpp does not use the heads of {own.architecture} models such as {name}: take a draft model, or "
+            "`--draft-ngram on`",
+            param="speculative.mtp",
+        )
+    if spec.draft is not None and (head := Header(spec.draft.header)).drafter == "draft-eagle3":
+        if own.architecture not in _READABLE:
+            raise BadRequest(
+                f"llama.cpp cannot draft with an EAGLE head for {own.architecture} models such as {name}: take a small "
+                "model, or `--draft-ngram on`",
+                param="speculative.draft_model",
+            )
+        width, reads = head.integer("target_hidden_size"), max(head.integers("target_layers"), default=0)
+        if width != own.embedding or reads > own.layers:
+            raise BadRequest(
+                f"{spec.draft.name} is a head for another model (it reads {width} figures of layer {reads}; {name} has "
+                f"{own.layers} layers of {own.embedding}): take the head that was made for it",
+                param="speculative.draft_model",
+            )
 
 
 def _check_context(spec: RunSpec, kind: EngineKind | None) -> None:

@@ -241,8 +241,8 @@ OWNED = (
         "speculative.types",
         Choice(
             {
-                "draft-simple": ["COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"],
-                "ngram-simple": ["COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE"],
+                name: [f"COMMON_SPECULATIVE_TYPE_{name.replace('-', '_').upper()}"]
+                for name in ("draft-simple", "draft-eagle3", "draft-mtp", "ngram-simple")
             }
         ),
     ),
@@ -291,7 +291,8 @@ _REASONS = {
     ),
     **dict.fromkeys(
         ("--spec-draft-model", "-md", "--model-draft", "--spec-type"),
-        "set a draft model with `modelrunner configure MODEL --draft-model DRAFT`, or `--draft-ngram on`",
+        "set a draft model with `modelrunner configure MODEL --draft-model DRAFT`, or take `--draft-ngram on` or "
+        "`--draft-mtp on`",
     ),
     **dict.fromkeys(
         ("--device", "-dev"), "choose devices with `modelrunner configure MODEL --set llamacpp.devices=[0]`"

@@ -50,6 +50,12 @@ class Header:
             value = value[layer] if layer < len(value) else None
         return default if value is None else _checked(f"{self.architecture}.{name}", value)
 
+    def integers(self, name: str) -> list[int]:
+        """Returns the figures of a list, none if there is no list. Raises `InvalidModel`."""
+        value = self.get(name)
+        name = f"{self.architecture}.{name}"
+        return [_checked(name, each) for each in value] if isinstance(value, list | tuple) else []
+
     @property
     def vocabulary(self) -> int:
         words = "tokenizer.ggml.tokens.length"
@@ -86,6 +92,25 @@ class Header:
             period = pattern
         return period == 0 or layer % period != (0 if self.architecture in _DENSE_FIRST else period - 1)
 
+    @property
+    def heads(self) -> range:
+        """Returns the last layers that only predict further tokens (MTP)."""
+        return range(self.layers - min(self.integer("nextn_predict_layers"), self.layers), self.layers)
+
+    @property
+    def predicts(self) -> bool:
+        """Returns True if the weights of the last head are there: files can leave out what their header names."""
+        return bool(self.heads) and self._has(f"blk.{self.layers - 1}.nextn.eh_proj.weight")
+
+    @property
+    def drafter(self) -> str:
+        """Returns the kind of drafts that the model makes for another one, as llama.cpp's `--spec-type` names it. Heads
+        of another model are a file of their own architecture, or one without the layers before the heads."""
+        if self.architecture == "eagle3":
+            return "draft-eagle3"
+        whole = self.heads.start > 0 and self._has("blk.0.attn_norm.weight")
+        return "draft-mtp" if self.predicts and not whole else "draft-simple"
+
     def attention(self) -> set[int]:
         """Returns the layers that have keys and values of their own; the last layers may use those of others."""
         own = min(self._computed(), self.layers - self.integer("attention.shared_kv_layers"))
@@ -106,10 +131,8 @@ class Header:
         return {layer for layer in layers if layer < self._computed()}
 
     def _computed(self) -> int:
-        """Returns the number of layers without the last ones that only predict further tokens. The daemon does not use
-        those."""
-        last = self.integer("nextn_predict_layers")
-        return self.layers - last if last < self.layers else self.layers
+        """Returns the number of layers without `heads`, unless all are."""
+        return self.heads.start or self.layers
 
     @cached_property
     def _attending(self) -> frozenset[int]:
@@ -118,6 +141,9 @@ class Header:
     @cached_property
     def _recurring(self) -> frozenset[int]:
         return self._with(_RECURRENT)
+
+    def _has(self, name: str) -> bool:
+        return any(tensor.name == name for tensor in self._header.tensors)
 
     def _with(self, tensor: re.Pattern[str]) -> frozenset[int]:
         names = (tensor.fullmatch(entry.name) for entry in self._header.tensors)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from modelrunner_llamacpp.hparams import Header
 
 _CELL_PAD = 256
-_DEFAULT_BATCH, DEFAULT_UBATCH = 2048, 512
+DEFAULT_BATCH, DEFAULT_UBATCH = 2048, 512
 # The bytes of one element, also of block formats (ggml.c: type_size / block size).
 _TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 / 32, "q5_1": 24 / 32,
                "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32}  # fmt: skip
@@ -20,7 +20,8 @@ _TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_0": 22 
 class Shape:
     """The options of a run that decide its memory. There are `parallel` sequences of `context` tokens, each with a
     cache of its own. `ubatch` is the number of tokens of one computation. Without `flash` attention values lie
-    transposed, and all layers are as wide as the widest."""
+    transposed, and all layers are as wide as the widest. A recurrent state is there once more for each of `rollback`
+    tokens that may be taken back."""
 
     context: int
     parallel: int
@@ -29,12 +30,13 @@ class Shape:
     type_v: str = "f16"
     swa_full: bool = False
     flash: bool = True
+    rollback: int = 0
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Shape":
         parallel = int(options["--parallel"])
         context = -(-int(options["--ctx-size"]) // parallel)
-        batch = int(options.get("--batch-size", _DEFAULT_BATCH))
+        batch = int(options.get("--batch-size", DEFAULT_BATCH))
         return cls(
             context=context,
             parallel=parallel,
@@ -57,8 +59,14 @@ def by_layer(header: Header, shape: Shape) -> dict[int, int]:
         return {}
     sizes = {layer: _attention_bytes(header, shape, layer) for layer in sorted(header.attention())}
     for layer in header.recurrent():
-        sizes[layer] = sizes.get(layer, 0) + shape.parallel * _state_bytes(header)
+        sizes[layer] = sizes.get(layer, 0) + shape.parallel * (1 + shape.rollback) * _state_bytes(header)
     return sizes
+
+
+def of_heads(header: Header, shape: Shape) -> int:
+    """Returns the bytes of the cache of the layers that predict further tokens: a plain one of their own (create_memory
+    of llama-model.cpp with LLAMA_CONTEXT_TYPE_MTP)."""
+    return sum(_attention_bytes(header, shape, layer) for layer in header.heads)
 
 
 def checkpoints(header: Header, shape: Shape, count: int) -> int:

@@ -28,6 +28,7 @@ _DRIVER = 320 * MIB
 # The largest caches of a model without a configuration, regardless of its weights.
 _SMALL_CACHE = 1 << 30
 _MOST_SEQUENCES = 4
+_DRAFTED = 3  # tokens that heads propose at once by default (common_params_speculative_draft of common/common.h)
 _LONGEST = 131_072  # tokens of a context that nobody asked for
 _LAYER = re.compile(r"blk\.(\d{1,4})\..*")
 _EXPERTS = re.compile(r"\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
@@ -147,11 +148,11 @@ def required(
     """Returns the memory of the run at a full context. `options` are those of args.effective. If they give each device
     a number of layers (split.py), the devices count too; otherwise everything is main memory. `features` are the
     processor's (repack.py)."""
-    bundle, draft, shape = spec.bundle, spec.draft, Shape.of(options)
+    bundle, draft, shape = spec.bundle, spec.draft, _shape(spec, options)
     model, header = tensor_sizes(bundle, shape, _experts_on_host(options)), Header(bundle.header)
     placed = placement(options, len(model.layers) + 1)
     host = _PROGRAM[kind] + (header.vocabulary * _PER_WORD if header.causal else 0)
-    beside = adapters_size(bundle) + (draft_size(draft, shape) if draft else 0)
+    beside = adapters_size(bundle) + drafts_size(spec, shape)
     if not any(placed):
         rearranged = sum(held_twice(each, options, features) for each in (bundle, draft) if each)
         held = model.weights + model.projector + rearranged + sum(model.caches) + beside
@@ -170,7 +171,7 @@ def growth(spec: RunSpec, options: Mapping[str, str]) -> RequiredMemory:
     """Returns the main memory that is used only as prompts come: what goes into a batch and its attention mask, the
     activations unless there is a device, which computes large batches also of the layers that are not there, and the
     logits if every token is an output; checkpoints of states that cannot be rolled back; the cache of prompts."""
-    shape, header = Shape.of(options), Header(spec.bundle.header)
+    shape, header = _shape(spec, options), Header(spec.bundle.header)
     placed = placement(options, header.layers + 1)
     row = 4 * header.embedding + _mask(shape) * _batches(placed, header, options)
     if not any(placed) or options.get("--op-offload") == "off":
@@ -178,6 +179,8 @@ def growth(spec: RunSpec, options: Mapping[str, str]) -> RequiredMemory:
     if sum(placed) <= header.layers and not shape.flash:
         # The scores of all heads, and a copy at half the precision that values are multiplied by.
         row += 6 * header.integer("attention.head_count", 1) * shape.context
+    if _drafter(spec):  # its context has a mask of its own
+        row += _mask(shape)
     sequences = shape.parallel * _SEQUENCE
     if options.get("--embeddings") == "on":
         row += 4 * header.vocabulary * (2 if header.causal else 1)  # computed, and copied out
@@ -187,13 +190,35 @@ def growth(spec: RunSpec, options: Mapping[str, str]) -> RequiredMemory:
     if spec.draft is not None:  # its states are kept beside the model's
         kept += kvcache.checkpoints(Header(spec.draft.header), _drafting(shape), count)
     prompts = int(options["--cache-ram"]) * MIB
-    return RequiredMemory(shape.ubatch * row + kept + prompts + sequences)
+    states = _states(spec) * 4 * header.embedding * int(options.get("--batch-size", kvcache.DEFAULT_BATCH))
+    return RequiredMemory(shape.ubatch * row + kept + prompts + sequences + states)
 
 
-def draft_size(draft: Bundle, shape: Shape) -> int:
-    """Returns the bytes of a draft model right after the load, beside those of its model."""
-    header = Header(draft.header)
-    return weights(draft) + kvcache.kv_cache(header, _drafting(shape)) + header.vocabulary * _PER_WORD
+def drafts_size(spec: RunSpec, shape: Shape) -> int:
+    """Returns the bytes right after the load of what drafts, beside those of the model: another model or a head, or the
+    context of the model's own heads, whose weights are in its file."""
+    if spec.draft is None and not spec.mtp:
+        return 0
+    header, own = Header((spec.draft or spec.bundle).header), weights(spec.draft) if spec.draft else 0
+    cache = kvcache.of_heads if spec.mtp or header.drafter == "draft-mtp" else kvcache.kv_cache
+    return own + cache(header, _drafting(shape)) + header.vocabulary * _PER_WORD
+
+
+def _drafter(spec: RunSpec) -> str:
+    return Header(spec.draft.header).drafter if spec.draft else "draft-mtp" if spec.mtp else ""
+
+
+def _states(spec: RunSpec) -> int:
+    """Returns the states of the model that are copied out for each token of a batch, since heads read them: that after
+    the last layer, or those of three layers (output_reserve of llama-context.cpp)."""
+    return {"draft-mtp": 1, "draft-eagle3": 3}.get(_drafter(spec), 0)
+
+
+def _shape(spec: RunSpec, options: Mapping[str, str]) -> Shape:
+    """Returns the shape of the run. Where heads draft, recurrent states can be taken back by as many tokens as they
+    propose (need_n_rs_seq of common/common.h)."""
+    drafted = int(options.get("--spec-draft-n-max", _DRAFTED))
+    return replace(Shape.of(options), rollback=drafted if _states(spec) else 0)
 
 
 def adapters_size(bundle: Bundle) -> int:
@@ -203,8 +228,8 @@ def adapters_size(bundle: Bundle) -> int:
 
 def _drafting(shape: Shape) -> Shape:
     """Returns the shape of the draft model's cache, which does not have the types of the model's
-    (common_base_params_to_speculative of common/speculative.cpp)."""
-    return replace(shape, type_k="f16", type_v="f16")
+    (common_base_params_to_speculative of common/speculative.cpp), and whose states are not taken back."""
+    return replace(shape, type_k="f16", type_v="f16", rollback=0)
 
 
 def placement(options: Mapping[str, str], layers: int) -> tuple[int, ...]:
@@ -238,13 +263,13 @@ def placements(spec: RunSpec, options: Mapping[str, str], rooms: Sequence[int]) 
         return []
     if _is_split_by_hand(options) or "--override-tensor" in options:
         return []
-    shape, header = Shape.of(options), Header(spec.bundle.header)
+    shape, header = _shape(spec, options), Header(spec.bundle.header)
     chosen, model = LlamaCppOptions.of(spec.options), tensor_sizes(spec.bundle, shape, _experts_on_host(options))
     each = PER_DEVICE + compute(header, shape, options, output=False) + model.projector  # it is on the first one
     logits = compute(header, shape, options, output=True) - compute(header, shape, options, output=False)
     caches = model.caches if options.get("--kv-offload") != "off" else (0,) * len(model.caches)
     blocks = [weights + cache for weights, cache in zip(model.layers, caches, strict=True)] + [model.output + logits]
-    taken = adapters_size(spec.bundle) + (draft_size(spec.draft, shape) if spec.draft else 0)
+    taken = adapters_size(spec.bundle) + drafts_size(spec, shape)
     free = [room - taken if not chosen.devices or i in chosen.devices else 0 for i, room in enumerate(rooms)]
     named = int(options["--main-gpu"]) if "--main-gpu" in options else next(iter(chosen.devices), None)
     main = chosen.main_device if chosen.main_device is not None else named

@@ -36,14 +36,15 @@ _SLIDING = frozenset({"llama4"})
 
 def can_be_kept(spec: RunSpec, engine: Engine, options: Mapping[str, str]) -> bool:
     """Returns False if a restored state would be useless or harmful. Of a sliding window only the last tokens are kept,
-    so the engine would compute the whole prompt again (`--swa-full` keeps all). The draft model's cache is not in the
-    file."""
+    so the engine would compute the whole prompt again (`--swa-full` keeps all). The cache of what drafts is not in
+    the file."""
     metadata, architecture = spec.bundle.header.metadata, spec.bundle.header.architecture
     slides = bool(metadata.get(f"{architecture}.attention.sliding_window")) or architecture in _SLIDING
     return (
         spec.mode is Mode.COMPLETION
         and engine.kind in (EngineKind.NATIVE, EngineKind.WHEEL)
         and spec.draft is None
+        and not spec.mtp
         and not spec.bundle.adapters  # each request may give the adapters another strength
         and options.get("--cache-prompt") != "off"
         and (not slides or options.get("--swa-full") == "on")

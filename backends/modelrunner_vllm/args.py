@@ -10,6 +10,7 @@ from modelrunner.sdk.flags import words_of
 from modelrunner_vllm import adapters, flags, model
 from modelrunner_vllm.engines import Engine, EngineKind
 from modelrunner_vllm.environment import served_names
+from modelrunner_vllm.memory import Config
 from modelrunner_vllm.model_options import VllmOptions
 
 _SERVE = "modelrunner_serve"
@@ -89,7 +90,10 @@ def _mode(spec: RunSpec, options: VllmOptions) -> Iterator[str]:
 def _speculative(spec: RunSpec) -> dict[str, Any] | None:
     tokens = spec.draft_tokens or _DRAFT_TOKENS
     if spec.draft is not None:
-        return {"method": "draft_model", "model": str(spec.draft.directory), "num_speculative_tokens": tokens}
+        method = Config(spec.draft.header).drafter
+        return {"method": method, "model": str(spec.draft.directory), "num_speculative_tokens": tokens}
+    if spec.mtp:
+        return {"method": "mtp", "num_speculative_tokens": spec.draft_tokens or Config(spec.bundle.header).heads}
     if spec.ngram:
         return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": max(tokens, 2)}
     return None
@@ -130,5 +134,11 @@ def check(spec: RunSpec, kind: EngineKind) -> None:
         raise BadRequest(
             "gpu-memory-utilization needs a GPU: on the CPU set kv-cache-size, or leave it to the context size",
             param="vllm.gpu-memory-utilization",
+        )
+    if spec.mtp and not Config(spec.bundle.header).heads:
+        raise BadRequest(
+            f"{spec.bundle.name} has no heads that predict further tokens (MTP): take a draft model, or "
+            "`--draft-ngram on`",
+            param="speculative.mtp",
         )
     adapters.check(spec)

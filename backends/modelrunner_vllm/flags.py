@@ -98,7 +98,7 @@ _REASONS = {
     }.items()
 } | {
     "--trust-remote-code": "only the command that takes a model can trust its code: `--trust-remote-code` there",
-    "--speculative-config": "use `speculative`: a draft model, or `ngram`",
+    "--speculative-config": "use `speculative`: a draft model, `ngram` or `mtp`",
     "--served-model-name": "`modelrunner tag` gives a model another name",
 }
 _FIELDS = {"--max-model-len": Field("context_size"), "--max-num-seqs": Field("parallel")}

@@ -30,6 +30,13 @@ _CUDA_WORKER = 2048 * MIB
 _CPU_BLOCK, _CUDA_BLOCK = 128, 16  # tokens
 _BATCHED_TOKENS = 2048
 _MOST = 1 << 31  # for any figure in config.json
+_PARTS = ("", "text_config.", "transformer_layer_config.")
+# The names of the number of layers for further tokens, and of one for any further depth (hf_config_override of
+# vllm/config/speculative.py).
+_HEADS = (
+    *("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
+    "mtp_config.num_nextn_predict_layers",
+)
 _BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Encoders: every token sees all others, and nothing is kept from one request to the next.
@@ -61,13 +68,15 @@ class Shape:
 
 class Config:
     """The values of config.json, as the store flattened it. A model of several parts has the text model's figures in
-    `text_config`."""
+    `text_config`, and a head in the form of speculators those of its layer in `transformer_layer_config`."""
 
     def __init__(self, header: ModelHeader) -> None:
         self._values = header.metadata
+        self._tensors = header.tensors
 
     def get(self, name: str) -> Any:
-        return self._values.get(name, self._values.get(f"text_config.{name}"))
+        found = (self._values.get(f"{part}{name}") for part in _PARTS)
+        return next((value for value in found if value is not None), None)
 
     def number(self, name: str, default: int = 0) -> int:
         """Returns a figure, the largest one if the file has one for each layer. Raises `InvalidModel` for text, a
@@ -86,6 +95,18 @@ class Config:
         return str(self._values.get("general.architecture", "")).startswith(_ENCODERS)
 
     @property
+    def heads(self) -> int:
+        """Returns the number of layers that predict further tokens (MTP), 0 for a model without."""
+        said = next(filter(None, map(self.number, _HEADS)), 0)
+        return said or int(any("mtp" in tensor.name for tensor in self._tensors))
+
+    @property
+    def drafter(self) -> str:
+        """Returns how the model drafts for another one, as vLLM's `method` names it."""
+        names = f"{self.get('general.architecture')} {self.get('speculators_model_type')}".lower()
+        return next((method for method in ("eagle3", "eagle") if method in names), "draft_model")
+
+    @property
     def layers(self) -> int:
         """Returns the number of layers with attention, without a hybrid model's recurrent ones."""
         kinds = self.get("layer_types")
@@ -102,6 +123,8 @@ def required(spec: RunSpec, kind: EngineKind) -> RequiredMemory:
     model = weights(spec.bundle, run.options) + adapters + _activations(Config(spec.bundle.header), run, spec.mode)
     if spec.draft is not None:
         model += weights(spec.draft, run.options) + _activations(Config(spec.draft.header), run, spec.mode)
+    if spec.mtp:  # their weights are in the model's files
+        model += _activations(Config(spec.bundle.header), run, spec.mode)
     cache = kv_cache(spec, kind) or 0
     if run.options.executor == "ray":
         return RequiredMemory(_SERVER)  # Ray places the workers, and accounts for them
@@ -161,29 +184,31 @@ def kv_cache(spec: RunSpec, kind: EngineKind) -> int | None:
         return None
     if run.options.kv_cache_size is not None:
         return run.options.kv_cache_size
-    total = sum(_cache_of(bundle, run) for bundle in (spec.bundle, spec.draft) if bundle is not None)
+    own = Config(spec.bundle.header)
+    total = _cache_of(own, run, own.layers + own.heads if spec.mtp else own.layers)
+    if spec.draft is not None:
+        total += _cache_of(draft := Config(spec.draft.header), run, draft.layers)
     return max(-(-total // run.options.workers), MIB)
 
 
-def _cache_of(bundle: Bundle, run: Shape) -> int:
+def _cache_of(config: Config, run: Shape, layers: int) -> int:
     """Returns the bytes of one context, in whole blocks, which the sequences share, and of a begun block for each
     sequence. With a full cache, vLLM lets a sequence wait; none fails."""
-    config = Config(bundle.header)
     if config.is_encoder:
         return 0
     blocks = -(-run.context // run.block) + run.parallel + 1
-    return blocks * run.block * _token_bytes(config, run.options)
+    return layers * blocks * run.block * _token_bytes(config, run.options)
 
 
 def _token_bytes(config: Config, options: VllmOptions) -> int:
-    """Returns the bytes of one token's keys and values in all layers. Multi-head latent attention (DeepSeek) keeps
+    """Returns the bytes of one token's keys and values in one layer. Multi-head latent attention (DeepSeek) keeps
     compressed ones."""
     size = 1 if options.kv_cache_dtype.startswith("fp8") else _BYTES[options.dtype]
     if rank := config.number("kv_lora_rank"):
-        return config.layers * (rank + config.number("qk_rope_head_dim")) * size
+        return (rank + config.number("qk_rope_head_dim")) * size
     heads = config.number("num_attention_heads", 1) or 1
     head = config.number("head_dim") or config.number("hidden_size") // heads
-    return config.layers * 2 * config.number("num_key_value_heads", heads) * head * size
+    return 2 * config.number("num_key_value_heads", heads) * head * size
 
 
 def weights(bundle: Bundle, options: VllmOptions) -> int:

@@ -20,6 +20,7 @@ _FIELDS = {
     "runtime_flags": "raw-runtime-flags",
     "draft_model": "speculative.draft_model",
     "draft_ngram": "speculative.ngram",
+    "draft_mtp": "speculative.mtp",
     "draft_tokens": "speculative.num_tokens",
     "draft_min_acceptance": "speculative.min_acceptance_rate",
 }
@@ -55,7 +56,8 @@ _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
     help="A LoRA adapter: a GGUF file, or for vLLM a PEFT folder. May be given several times.",
 )
 @click.option("--hosts", metavar="NAME,...", help=MEANINGS["hosts"])
-@click.option("--draft-model", metavar="MODEL", help="A small model that proposes tokens.")
+@click.option("--draft-model", metavar="MODEL", help="A small model, or an EAGLE head, that proposes tokens.")
+@click.option("--draft-mtp", metavar="on|off", help="Let the model's own heads (MTP) propose tokens.")
 @click.option(
     "--draft-ngram",
     metavar="on|off|auto",
@@ -107,7 +109,8 @@ def configure(
     for name, text in options.items():
         if text is not None:
             _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
-    if "default" in (options["draft_model"], options["draft_ngram"]) or (options["draft_ngram"] or "").lower() == "off":
+    drafts = [(options[name] or "").lower() for name in ("draft_model", "draft_ngram", "draft_mtp")]
+    if "default" in drafts or "off" in drafts[1:]:
         changes["speculative"] = None
     elif (options["draft_ngram"] or "").lower() == "auto":
         changes["speculative"] = "auto"
@@ -198,7 +201,7 @@ def _value(name: str, text: str) -> Any:
         return int(match[1]) if match[2] is None else {"min": int(match[1]), "max": int(match[2])}
     if name == "draft_ngram" and text.lower() == "auto":
         return True
-    if name in ("pin", "preload", "recording", "draft_ngram"):
+    if name in ("pin", "preload", "recording", "draft_ngram", "draft_mtp"):
         if text.lower() not in _WORDS:
             raise click.UsageError(f"--{name.replace('_', '-')} must be on, off, or default")
         return _WORDS[text.lower()]

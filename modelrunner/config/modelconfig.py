@@ -31,11 +31,13 @@ _RAW_FLAGS = "raw-runtime-flags"  # one text of shell words, kept as runtime-fla
 
 class Speculative(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Speculative decoding: up to `num_tokens` tokens are proposed, and the model itself checks them all at once. A
-    small model proposes them, as long as each has at least the probability `min_acceptance_rate`; or with `ngram`, they
-    are those that followed the same words earlier in the conversation."""
+    small model, or a head that was trained for the model, proposes them, as long as each has at least the probability
+    `min_acceptance_rate`; or with `ngram`, they are those that followed the same words earlier in the conversation; or
+    with `mtp`, the model's own heads predict them."""
 
     draft_model: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     ngram: bool = False
+    mtp: bool = False
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     min_acceptance_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
@@ -130,9 +132,11 @@ class ModelConfiguration(
                 f"the chat template has {size} bytes; the largest allowed is {chattemplates.LARGEST}",
                 param="chat-template",
             )
-        if self.drafting is not None and (self.drafting.draft_model is None) is not self.drafting.ngram:
+        drafts = self.drafting
+        if drafts is not None and (drafts.draft_model is not None) + drafts.ngram + drafts.mtp != 1:
             raise BadRequest(
-                "speculative decoding takes either a draft_model or ngram: true, which needs no second model",
+                "speculative decoding takes one of draft_model, ngram: true and mtp: true; the last two need no second "
+                "model",
                 param="speculative.draft_model",
             )
         lora.parse(self.lora or ())
@@ -210,8 +214,8 @@ MEANINGS = {
     "max-tokens": "The most tokens that one request may generate.",
     "max-seconds": "The most seconds that the engine may work on one request.",
     "recording": "Keep the last requests with their bodies in memory.",
-    "speculative": "A small model, or what the conversation repeats, proposes tokens; the model checks them. auto: "
-    "where it was measured to pay.",
+    "speculative": "A small model, what the conversation repeats, or heads of the model propose tokens; the model "
+    "checks them. auto: where it was measured to pay.",
     "tune": "auto: start the engine with the flags that were measured to be faster.",
     "chat-template": "A chat template in Jinja, instead of the model's own; for tools, or roles.",
     "lora": "LoRA adapters on the daemon's machine, as PATH or PATH:SCALE.",

@@ -407,8 +407,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
 
     def _finish(self) -> None:
-        """Ends the exchange after its last byte. The connection is used again, also after a stream as long as the engine
-        has closed none then: llama-server closes all of those, although its head promises to keep them."""
+        """Ends the exchange after its last byte. The connection is used again; after a stream only as long as the
+        engine has closed none then. llama-server closes all of those, although its head promises to keep them."""
         receiver, self._receiver, self._flowing = self._receiver, None, None
         if receiver is None:  # it left while it took the last bytes
             return

@@ -86,7 +86,7 @@ def _check(resolver: Resolver, backend: Backend, spec: RunSpec) -> None:
         checks.check(spec)
         return
     check_context(spec)
-    if spec.draft is not None or spec.ngram:
+    if spec.draft is not None or spec.ngram or spec.mtp:
         raise BadRequest(f"{backend.name} has no speculative decoding", param="speculative")
 
 

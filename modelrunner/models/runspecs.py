@@ -63,6 +63,7 @@ class RunSpecs:
             gpu_layers=settings.gpu_layers,
             min_context_size=least,
             ngram=speculative is not None and speculative.ngram,
+            mtp=speculative is not None and speculative.mtp,
             draft_tokens=speculative.num_tokens if speculative else None,
             draft_acceptance=speculative.min_acceptance_rate if speculative else None,
             template=template,

@@ -209,10 +209,11 @@ class Tuner:
                 f"`modelrunner configure {bundle.name} --hosts here` keeps it on this machine",
                 param="model",
             )
-        if wanted.drafting is not None and wanted.drafting.draft_model is not None:
+        if wanted.drafting is not None and not wanted.drafting.ngram:
+            drafter = "heads that draft" if wanted.drafting.mtp else "a draft model"
             raise BadRequest(
-                f"{bundle.name} has a draft model: `modelrunner configure {bundle.name} --draft-model default` takes "
-                "it back",
+                f"{bundle.name} has {drafter}: `modelrunner configure {bundle.name} --draft-model default` takes that "
+                "back",
                 param="model",
             )
         plain = msgspec.structs.replace(wanted, speculative=None, tune=None)

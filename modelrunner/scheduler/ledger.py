@@ -137,7 +137,7 @@ def _entry_of(backend: Backend, version: str, spec: RunSpec, kind: str) -> str:
     parts: list[Any] = [backend.name, version, kind, spec.model_id, spec.mode, spec.context_size]
     parts += [spec.parallel, spec.grows]  # of one sequence, one that grows keeps prompts in place of the others
     parts += [backend.settings.model_dump_json(), spec.gpu_layers]
-    parts += [spec.flags, spec.draft.model_id if spec.draft else None, sorted(spec.options.items())]
+    parts += [spec.flags, spec.draft.model_id if spec.draft else None, spec.mtp, sorted(spec.options.items())]
     parts += [sorted(spec.environment.items())]  # with the flags it says where the run is
     return json.dumps(parts, default=str)
 

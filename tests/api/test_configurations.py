@@ -77,6 +77,7 @@ async def test_every_change_is_seen_by_those_who_remember(path: Path) -> None:
         ("raw_runtime_flags", "'", "raw-runtime-flags"),
         ("speculative", {"num_tokens": 3}, "speculative.draft_model"),
         ("speculative", {"draft_model": "d", "ngram": True}, "speculative.draft_model"),
+        ("speculative", {"ngram": True, "mtp": True}, "speculative.draft_model"),
         ("speculative", {"draft_model": "d", "num_tokens": 0}, "speculative.num_tokens"),
         ("speculative", {"draft_model": "d", "min_acceptance_rate": 1.1}, "speculative.min_acceptance_rate"),
         ("contxt_size", 3, "contxt-size"),

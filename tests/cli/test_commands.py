@@ -286,6 +286,8 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
     assert cli("configure", "m", "--draft-ngram", "on").code == 0
     assert cli("configure", "m", "--draft-ngram", "off").code == 0
     assert cli("configure", "m", "--draft-ngram", "auto", "--tune", "auto").code == 0
+    assert cli("configure", "m", "--draft-mtp", "on", "--draft-tokens", "2").code == 0
+    assert cli("configure", "m", "--draft-mtp", "off").code == 0
     assert daemon.asked("POST", "/engines/_configure") == [
         {
             "model": "m",
@@ -303,6 +305,8 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
         {"model": "m", "speculative": {"ngram": True}},
         {"model": "m", "speculative": None},
         {"model": "m", "speculative": "auto", "tune": "auto"},
+        {"model": "m", "speculative": {"mtp": True, "num_tokens": 2}},
+        {"model": "m", "speculative": None},
     ]
 
 

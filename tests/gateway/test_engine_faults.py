@@ -190,7 +190,9 @@ async def test_an_engine_that_hangs_up_after_each_stream(folder: Path, kind: str
 
     async with proxy(folder, kind, script) as served:
         answers = [await served.ask(request(stream=True)) for _ in range(4)]
-        assert [(answer.status, answer.body, answer.complete) for answer in answers] == [(200, b"data: a\n\n", True)] * 4
+        assert [(answer.status, answer.body, answer.complete) for answer in answers] == [
+            (200, b"data: a\n\n", True)
+        ] * 4
         assert len(served.engine.received) == 4
 
 

@@ -39,7 +39,47 @@ MINILM = {
     "bert.pooling_type": 1,
     "tokenizer.ggml.tokens.length": 30522,
 }
-SIZES = {"llama": 98_362_432, "gemma3": 253_113_024, "bert": 46_000_000}
+GLM = {  # three layers, and one that predicts a further token
+    "general.architecture": "glm4moe",
+    "glm4moe.block_count": 4,
+    "glm4moe.nextn_predict_layers": 1,
+    "glm4moe.context_length": 8192,
+    "glm4moe.embedding_length": 1024,
+    "glm4moe.attention.head_count": 8,
+    "glm4moe.attention.head_count_kv": 1,
+    "glm4moe.vocab_size": 1000,
+}
+QWEN = {  # three recurrent layers, one with attention, and one that predicts a further token
+    "general.architecture": "qwen35",
+    "qwen35.block_count": 5,
+    "qwen35.nextn_predict_layers": 1,
+    "qwen35.full_attention_interval": 4,
+    "qwen35.context_length": 8192,
+    "qwen35.embedding_length": 1024,
+    "qwen35.attention.head_count": 8,
+    "qwen35.attention.head_count_kv": 1,
+    "qwen35.ssm.inner_size": 256,
+    "qwen35.ssm.state_size": 128,
+    "qwen35.ssm.conv_kernel": 4,
+    "qwen35.ssm.group_count": 2,
+    "qwen35.vocab_size": 1000,
+}
+EAGLE = {  # a head for a model of the width 576
+    "general.architecture": "eagle3",
+    "eagle3.block_count": 1,
+    "eagle3.target_hidden_size": 576,
+    "eagle3.context_length": 8192,
+    "eagle3.embedding_length": 576,
+    "eagle3.attention.head_count": 9,
+    "eagle3.attention.head_count_kv": 3,
+    "eagle3.vocab_size": 1000,
+}
+SIZES = {"llama": 98_362_432, "gemma3": 253_113_024, "bert": 46_000_000} | dict.fromkeys(
+    ("glm4moe", "qwen35", "eagle3", "exaone-moe"), 1 << 20
+)
+
+
+JOINS = "blk.3.nextn.eh_proj.weight"  # what GLM's last layer begins with
 
 
 def header(metadata: dict[str, object], tensors: tuple[str, ...] = ()) -> ModelHeader:

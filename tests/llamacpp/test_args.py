@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from modelrunner.errors import BadRequest
-from modelrunner.types import Endpoint, EngineDevice, Mode, RunSpec
+from modelrunner.types import Bundle, Endpoint, EngineDevice, Mode, RunSpec
 from modelrunner_llamacpp import args, split
 from modelrunner_llamacpp.engines import Engine, EngineKind
-from tests.llamacpp.models import MINILM, SMOLLM2, bundle, spec
+from tests.llamacpp.models import EAGLE, GEMMA3, GLM, JOINS, MINILM, SMOLLM2, bundle, header, spec
 
 SOCKET = Endpoint(path=Path("/run/r1.sock"))
 NATIVE = Engine(EngineKind.NATIVE, Path("/bin/llama-server"), "1")
@@ -214,8 +214,58 @@ def test_drafts_of_what_the_conversation_repeats() -> None:
     wheel = json.loads(command(drafted, WHEEL)[-1])["attributes"]
     assert wheel["speculative.types"] == ["COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE"]
     assert wheel["speculative.ngram_simple.size_m"] == 8
-    with pytest.raises(BadRequest, match="drafts only with a model"):
+    with pytest.raises(BadRequest, match="no speculative decoding"):
         args.check(drafted, EngineKind.PYTHON)
+
+
+def with_heads(metadata: dict[str, object], *more: str, folder: Path = Path("/models")) -> Bundle:
+    return replace(bundle(metadata, folder), header=header(metadata, (*more, JOINS)))
+
+
+def test_drafts_of_the_models_own_heads() -> None:
+    run = replace(spec(with_heads(GLM, "blk.0.attn_norm.weight")), mtp=True, draft_tokens=2)
+    args.check(run, NATIVE.kind)
+    found = values(command(run))
+    assert (found["--spec-type"], found["--spec-draft-n-max"]) == ("draft-mtp", "2")
+    assert "--spec-draft-model" not in found
+    wheel = json.loads(command(run, WHEEL)[-1])["attributes"]
+    assert wheel["speculative.types"] == ["COMMON_SPECULATIVE_TYPE_DRAFT_MTP"]
+    with pytest.raises(BadRequest, match="no speculative decoding"):
+        args.check(run, PYTHON.kind)
+
+
+def test_heads_that_the_file_or_the_engine_does_not_have_are_refused() -> None:
+    named = {name: value for name, value in GLM.items() if "nextn" not in name}
+    other = {name.replace("glm4moe", "exaone-moe"): value for name, value in GLM.items()}
+    other["general.architecture"] = "exaone-moe"
+    for model, why in (
+        (bundle(GLM), "has no heads .* or its file leaves them out"),
+        (with_heads(named), "has no heads"),
+        (with_heads(other), "llama.cpp does not use the heads of exaone-moe models"),
+    ):
+        with pytest.raises(BadRequest, match=why):
+            args.check(replace(spec(model), mtp=True), NATIVE.kind)
+
+
+def test_a_head_that_was_trained_for_the_model_drafts_as_what_it_is() -> None:
+    def type_of(draft: Bundle) -> str:
+        found = values(command(spec(bundle(SMOLLM2), draft=draft)))
+        assert found["--spec-draft-model"] == "/head/model.gguf"
+        return found["--spec-type"]
+
+    def head(width: int, layer: int = 30) -> Bundle:
+        made_for = {"eagle3.target_hidden_size": width, "eagle3.target_layers": [2, 15, layer]}
+        return bundle(EAGLE | made_for, Path("/head"))
+
+    args.check(spec(bundle(SMOLLM2), draft=head(576)), NATIVE.kind)
+    for other, reads in ((head(4096), "4096 figures of layer 30"), (head(576, 31), "576 figures of layer 31")):
+        with pytest.raises(BadRequest, match=rf"{reads}; .* has 30 layers of 576"):
+            args.check(spec(bundle(SMOLLM2), draft=other), NATIVE.kind)
+    with pytest.raises(BadRequest, match="EAGLE head for gemma3 models"):
+        args.check(spec(bundle(GEMMA3), draft=head(640)), NATIVE.kind)
+    assert type_of(head(576)) == "draft-eagle3"
+    assert type_of(with_heads(GLM, folder=Path("/head"))) == "draft-mtp"
+    assert type_of(with_heads(GLM, "blk.0.attn_norm.weight", folder=Path("/head"))) == "draft-simple"
 
 
 @pytest.mark.parametrize(("context", "parallel"), [(512, 1), (2048, 4), (8192, 4), (1000, 3)])

@@ -17,13 +17,14 @@ from modelrunner_llamacpp.engines import EngineKind
 from modelrunner_llamacpp.hparams import Header
 from modelrunner_llamacpp.kvcache import Shape, checkpoints, kv_cache
 from modelrunner_llamacpp.memory import MIB
-from tests.llamacpp.models import GEMMA3, MINILM, SMOLLM2, bundle, header, spec
+from tests.llamacpp.models import EAGLE, GEMMA3, GLM, MINILM, QWEN, SMOLLM2, bundle, header, spec
 from tests.llamacpp.test_engines import MakeBackend, make_backend
 from tests.models import random_llama
 from tests.models.random_llama import Sizes
 
 __all__ = ["make_backend"]
 
+MASK = 512 * 2048 * 2  # bytes: of what drafts, for a batch and a context of 2,048 tokens
 ONE_BILLION = Sizes(2048, 8192, 16, 32, 8, 131_072, 128_256, quantized=True)
 EIGHT_BILLION = Sizes(4096, 14_336, 32, 32, 8, 131_072, 128_256, quantized=True)
 
@@ -116,7 +117,7 @@ def test_a_draft_model_is_counted_once_more_without_the_process() -> None:
     run = spec(bundle(SMOLLM2))
     alone, both = required(run).ram, required(replace(run, draft=bundle(SMOLLM2))).ram
     grown = memory.growth(run, args.effective(run)).ram
-    assert both - alone == alone - 19 * MIB - grown
+    assert both - alone == alone - 19 * MIB - grown + MASK
 
 
 def test_its_cache_is_not_of_the_models_types() -> None:
@@ -124,14 +125,43 @@ def test_its_cache_is_not_of_the_models_types() -> None:
     both = required(replace(run, draft=bundle(SMOLLM2)))
     assert (
         both.ram - required(run).ram
-        == required(spec(bundle(SMOLLM2))).ram - 19 * MIB - memory.growth(run, args.effective(run)).ram
+        == required(spec(bundle(SMOLLM2))).ram - 19 * MIB - memory.growth(run, args.effective(run)).ram + MASK
     )
 
 
 def test_the_states_that_a_draft_model_goes_back_to() -> None:
     run = spec(bundle(GEMMA3), parallel=1)
     alone, both = (memory.growth(replace(run, draft=draft), args.effective(run)).ram for draft in (None, run.bundle))
-    assert both - alone == checkpoints(Header(header(GEMMA3)), Shape(2048, 1), 3)
+    assert both - alone == checkpoints(Header(header(GEMMA3)), Shape(2048, 1), 3) + MASK
+
+
+def test_the_models_own_heads_are_counted_with_their_cache() -> None:
+    """One layer's cache in 16 bits, whatever type the model's has; the vocabulary once more; and for each token of a
+    batch the state that they read. Their weights are in the file."""
+    run = spec(bundle(GLM), "-ctk", "q8_0", "-ctv", "q8_0", context=4096, parallel=2)
+    cache, states = 2 * 4096 * 2 * 128 * 2, 2048 * 4 * 1024
+    beside = 1000 * memory._PER_WORD + states + 2 * MASK
+    assert required(replace(run, mtp=True)).ram - required(run).ram == cache + beside
+
+
+def test_recurrent_states_that_heads_may_take_back_are_counted() -> None:
+    run = spec(bundle(QWEN), parallel=2)
+    drafted = replace(run, mtp=True)
+    state = (3 * (256 + 2 * 2 * 128) + 128 * 256) * 4
+    beside = memory.drafts_size(drafted, Shape(2048, 2)) + 2048 * 4 * 1024 + MASK
+    for tokens in (None, 5):
+        found = required(replace(drafted, draft_tokens=tokens)).ram - required(run).ram
+        assert found == 2 * 3 * (tokens or 3) * state + beside
+
+
+def test_a_head_is_counted_with_the_states_of_three_layers() -> None:
+    run = spec(bundle(SMOLLM2))
+    as_a_model = {name.replace("eagle3", "qwen2"): value for name, value in EAGLE.items()}
+    as_a_model["general.architecture"] = "qwen2"
+    small = replace(bundle(EAGLE), header=header(as_a_model))
+    head, model = (required(replace(run, draft=draft)).ram for draft in (bundle(EAGLE), small))
+    assert head - model == 3 * 2048 * 4 * 576
+    assert model - required(run).ram == (1 << 20) + 4 * 2048 * 2 * 192 * 2 + 1000 * memory._PER_WORD + MASK
 
 
 def test_the_weights_are_what_runners_of_one_model_share() -> None:

@@ -15,10 +15,11 @@ import pytest
 from modelrunner.engine.localrunner import LocalRunner
 from modelrunner.engine.questions import work_done
 from modelrunner.errors import BackendExited, BadRequest
+from modelrunner.store import Store
 from modelrunner.testing import BackendContract, running
 from modelrunner.types import Adapter, Bundle, Mode, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
-from tests.models import lora
+from tests.models import lora, predicting, random_llama
 from tests.models.prompts import MESSAGES, PARIS
 from tests.waiting import HUNG
 
@@ -204,6 +205,46 @@ async def test_flags_are_taken_by_the_engine(
     async with serving(backend, replace(spec, flags=flags)) as runner:
         status, _ = await ask(runner, "/v1/completions", prompt="Hello", max_tokens=1)
     assert status == 200
+
+
+async def test_the_models_own_heads_draft(backend: LlamaCppBackend, own_server: None, tmp_path: Path) -> None:
+    """The answers are those of the model alone, and the memory is what is counted: the heads' cache of 16 MiB."""
+    store = Store(tmp_path / "data")
+    store.create({"model.gguf": store.ingest(predicting.write(store.partial / "model.gguf"))}, "test/predicting")
+    bundle = store.bundle("test/predicting")
+    plain = RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 65_536, 1, ("--batch-size", "64"))
+    found = []
+    for run in (plain, replace(plain, mtp=True)):
+        backend.check(run)
+        estimate = await backend.required_memory(run)
+        async with serving(backend, run) as runner:
+            measured = await runner.memory()
+            _, answer = await ask(runner, "/v1/completions", prompt="Hello", temperature=0, max_tokens=30)
+        assert measured is not None
+        found.append((answer["choices"][0]["text"], answer["timings"].get("draft_n", 0), estimate.ram, measured.ram))
+    (alone, none, *before), (text, drafted, *after) = found
+    assert (text, none) == (alone, 0)
+    assert drafted > 0
+    assert after[1] - before[1] == pytest.approx(after[0] - before[0], rel=0.2)
+
+
+async def test_a_head_that_was_trained_for_the_model_drafts(
+    backend: LlamaCppBackend, own_server: None, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "data")
+    for name, write in (("model", random_llama.write), ("head", predicting.write_head)):
+        store.create({"model.gguf": store.ingest(write(store.partial / f"{name}.gguf"))}, f"test/{name}")
+    bundle, head = store.bundle("test/model"), store.bundle("test/head")
+    answers = []
+    for draft in (None, head):
+        run = RunSpec(bundle.model_id, bundle, Mode.COMPLETION, 512, 1, draft=draft)
+        backend.check(run)
+        async with serving(backend, run) as runner:
+            _, answer = await ask(runner, "/v1/completions", prompt="Hello", temperature=0, max_tokens=30)
+        answers.append(answer)
+    plain, drafted = answers
+    assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert drafted["timings"]["draft_n"] > 0
 
 
 async def test_the_estimate_is_near_what_is_used(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:

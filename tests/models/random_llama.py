@@ -45,7 +45,7 @@ def write(path: Path, sizes: Sizes = Sizes()) -> Path:
     writer.add_head_count_kv(sizes.kv_heads)
     writer.add_rope_dimension_count(sizes.width // sizes.heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    words = _add_vocabulary(writer, sizes.vocabulary)
+    words = add_vocabulary(writer, sizes.vocabulary)
     tensors = _tensors(shapes(len(words), sizes), sizes)
     for name, tensor in tensors:
         kind = gguf.GGMLQuantizationType.Q4_0 if tensor.dtype == np.uint8 else None
@@ -78,7 +78,7 @@ def _blocks(shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(blocks.reshape(1, -1), (rows, blocks.size))
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, wanted: int) -> list[str]:
+def add_vocabulary(writer: gguf.GGUFWriter, wanted: int = 0) -> list[str]:
     """A byte that cannot be printed has a character of its own, as in GPT-2. Without those beyond ASCII, whatever the
     model says is a text."""
     hidden = (*range(0x21), 0x7F)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from modelrunner.errors import BadRequest
-from modelrunner.types import Adapter, Bundle, Endpoint, Mode, RunSpec
+from modelrunner.types import Adapter, Bundle, Endpoint, Mode, RunSpec, Tensor
 from modelrunner_vllm import args, environment
 from modelrunner_vllm.engines import Engine, EngineKind
 from modelrunner_vllm.environment import RunFiles, served_names
-from tests.vllm.models import MINILM, bundle, spec
+from tests.vllm.models import MINILM, SMOLLM2, bundle, spec
 
 CPU = Engine(EngineKind.CPU, Path("/engine/bin/python"), "0.32.0")
 CUDA = Engine(EngineKind.CUDA, Path("/engine/bin/python"), "0.32.0")
@@ -85,6 +85,35 @@ def test_speculative_decoding() -> None:
     assert with_draft == {"method": "draft_model", "model": "/models/draft", "num_speculative_tokens": 3}
     from_prompt = json.loads(value(command(spec(ngram=True, draft_tokens=4)), "--speculative-config"))
     assert (from_prompt["method"], from_prompt["num_speculative_tokens"]) == ("ngram", 4)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "method"),
+    [
+        ({"general.architecture": "LlamaForCausalLMEagle3"}, "eagle3"),
+        ({"general.architecture": "EagleLlamaForCausalLM"}, "eagle"),
+        ({"speculators_model_type": "eagle3"}, "eagle3"),
+        ({}, "draft_model"),
+    ],
+)
+def test_a_head_that_was_trained_for_the_model_drafts_as_what_it_is(metadata: dict[str, str], method: str) -> None:
+    found = json.loads(value(command(spec(draft=bundle(SMOLLM2 | metadata))), "--speculative-config"))
+    assert (found["method"], found["num_speculative_tokens"]) == (method, 4)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"num_nextn_predict_layers": 2}, {"text_config.mtp_num_hidden_layers": 2}, {"num_mtp_modules": 2}]
+)
+def test_drafts_of_the_models_own_heads(metadata: dict[str, int]) -> None:
+    run = spec(bundle(SMOLLM2 | metadata), mtp=True)
+    args.check(run, EngineKind.CPU)
+    assert json.loads(value(command(run), "--speculative-config")) == {"method": "mtp", "num_speculative_tokens": 2}
+    more = command(replace(run, draft_tokens=5))
+    assert json.loads(value(more, "--speculative-config"))["num_speculative_tokens"] == 5
+    with pytest.raises(BadRequest, match="has no heads"):
+        args.check(spec(mtp=True), EngineKind.CPU)
+    seen = bundle(SMOLLM2, Tensor("mtp.fc.weight", (4, 4), "BF16", 32))
+    args.check(spec(seen, mtp=True), EngineKind.CPU)
 
 
 def test_weights_and_flags() -> None:

@@ -134,6 +134,15 @@ def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
     assert replace(ray, ram=0).vram == ()
 
 
+def test_the_models_own_heads_are_counted_with_their_cache() -> None:
+    """As one layer more for each head, and what drafting computes; their weights are in the files."""
+    run = spec(bundle(SMOLLM2 | {"num_nextn_predict_layers": 3}))
+    alone, drafted = (memory.kv_cache(replace(run, mtp=mtp), EngineKind.CPU) or 0 for mtp in (False, True))
+    assert drafted * 10 == alone * 11  # 30 layers and 3
+    more = memory.required(replace(run, mtp=True), EngineKind.CPU).ram - memory.required(run, EngineKind.CPU).ram
+    assert more > drafted - alone
+
+
 @pytest.mark.parametrize("value", [True, "30", -1, 2**63])
 @pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "num_key_value_heads", "vocab_size"])
 def test_no_estimate_works_with_a_figure_that_is_none(name: str, value: object) -> None:
