@@ -173,14 +173,8 @@ class Tuner:
 
     def _is_idle(self) -> bool:
         """Returns True if nobody asks, and nobody has asked in the last minute."""
-        runners, now = self._parts.scheduler.runners(), time.time()
-        used = [runner.last_used for runner in runners if runner.last_used is not None]
-        return (
-            not self._lock.locked()
-            and not self._parts.scheduler.waiting()
-            and not any(runner.leases or runner.last_used is None for runner in runners)
-            and max(used, default=0.0) <= now - self._idle
-        )
+        idle = self._parts.scheduler.idle_for()
+        return idle is not None and idle >= self._idle and not self._lock.locked()
 
     def _untuned(self) -> list[_Subject]:
         """Returns the models that are to be measured and were not."""

@@ -230,6 +230,14 @@ class Scheduler:
         waiting = (ticket.request for queue in self._queues.values() for ticket in queue.tickets.values())
         return not all(request.batch for request in waiting) or any(slot.interactive for slot in self._slots.values())
 
+    def idle_for(self) -> float | None:
+        """For how many seconds nobody has used a runner, also of those that are gone; infinite if there was none. None
+        while a request is served or waits, and while a runner starts."""
+        slots = self._slots.values()
+        if self._queues or any(slot.leases or slot.ready_at is None for slot in slots):
+            return None
+        return self._clock() - max([self._slots.last_used, *(slot.last_used for slot in slots)])
+
     def add_host(self, host: Host) -> None:
         """Uses another host from now on, in place of one with its name that is gone. Requests that wait may run
         there."""

@@ -1,6 +1,7 @@
 """The scheduler's runners, and the leases by which requests hold them."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -303,6 +304,7 @@ class Slots(dict[RunnerId, RunnerSlot]):
         self._measure = measure
         self._of: dict[RunnerKey, list[RunnerSlot]] = {}
         self.affinity = Affinity()
+        self.last_used = -math.inf  # of the runners that are gone, in seconds of the clock
 
     def add(self, slot: RunnerSlot) -> None:
         self[slot.id] = slot
@@ -311,6 +313,7 @@ class Slots(dict[RunnerId, RunnerSlot]):
     def remove(self, runner: RunnerId) -> RunnerSlot:
         """Removes and returns the slot of a runner that is gone."""
         slot = self.pop(runner)
+        self.last_used = max(self.last_used, slot.last_used)
         self._of[runner.key].remove(slot)
         if not self._of[runner.key]:
             del self._of[runner.key]

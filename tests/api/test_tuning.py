@@ -260,3 +260,12 @@ async def test_drafts_that_are_not_taken_end(world: World, drafts: Drafts, stay:
         await world.parts.scheduler.unload(all=True)
     assert (await world.load()).ngram is stay
     assert ("no drafts: 10% of 5000 were taken" in world.told()) is not stay
+
+
+async def test_a_model_that_was_unloaded_was_asked_all_the_same(world: World) -> None:
+    patient = Tuner(world.parts.setting_parts, world.tunings, world._told, idle=3600.0, rounds=1)
+    await world.parts.configurator.change("smol", {"speculative": "auto"})
+    await world.load()
+    await world.parts.scheduler.unload(all=True)
+    await patient.look()
+    assert world.told() == []

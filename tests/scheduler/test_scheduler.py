@@ -136,6 +136,27 @@ async def test_a_request_stops_the_idle_timer() -> None:
 
 
 @virtual
+async def test_it_knows_when_a_runner_was_used_last_also_after_its_end() -> None:
+    world = World(10, {"a": Engine(6)})
+    scheduler = world.scheduler()
+    assert scheduler.idle_for() == math.inf
+    with await scheduler.acquire(target("a")):
+        assert scheduler.idle_for() is None
+        await asyncio.sleep(100)
+    await asyncio.sleep(20)
+    assert scheduler.idle_for() == pytest.approx(20)
+    await scheduler.unload(all=True)
+    assert scheduler.runners() == []
+    await asyncio.sleep(20)
+    assert scheduler.idle_for() == pytest.approx(40, abs=1)
+    starting = asyncio.create_task(scheduler.acquire(target("a")))
+    await asyncio.sleep(0)
+    assert scheduler.idle_for() is None
+    (await starting).release()
+    await scheduler.close(0)
+
+
+@virtual
 async def test_without_an_end_it_stays_until_the_room_is_needed() -> None:
     world = World(10, {"a": Engine(6), "b": Engine(6)})
     scheduler = world.scheduler()
