@@ -54,6 +54,20 @@ async def test_a_preset_with_another_window_has_its_own_engine(start_daemon: Sta
     assert len(await _runners(daemon)) == 2
 
 
+async def test_what_an_engine_is_started_with_is_set_for_each_preset(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(models={"smol": 0})
+    await make(daemon, "mario", system="You are Mario.")
+    for configured, engines in (("smol", 2), ("mario", 1)):
+        async with daemon.unix.post("/engines/unload", json={"all": True}) as answer:
+            assert answer.status == 200
+        body = {"model": configured, "context-size": 256}
+        async with daemon.unix.post("/engines/_configure", json=body) as answer:
+            assert answer.status == 202, await answer.text()
+        for name in ("smol", "mario"):
+            assert (await _ask(daemon, name))[0] == 200
+        assert len(await _runners(daemon)) == engines
+
+
 async def test_a_preset_answers_after_the_removal_of_its_base(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
     await make(daemon, "mario", system="You are Mario.")
