@@ -267,3 +267,36 @@ async def test_pictures_go_before_words_where_the_browser_has_no_more_room(told:
         await expect(told.locator(".message.user", has_text="First")).to_contain_text("A picture that was here is gone")
         await told.reload()
     await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)
+
+
+OPENED = """(version) => new Promise((resolve) => {
+    const opening = indexedDB.open("modelrunner", version);
+    opening.onsuccess = () => resolve(Boolean(window.held = opening.result));
+})"""
+"""Opens the conversations as a page of another version does, and holds them."""
+
+
+async def test_a_page_makes_way_for_a_newer_one_and_says_so(told: Page) -> None:
+    other = await beside(told, told.url.partition("#")[0] + "ui/talks.js")
+    async with asyncio.timeout(HUNG):
+        assert await other.evaluate(OPENED, 100)
+    await expect(told.get_by_text("A newer version of this page was opened")).to_be_visible()
+    await say(told, "Again")
+    await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)
+
+
+async def test_a_page_that_waits_for_an_older_one_says_so(
+    held: Daemon, open_page: OpenPage, watch: Watch, tmp_path: Path
+) -> None:
+    watch.allowed = ["404"]  # a file has no icon
+    (tmp_path / "gate").touch()
+    older = await open_page(held, "ui/talks.js")
+    assert await older.evaluate(OPENED, 1)
+    page = await beside(older, f"http://127.0.0.1:{held.port}/#/chat")
+    await expect(page.get_by_text("Another tab shows an older version of this page")).to_be_visible()
+    await older.close()
+    await say(page, "Hello")
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+    await expect(page.get_by_text("older version")).to_have_count(0)
+    await page.reload()
+    await expect(page.locator(".message.user")).to_contain_text("Hello")

@@ -259,7 +259,7 @@ export function Chat({ rest }) {
   const { talks, fault, full } = useStore(chat);
   const models = useLoaded(async (signal) => (await get("v1/models", signal)).data, []);
   useEffect(() => void begin(), []);
-  if (!talks) return null;
+  if (!talks) return fault && html`<p class="notice warn">${fault}</p>`;
   return html`<${Frame} key=${rest[0] === "new" ? `new/${rest[1] || ""}` : rest[0] || "last"} rest=${rest} talks=${talks} fault=${fault || full} models=${models} />`;
 }
 

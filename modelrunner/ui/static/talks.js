@@ -16,7 +16,7 @@ export function request(wanted) {
 
 let connecting = null;
 function connected() {
-  return (connecting ??= (() => {
+  return (connecting ??= (async () => {
     const opening = indexedDB.open("modelrunner", 3);
     opening.onupgradeneeded = ({ oldVersion }) => {
       const made = opening.result;
@@ -30,7 +30,14 @@ function connected() {
       }
       opening.transaction.objectStore("messages").createIndex("pictures", "pictures"); // [time, characters] of those with any
     };
-    return request(opening);
+    opening.onblocked = () => chat.set({ fault: "Another tab shows an older version of this page: load it again or close it, and the conversations come here." });
+    const opened = await request(opening);
+    chat.set({ fault: "" });
+    opened.onversionchange = () => {
+      opened.close(); // a newer page waits for it
+      chat.set({ fault: "A newer version of this page was opened: load this one again. What comes here now is lost when the page closes." });
+    };
+    return opened;
   })());
 }
 
