@@ -269,6 +269,59 @@ async def test_pictures_go_before_words_where_the_browser_has_no_more_room(told:
     await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)
 
 
+FULL = """(room) => { // characters that all pictures may have
+    const put = IDBObjectStore.prototype.put;
+    const length = (message) => (message.images || []).join("").length;
+    IDBObjectStore.prototype.put = function (value, ...more) {
+        const written = put.call(this, value, ...more);
+        if (this.name === "messages" && length(value)) {
+            const under = this.transaction, all = this.getAll();
+            all.onsuccess = () => {
+                if (all.result.reduce((sum, each) => sum + length(each), 0) <= room) return;
+                Object.defineProperty(under, "error", { value: new DOMException("no room", "QuotaExceededError") });
+                under.abort();
+            };
+        }
+        return written;
+    };
+}"""
+
+
+async def test_no_more_pictures_go_than_a_new_one_needs(told: Page) -> None:
+    texts = ["First", "Second", "Third", "Fourth", "Fifth"]
+    await told.evaluate(FULL, 4 * 82)
+    for text in texts:
+        await told.evaluate(PICTURED, [1000, text])
+    for _ in range(2):
+        for text in texts[:2]:
+            await expect(told.locator(".message.user", has_text=text)).to_contain_text(
+                "A picture that was here is gone"
+            )
+        for text in texts[2:]:
+            await expect(told.locator(".message.user", has_text=text).get_by_role("img")).to_have_count(1)
+        await told.reload()
+
+
+async def test_a_file_of_a_draft_also_takes_the_room_of_old_pictures(told: Page) -> None:
+    await told.evaluate(PICTURED, [1000, "First"])
+    await told.evaluate(
+        """() => {
+            const put = IDBObjectStore.prototype.put;
+            let full = true;
+            IDBObjectStore.prototype.put = function (value, ...more) {
+                if (value.lost) full = false;
+                if (full) throw new DOMException("no room", "QuotaExceededError");
+                return put.call(this, value, ...more);
+            };
+        }"""
+    )
+    text = FilePayload(name="notes.txt", mimeType="text/plain", buffer=b"some notes")
+    await told.locator("input[type=file][multiple]").set_input_files([text])
+    await expect(told.locator(".message.user", has_text="First")).to_contain_text("A picture that was here is gone")
+    await told.reload()
+    await expect(told.get_by_role("button", name="Remove notes.txt")).to_be_visible()
+
+
 OPENED = """(version) => new Promise((resolve) => {
     const opening = indexedDB.open("modelrunner", version);
     opening.onsuccess = () => resolve(Boolean(window.held = opening.result));

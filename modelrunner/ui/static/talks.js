@@ -90,8 +90,9 @@ async function together(work) {
   }
 }
 
-// Takes the oldest pictures away until `most` characters of them are left. Returns the messages that had them.
-async function trim(messages, most) {
+// Takes the oldest pictures away until `share` of their characters are left, and no more than `bounds` allows. Returns the
+// messages that had them.
+async function trim(messages, share) {
   const index = messages.index("pictures"), changed = [];
   const keys = [];
   await new Promise((resolve, reject) => {
@@ -100,6 +101,7 @@ async function trim(messages, most) {
     walk.onsuccess = () => (walk.result ? (keys.push([walk.result.primaryKey, walk.result.key[1]]), walk.result.continue()) : resolve());
   });
   let sum = keys.reduce((all, [, size]) => all + size, 0);
+  const most = Math.min(share * sum, bounds.pictures);
   for (const [key, size] of keys) {
     if (sum <= most) break;
     sum -= size;
@@ -110,9 +112,17 @@ async function trim(messages, most) {
   return changed;
 }
 
-async function keep(change, most) {
-  const lost = await together(async (talks, messages, files) => {
-    const trimmed = most < bounds.pictures ? await trim(messages, most) : [];
+// Shows which messages have lost their pictures, and returns how many.
+function tellLost(lost) {
+  if (lost.length) {
+    apply({ messages: lost });
+    channel.postMessage({ messages: lost });
+  }
+  return lost.length;
+}
+
+async function keep(change) {
+  tellLost(await together(async (talks, messages, files) => {
     for (const talk of change.talks || []) {
       const before = await request(talks.get(talk.id));
       if (before || talk.created) talks.put({ ...before, ...talk });
@@ -123,29 +133,39 @@ async function keep(change, most) {
       files.delete(id);
       for (const key of await request(messages.index("talk").getAllKeys(id))) messages.delete(key);
     }
-    return change.messages?.some(length) ? [...trimmed, ...(await trim(messages, bounds.pictures))] : trimmed;
-  });
-  if (!lost.length) return;
-  apply({ messages: lost });
-  channel.postMessage({ messages: lost });
+    for (const [id, each] of Object.entries(change.files || {})) files.put(each, id);
+    return change.messages?.some(length) ? trim(messages, 1) : [];
+  }));
 }
 
-// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
-// the IDs of conversations to remove. What belongs to a conversation that is not here is left out. Ends when it is kept.
-// Where the browser has no more room, it is kept in the place of all earlier pictures.
-export async function commit(change) {
-  apply(change);
-  channel.postMessage(change);
+// Keeps a change. Where the browser has no more room, the older half of the pictures goes, and again, until there is room.
+// That is a transaction of its own: browsers count what one writes, and not what it removes.
+async function write(change) {
   if (chat.value.fault) return;
-  const isFull = (error) => {
-    if (error.name !== "QuotaExceededError") throw error;
-  };
+  const shares = [1 / 2, 1 / 2, 1 / 2, 0];
   try {
-    await keep(change, bounds.pictures).catch((error) => (isFull(error), keep(change, 0)));
+    for (;;) {
+      try {
+        await keep(change);
+        break;
+      } catch (error) {
+        if (error.name !== "QuotaExceededError" || !shares.length) throw error;
+        const share = shares.shift();
+        if (!tellLost(await together((talks, messages) => trim(messages, share)))) throw error;
+      }
+    }
     if (chat.value.full && change.talks?.some((talk) => talk.created)) chat.set({ full: "" }); // a whole one was kept
   } catch (error) {
     unkept(error);
   }
+}
+
+// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
+// the IDs of conversations to remove. What belongs to a conversation that is not here is left out. Ends when it is kept.
+export async function commit(change) {
+  apply(change);
+  channel.postMessage(change);
+  await write(change);
 }
 
 function unkept(error) {
@@ -215,9 +235,7 @@ export const draft = {
     } catch { /* it is too long to be kept */ }
   },
   files: async (id) => (chat.value.fault ? [] : (await request((await table("files")).get(id))) || []),
-  setFiles: async (id, files) => {
-    if (!chat.value.fault) await together((talks, messages, kept) => request(kept.put(files, id))).catch(unkept);
-  },
+  setFiles: (id, files) => write({ files: { [id]: files } }),
 };
 
 export function forget(id) {
