@@ -197,12 +197,13 @@ class HostServer:
             _rounded(self._local.budget(held)),
             self._local.devices(),
             {backend.name: self._local.numbers(backend.name) for backend in self._registry},
-            self._models(),
+            self._own(),
+            frozenset(self._shared),
             {id: run.report() for id, run in self._runners.items()},
         )
 
-    def _models(self) -> frozenset[str]:
-        return frozenset([model.id for model in self._library]) | self._shared.keys()
+    def _own(self) -> frozenset[str]:
+        return frozenset([model.id for model in self._library])
 
     def _bundle(self, id: str) -> Bundle:
         """Returns the files of a model, its own or those that it sees. It may block."""
@@ -260,31 +261,42 @@ class HostServer:
         for model_id in models_of(spec):
             self._last_used.note(model_id)
 
-    def _of(self, request: web.Request) -> LocalRunner:
+    def _of(self, request: web.Request) -> "HostedRun":
         if (run := self._runners.get(request.match_info["id"])) is None:
             raise RunnerNotFound(f"there is no runner {request.match_info['id']} on this host")
-        return run.runner
+        return run
 
     async def _sleep(self, request: web.Request) -> web.Response:
-        await self._of(request).sleep()
+        await self._of(request).runner.sleep()
         return web.Response(status=204)
 
     async def _wake(self, request: web.Request) -> web.Response:
-        await self._of(request).wake()
+        await self._of(request).runner.wake()
         return web.Response(status=204)
 
     async def _memory(self, request: web.Request) -> web.Response:
-        return _json(await self._of(request).memory())
+        return _json(await self._of(request).runner.memory())
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
-        """Sends the log's last `lines`, all without; with `follow` it goes on until the head leaves."""
-        lines = request.query.get("lines")
-        ending = asyncio.Event() if "follow" in request.query else None
-        pieces = self._local.log(self._of(request), int(lines) if lines else None, ending)
+        """Sends the log's last `lines`, all without; with `follow` it goes on until the runner ends or the head
+        leaves."""
+        run, lines = self._of(request), _number(request, "lines") if "lines" in request.query else None
+        ending = asyncio.Event()
+        pieces = self._local.log(run.runner, lines, ending if "follow" in request.query else None)
         response = web.StreamResponse()
         await response.prepare(request)
-        async for piece in pieces:
-            await response.write(piece)
+
+        async def end() -> None:
+            while request.transport is not None and not run.task.done():
+                await asyncio.wait([run.task], timeout=_BEAT)
+            ending.set()
+
+        watch = asyncio.create_task(end(), name=f"log of {run.runner.id}")
+        try:
+            async for piece in pieces:
+                await response.write(piece)
+        finally:
+            watch.cancel()
         return response
 
     def _partial(self, digest: str) -> Path:
@@ -301,15 +313,15 @@ class HostServer:
             await asyncio.wait([former.transfer])
         async with self._placing:
             id = f"sha256:{digest}"
-            if expected.folder and id not in self._models():
+            if expected.folder and id not in self._own():
                 with suppress(ModelNotFound):
                     await asyncio.to_thread(bundle_at, Path(expected.folder), id)
                     self._shared[id] = Path(expected.folder)
-            complete = id in self._models()
+            complete = id in self._own() or id in self._shared
             if not complete:
                 await self._make_room(expected, path)
             received = _size(path)
-        return _json(Received(received, complete, self._models()))
+        return _json(Received(received, complete, self._own(), frozenset(self._shared)))
 
     async def _make_room(self, expected: ModelAnnounced, path: Path) -> None:
         """Keeps room for a model, whose archive and files are on the disk for a moment. First what is left of other
@@ -369,7 +381,7 @@ class HostServer:
         """Takes the rest of a model's archive from `offset` on, and stores the model."""
         path = self._partial(request.match_info["digest"])
         try:
-            await self._take(path, int(request.query["offset"]), request.content.iter_chunked(_PIECE))
+            await self._take(path, _number(request, "offset"), request.content.iter_chunked(_PIECE))
         except asyncio.CancelledError:
             if request.transport is not None:
                 request.transport.abort()  # nobody is there to take leave of
@@ -401,7 +413,7 @@ class HostServer:
 
     async def _give(self, request: web.Request) -> web.StreamResponse:
         """Sends a model's archive from `offset` on to another host, slower if engines run here."""
-        id, offset = f"sha256:{request.match_info['digest']}", int(request.query["offset"])
+        id, offset = f"sha256:{request.match_info['digest']}", _number(request, "offset")
         archive = await asyncio.to_thread(archive_of, self._store, id)
         response = web.StreamResponse(headers={"Content-Length": str(max(0, archive.size - offset))})
         await response.prepare(request)
@@ -424,6 +436,10 @@ class HostServer:
                 if file.tell() != offset:
                     raise BadRequest(f"{file.tell()} bytes have come, so the rest cannot begin at {offset}")
                 while piece := await _within(_CLAIM, pieces):
+                    offset += len(piece)
+                    if offset > claim.size:
+                        path.unlink()  # it is not what was announced
+                        raise BadRequest(f"a model of {claim.size} bytes was announced, and more come")
                     await asyncio.to_thread(file.write, piece)
 
             def unpacked(step: WorkProgress) -> None:
@@ -587,6 +603,13 @@ class _Front(_Pass):
     def connection_lost(self, error: Exception | None) -> None:
         self._limit.cancel()
         super().connection_lost(error)
+
+
+def _number(request: web.Request, name: str) -> int:
+    text = request.query.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise BadRequest(f"{name} must be a number of at least 0, and is {text[:80]!r}")
+    return int(text)
 
 
 def _size(path: Path) -> int:

@@ -172,7 +172,7 @@ class Members:
         for name, host in self.hosts.items():
             report = host.report
             devices = tuple([device.name for device in report.devices]) if report else ()
-            budget, models = (host.within(report.budget), len(report.models)) if report else (None, 0)
+            budget, models = (host.within(report.budget), len(report.models | report.seen)) if report else (None, 0)
             where = host.where.address
             views.append(HostView(name, host.state, where, budget, devices, models, len(host.runners)))
         views += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self.hosts]

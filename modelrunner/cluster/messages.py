@@ -72,7 +72,8 @@ class RunnerReport(msgspec.Struct, frozen=True):
 
 class HostReport(msgspec.Struct, frozen=True):
     """The state of a host. `machine` is the architecture of its processors, `numbers` are those of `Host.numbers` by
-    backend, `models` the IDs of its models, `runners` by the ID that the head gave them."""
+    backend, `models` the IDs of its models, `seen` those of the head's that it reads where they are, `runners` by the
+    ID that the head gave them."""
 
     version: str
     machine: str
@@ -80,6 +81,7 @@ class HostReport(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...]
     numbers: dict[str, tuple[int, ...] | None]
     models: frozenset[str]
+    seen: frozenset[str]
     runners: dict[str, RunnerReport]
 
 
@@ -107,8 +109,10 @@ class ModelAnnounced(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """How many bytes of the archive have come, whether the model is there, and the IDs of all models that are."""
+    """How many bytes of the archive have come, whether the model is there, and the IDs of all models that are: see
+    `HostReport`."""
 
     bytes: int
     complete: bool
     models: frozenset[str]
+    seen: frozenset[str] = frozenset()

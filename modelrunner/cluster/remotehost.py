@@ -151,6 +151,10 @@ class RemoteHost:
 
     def has(self, model_id: str) -> bool:
         """See `Host`."""
+        return self.keeps(model_id) or (self.report is not None and model_id in self.report.seen)
+
+    def keeps(self, model_id: str) -> bool:
+        """True if it has the model's files itself, so that it can send them."""
         return self.report is not None and model_id in self.report.models
 
     def lacks(self, backend: str) -> bool:
@@ -226,7 +230,7 @@ class RemoteHost:
             raise
         self._full = ""
         if self.report is not None:  # some may have gone for it
-            self.report = msgspec.structs.replace(self.report, models=there.models)
+            self.report = msgspec.structs.replace(self.report, models=there.models, seen=there.seen)
         return there
 
     async def install(self, backend: str, stage: Callable[[str], None]) -> None:
@@ -263,21 +267,23 @@ class RemoteHost:
     async def _log(self, id: str, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
         query = {"lines": str(lines)} if lines is not None else {}
         query |= {"follow": "1"} if ending is not None else {}
-        with suppress(httpx.HTTPError):
-            async with self._client.stream("GET", f"/runners/{id}/log", params=query, timeout=None) as answer:
-                pieces = aiter(answer.aiter_bytes())
-                end = asyncio.ensure_future(ending.wait()) if ending is not None else None
-                while True:
-                    piece: asyncio.Future[bytes] = asyncio.ensure_future(anext(pieces))
-                    waits: list[asyncio.Future[Any]] = [piece, end] if end is not None else [piece]
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                    if not piece.done():
-                        piece.cancel()
-                        return
-                    try:
+        end = asyncio.ensure_future((ending or asyncio.Event()).wait())
+        try:
+            with suppress(httpx.HTTPError, StopAsyncIteration):
+                async with self._client.stream("GET", f"/runners/{id}/log", params=query, timeout=None) as answer:
+                    pieces = aiter(answer.aiter_bytes())
+                    while True:
+                        piece: asyncio.Future[bytes] = asyncio.ensure_future(anext(pieces))
+                        waits: list[asyncio.Future[Any]] = [piece, end]
+                        try:
+                            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                            if not piece.done():
+                                return
+                        finally:
+                            piece.cancel()
                         yield piece.result()
-                    except StopAsyncIteration:
-                        return
+        finally:
+            end.cancel()
 
     async def close(self) -> None:
         """See `Host`."""
@@ -337,7 +343,7 @@ class RemoteHost:
         for id, runner_report in report.runners.items():
             if id in self.runners:
                 self.runners[id].learn(runner_report)
-        if came or (before is not None and (before.budget != report.budget or before.models != report.models)):
+        if came or (before is not None and (_offer(before) != _offer(report))):
             self._changed()
 
     def _lost(self) -> None:
@@ -345,6 +351,10 @@ class RemoteHost:
             self.report = None
             self.gone.set()
             self._changed()
+
+
+def _offer(report: HostReport) -> object:
+    return report.budget, report.models, report.seen
 
 
 async def _closes_if_cut(request: httpx.Request) -> None:

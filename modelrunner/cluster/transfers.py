@@ -21,12 +21,12 @@ class Sender(Protocol):
     @property
     def is_usable(self) -> bool: ...
 
-    def has(self, model_id: str) -> bool: ...
+    def keeps(self, model_id: str) -> bool: ...
 
 
 class SendTurns:
-    """Who sends a model: a host that has it, rather than the head, whose clients would wait. Each sends a model to one
-    host at a time, so that of many that lack it the second one gets it from the first, and then both send it."""
+    """Who sends a model: a host that keeps it, rather than the head, whose clients would wait. Each sends a model to
+    one host at a time, so that of many that lack it the second one gets it from the first, and then both send it."""
 
     def __init__(self, hosts: Callable[[], Iterable[Sender]] = lambda: ()) -> None:
         self._hosts = hosts
@@ -49,7 +49,7 @@ class SendTurns:
                 self._change.notify_all()
 
     def _free(self, model_id: str) -> list[Sender | None]:
-        having = [host for host in self._hosts() if host.is_usable and host.has(model_id)]
+        having = [host for host in self._hosts() if host.is_usable and host.keeps(model_id)]
         senders: list[Sender | None] = [host for host in having if (host.name, model_id) not in self._taken]
         return senders if ("", model_id) in self._taken else [*senders, None]
 

@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import ssl
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import msgspec
@@ -22,6 +23,7 @@ from modelrunner.cluster.reservations import Order, RayLimits, Reservations
 from modelrunner.daemon import certificates
 from modelrunner.errors import (
     BackendUnavailable,
+    BadRequest,
     EngineFailed,
     InsufficientDisk,
     InsufficientMemory,
@@ -71,6 +73,43 @@ async def test_nobody_is_answered_without_the_key_or_the_secret(cluster: Cluster
         with pytest.raises(httpx.RemoteProtocolError):
             await client.get(f"https://127.0.0.1:{endpoint.port}/health")
     assert endpoint.tls is not None
+
+
+@pytest.mark.parametrize("leaves", ["runner", "reader"])
+async def test_a_log_that_is_followed_ends_with_its_runner_and_its_reader(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    """Though the log says nothing more."""
+    monkeypatch.setattr(hostserver, "_BEAT", 0.01)
+    lease, ended = await cluster.lease(), asyncio.Event()
+    read_log = cluster.server._local.log
+
+    async def noted(*arguments: Any) -> AsyncIterator[bytes]:
+        async for piece in read_log(*arguments):
+            yield piece
+        ended.set()
+
+    monkeypatch.setattr(cluster.server._local, "log", noted)
+    log = cluster.scheduler.log(lease.runner.id, None, asyncio.Event())
+    assert await anext(log)
+    lease.release()
+    if leaves == "runner":
+        await cluster.scheduler.unload(all=True)
+        async with asyncio.timeout(HUNG):
+            async for _ in log:
+                ...
+    else:
+        await log.aclose()  # type: ignore[attr-defined]
+    async with asyncio.timeout(HUNG):
+        await ended.wait()
+
+
+async def test_a_wrong_count_of_lines_is_refused(cluster: Cluster) -> None:
+    lease = await cluster.lease()
+    for lines in "", "-1", "many":
+        with pytest.raises(BadRequest, match="lines must be a number of at least 0"):
+            await cluster.host.call("GET", f"/runners/{lease.runner.id}/log?lines={lines}", type(None))
+    lease.release()
 
 
 async def test_an_engine_that_dies_there_fails_as_one_here(cluster: Cluster) -> None:

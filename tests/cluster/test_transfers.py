@@ -19,9 +19,10 @@ import pytest
 from modelrunner.cluster import hostserver, remotehost, transfers
 from modelrunner.cluster.messages import HostAddress, ModelAnnounced, Received
 from modelrunner.cluster.transfers import SendTurns, rest_of
-from modelrunner.errors import HostLost, InsufficientDisk, ModelNotFound
+from modelrunner.errors import BadRequest, HostLost, InsufficientDisk, ModelNotFound
 from modelrunner.store.files import size_of
 from modelrunner.store.layout import ModelArchive, archive_of
+from modelrunner.types import Bundle
 from tests.cluster.machines import Cluster
 from tests.gateway.fakes import until
 from tests.waiting import HUNG
@@ -145,6 +146,26 @@ async def test_what_is_announced_anew_ends_a_transfer_that_hangs(cluster: Cluste
     assert cluster.there.parts.store.verify("a") == ()
 
 
+async def test_more_bytes_than_were_announced_are_not_taken(cluster: Cluster) -> None:
+    """Nor kept: what is announced then begins anew."""
+    first = Sending(cluster, "a")
+    first.go_on.set()
+    await first.announce(first.size - 1)
+    with suppress(httpx.HTTPError):
+        assert await first.send() == 400
+    await until(lambda: not cluster.server._coming)
+    assert not first.is_there
+    assert (await first.announce()).bytes == 0
+    assert await first.send() == 204
+
+
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+@pytest.mark.parametrize("offset", ["", "?offset=", "?offset=-1", "?offset=many", f"?offset={'9' * 5000}"])
+async def test_a_wrong_offset_is_refused(cluster: Cluster, method: str, offset: str) -> None:
+    with pytest.raises(BadRequest, match="offset must be a number of at least 0, and is"):
+        await cluster.host.call(method, f"/models/{Sending(cluster, 'a').digest}{offset}", type(None))
+
+
 async def test_a_part_that_goes_before_its_rest_is_announced_is_not_counted_on(cluster: Cluster) -> None:
     """Other models took its room, while the announcement waited."""
     first = Sending(cluster, "a")
@@ -243,7 +264,7 @@ async def test_of_many_hosts_that_lack_a_model_the_head_sends_it_to_one_at_a_tim
         where: HostAddress
         is_usable: bool = True
 
-        def has(self, model_id: str) -> bool:
+        def keeps(self, model_id: str) -> bool:
             return model_id in self.models
 
     hosts = [Host(str(number), set(), HostAddress("", 0, "", "")) for number in range(7)]
@@ -351,6 +372,25 @@ async def test_a_host_that_sees_the_models_of_the_head_reads_them_where_they_are
     assert seeing.there.parts.store.list() == []
     assert _look_of(folder) == before
     await until(lambda: seeing.host.has(target.key.files))
+
+
+async def test_a_model_that_a_host_only_sees_is_not_got_from_it(
+    seeing: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are the head's: a host that does not see them gets them from there."""
+    id = seeing.target("smol").key.files
+    await seeing.host.bring(id)
+    assert seeing.host.has(id)
+    assert seeing.turns._free(id) == [None]
+
+    def blind(data: Path, id: str) -> Bundle:
+        raise ModelNotFound(f"the model {id} is not in {data}")
+
+    monkeypatch.setattr(hostserver, "bundle_at", blind)
+    machine, other = await seeing.another("c")
+    await other.bring(id)
+    assert machine.parts.store.verify("smol") == ()
+    assert seeing.turns._free(id) == [other, None]
 
 
 @pytest.mark.parametrize("fault", ["manifest", "size", "laid out", "unreadable", "elsewhere"])
