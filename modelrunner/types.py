@@ -3,9 +3,10 @@
 import math
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -310,10 +311,10 @@ have others. A generative model has "completion", with
 a chat template "chat" too; "tools" and "reasoning" come from its template; "vision" and "audio" are its inputs."""
 
 
-def in_order(capabilities: Iterable[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=256)
+def in_order(capabilities: frozenset[str]) -> tuple[str, ...]:
     """Returns the capabilities in the order in which they are shown."""
-    kinds = set(capabilities)
-    return (*filter(kinds.__contains__, CAPABILITIES), *sorted(kinds.difference(CAPABILITIES)))
+    return (*filter(capabilities.__contains__, CAPABILITIES), *sorted(capabilities.difference(CAPABILITIES)))
 
 
 @dataclass(frozen=True, slots=True)

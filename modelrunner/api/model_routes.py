@@ -1,6 +1,8 @@
 """/models: listing, pulling, verifying, tagging and removing models."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -19,15 +21,19 @@ from modelrunner.api.messages import (
 from modelrunner.api.middleware import check_scope
 from modelrunner.api.reach import FILE_IS_PACKAGED, Reach
 from modelrunner.api.streaming import stream_progress
+from modelrunner.defaults import NO_DEFAULTS
 from modelrunner.errors import BadRequest, RouteNotFound
 from modelrunner.keys.ring import Scope
+from modelrunner.models.abilities import Abilities
 from modelrunner.models.disk import Pruner, PruneRule
 from modelrunner.models.library import Library
 from modelrunner.models.making import Quantizer
 from modelrunner.models.orders import PullOrder, Recipe, parse_extras
-from modelrunner.models.publishing import Publisher, RemoteModels
+from modelrunner.models.publishing import Publisher, RemoteModel, RemoteModels
 from modelrunner.progress import ProgressReport
-from modelrunner.types import DECLARED, ModelFormat
+from modelrunner.store import RemoveResult, StoredModel
+from modelrunner.store.details import ModelDetails
+from modelrunner.types import DECLARED, ModelFormat, in_order
 from modelrunner.units import parse_age, parse_bytes
 
 # Words in place of a model that are routes for another method, or routes of docker/model-runner. A model of such a name
@@ -74,7 +80,7 @@ class ModelRoutes:
         """Lists the models."""
         models = await self._reach.listed(request, await self._library.all_models())
         aliases = self._library.aliases.listed(models)
-        return json_response([modelforms.model(model, able, aliases.get(model.id, ())) for model, able in models])
+        return json_response([_model(model, able, aliases.get(model.id, ())) for model, able in models])
 
     @documented(wire.Model, query={"remote": bool}, errors=(422, 501, 502))
     async def get(self, request: web.Request) -> web.Response:
@@ -83,9 +89,9 @@ class ModelRoutes:
         self._reach.check(request, reference)
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
-            return json_response(modelforms.remote_model(await self._remote.get(reference)))
+            return json_response(_remote_model(await self._remote.get(reference)))
         model, _, abilities = await self._library.described(reference)
-        shown = modelforms.model(model, abilities)
+        shown = _model(model, abilities)
         origins = [] if model.format == DECLARED else self._library.origins(model)
         return json_response(msgspec.structs.replace(shown, origins=origins))
 
@@ -181,7 +187,7 @@ class ModelRoutes:
         reference = _reference(request)
         self._reach.check_removal(request, reference)
         removed = await self._library.remove(reference, force=query_flag(request, "force"))
-        return json_response(modelforms.removed(removed))
+        return json_response(_removed(removed))
 
     @documented(
         PROGRESS,
@@ -241,11 +247,11 @@ class ModelRoutes:
         reference = self._before(request, "/show", alias=True)
         if query_flag(request, "remote"):
             check_scope(request, Scope.MODELS)
-            return json_response(modelforms.remote_details(await self._remote.get(reference)))
+            return json_response(_remote_details(await self._remote.get(reference)))
         model, name, _ = await self._library.described(reference)
         details = await self._library.details(model)
         problem = await self._library.template_problem(model.id) if details.template else ""
-        return json_response(modelforms.details(name, model, details, problem))
+        return json_response(_details(name, model, details, problem))
 
     @documented(
         wire.Repackaged,
@@ -309,3 +315,60 @@ def _reference(request: web.Request) -> str:
             f"there is no {request.method} /models/{reference}; a model of that name is at /models/{reference}:latest"
         )
     return reference
+
+
+def _model(stored: StoredModel, abilities: Abilities, aliases: Sequence[str] = ()) -> wire.Model:
+    return wire.Model(
+        stored.id,
+        stored.tags,
+        stored.created,
+        msgspec.Raw(stored.config_data),  # not decoded: there may be thousands of models
+        stored.damage,
+        list(abilities.capabilities),
+        abilities.window,
+        list(abilities.adapters),
+        aliases=list(aliases),
+        check=abilities.check,
+    )
+
+
+def _details(name: str, stored: StoredModel, parts: ModelDetails, template_problem: str) -> wire.ModelShown:
+    shown = _shown(name, stored.id, stored.tags, msgspec.Raw(stored.config_data), parts)
+    return msgspec.structs.replace(shown, template_problem=template_problem)
+
+
+def _remote_model(remote: RemoteModel) -> wire.Model:
+    """Returns a model at its source, with the ID "" if the source gives none."""
+    order = list(in_order(remote.capabilities))
+    return wire.Model(_id(remote), [remote.name], 0, remote.config, "", order, remote.config.get("context_size"))
+
+
+def _remote_details(remote: RemoteModel) -> wire.ModelShown:
+    shown = _shown(remote.name, _id(remote), [remote.name], remote.config, remote.details)
+    return msgspec.structs.replace(shown, version=remote.version, files=dict(remote.files))
+
+
+def _id(remote: RemoteModel) -> str:
+    return remote.version if remote.version.startswith("sha256:") else ""
+
+
+def _shown(name: str, id: str, tags: list[str], config: Any, parts: ModelDetails) -> wire.ModelShown:
+    carried = parts.defaults or NO_DEFAULTS
+    return wire.ModelShown(
+        id,
+        tags,
+        config,
+        parts.template,
+        parts.template_digest,
+        list(parts.licences),
+        carried.system,
+        [wire.CarriedMessage(message.role, message.content) for message in carried.messages],
+        {**carried.parameters, **carried.template_arguments},
+        carried.context_size,
+        modelforms.modelfile(name, carried),
+    )
+
+
+def _removed(done: RemoveResult) -> list[wire.Removal]:
+    untagged = [wire.Removal(untagged=name) for name in done.names]
+    return [*untagged, wire.Removal(deleted=done.deleted)] if done.deleted else untagged

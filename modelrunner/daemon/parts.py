@@ -27,10 +27,9 @@ from modelrunner.gateway.routes import add_calls
 from modelrunner.jsonfile import JsonFile
 from modelrunner.keys.allowances import Rates
 from modelrunner.keys.ring import KeyRing
-from modelrunner.models.abilities import KnownAbilities
+from modelrunner.models.abilities import Checks, KnownAbilities
 from modelrunner.models.aliases import Aliases
 from modelrunner.models.backendtables import check_settings
-from modelrunner.models.checks import Checks
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.configurator import Configurator, SettingParts, Validator
 from modelrunner.models.disk import DiskMeter, LastUsed, Pruner

@@ -1,23 +1,25 @@
 """Finds the backend, the context and the capabilities of each model: from its runner if it is loaded, else from its
-settings; of a model that an engine manages itself, from its backend."""
+settings; of a model that an engine manages itself, from its backend. Keeps the last check of each."""
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
 from modelrunner import wire
-from modelrunner.backend import DeclaredModel
-from modelrunner.errors import ModelRunnerError
+from modelrunner.backend import DeclaredModel, Versioned
+from modelrunner.errors import BackendNotFound, ModelRunnerError
 from modelrunner.jsonfile import JsonFile
 from modelrunner.models.configurations import Configurations, ModelSettings
 from modelrunner.models.rendering import Renderings
 from modelrunner.models.resolve import Resolver, main_mode
 from modelrunner.models.runspecs import in_effect
+from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.store import Store, StoredModel
 from modelrunner.types import DECLARED, Adapter, Bundle, Mode, RunSpec, in_order
@@ -27,6 +29,8 @@ MOST_AT_ONCE = 256
 """The most models whose abilities a list of models waits for: about a millisecond each."""
 _PATIENCE = 0.5
 """Seconds that a list waits for the models that backends declare."""
+_MOST_CHECKS = 1024
+"""The most results of checks that are kept; the oldest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,9 @@ class DeclaredModels:
     async def listed(self, backend: str | None = None) -> list[AbleModel]:
         """Returns the models of one backend or of all, each as one of the store is shown."""
         names = [
-            one.name for one in self._registry if one.uses_external_model_management and backend in (None, one.name)
+            name
+            for name, one in self._registry.backends.items()
+            if one.uses_external_model_management and backend in (None, name)
         ]
         if not names:
             return []
@@ -245,4 +251,87 @@ def as_stored(model: DeclaredModel, backend: str) -> AbleModel:
     config |= {"size": format_bytes(model.size)} if model.size else {}
     config |= {"context_size": model.context_length} if model.context_length else {}
     stored = StoredModel(model.bundle(backend).model_id, [model.name], 0, msgspec.json.encode(config), model.size)
-    return stored, Abilities(backend, model.context_length, in_order(model.capabilities))
+    return stored, Abilities(backend, model.context_length, in_order(frozenset(model.capabilities)))
+
+
+class _KeptCheck(msgspec.Struct, frozen=True):
+    """`settings` is a digest of the model's settings at that time."""
+
+    check: wire.ModelCheck
+    settings: str
+
+
+class Checks:
+    """Keeps the last result of `modelrunner check` for each model in `file`, by the model's ID, which changes with any
+    of its files. A result holds as long as the engine has the same version and the model the same settings. `wall` is
+    the time of day in Unix seconds."""
+
+    def __init__(
+        self,
+        file: Path,
+        registry: BackendRegistry,
+        configurations: Configurations,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._file = JsonFile(file, dict[str, _KeptCheck], cache=True)
+        self._kept = self._file.load() or {}
+        self._registry = registry
+        self._configurations = configurations
+        self._wall = wall
+        self._engines: dict[str, str] = {}
+        """The name and the version of each backend's engine, by the name, as far as they were needed."""
+        self._lock = asyncio.Lock()
+
+    def forget_engines(self) -> None:
+        """Asks the backends anew for the versions of their engines, because one was changed. Any thread may call
+        this."""
+        self._engines = {}
+
+    async def keep(self, model_id: str, backend: str | None, outcome: wire.CheckOutcome) -> wire.ModelCheck:
+        """Keeps the outcome of a check of the model with its present settings, and with the engine of the backend. A
+        failing disk costs only the next start the result."""
+        self._engines.pop(backend or "", None)
+        engine = await self._engine(backend)
+        check = wire.ModelCheck(outcome.passed, outcome.failed, int(self._wall()), engine)
+        async with self._lock:
+            kept = {id: each for id, each in self._kept.items() if id != model_id}
+            kept[model_id] = _KeptCheck(check, self._settings(model_id))
+            while len(kept) > _MOST_CHECKS:
+                del kept[next(iter(kept))]
+            self._kept = kept
+            await asyncio.to_thread(self._file.save, kept)
+        return check
+
+    async def shown(self, models: Iterable[AbleModel]) -> list[AbleModel]:
+        """Returns the models, each with the check that holds for it among its abilities."""
+        listed = []
+        for model, able in models:
+            if (
+                (kept := self._kept.get(model.id)) is not None
+                and kept.settings == self._settings(model.id)
+                and kept.check.engine == await self._engine(able.backend)
+            ):
+                able = replace(able, check=kept.check)
+            listed.append((model, able))
+        return listed
+
+    async def _engine(self, backend: str | None) -> str:
+        if backend is None:
+            return ""
+        if (known := self._engines.get(backend)) is None:
+            engines = self._engines  # those of before, if they are forgotten meanwhile
+            try:
+                versioned = interface_of(self._registry.get(backend), Versioned)
+            except BackendNotFound:
+                return ""
+            version = await call_backend(versioned.version) if versioned else ""
+            known = engines[backend] = f"{backend} {version}".strip()
+        return known
+
+    def _settings(self, model_id: str) -> str:
+        """Returns a digest of the settings that answers depend on."""
+        settings = self._configurations.settings.of(model_id, Mode.COMPLETION)
+        ours = {"parameters": settings.parameters, "arguments": settings.template_arguments}
+        content = msgspec.json.encode((settings.for_the_engine(), ours), order="deterministic")
+        return blake2b(content, digest_size=16).hexdigest()

@@ -25,9 +25,8 @@ from modelrunner.errors import (
     ModelRunnerError,
     StorageFailed,
 )
-from modelrunner.models.abilities import Abilities, AbleModel, DeclaredModels, KnownAbilities, as_they_run
+from modelrunner.models.abilities import Abilities, AbleModel, Checks, DeclaredModels, KnownAbilities, as_they_run
 from modelrunner.models.aliases import Aliases
-from modelrunner.models.checks import Checks
 from modelrunner.models.configurations import Configurations
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.rendering import Renderings

@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.refusal:
             return self.refusal
         kinds: dict[str, list[str]] = {}
-        for kind in (kind for ability in in_order(abilities) for kind in _NEEDS[ability]):
+        for kind in (kind for ability in in_order(frozenset(abilities)) for kind in _NEEDS[ability]):
             if reason := self.failures.get(kind):
                 kinds.setdefault(reason, []).append(kind)
         return "; ".join(f"fails for {', '.join(names)} ({reason})" for reason, names in kinds.items())

@@ -55,7 +55,8 @@ class BackendRegistry:
         """`own` are the names of modelrunner's own backends, `configured` those of the configuration file's engines.
         `chosen` keeps, by model ID, the backend that was chosen
         for each model."""
-        self._backends = dict(backends)
+        self.backends: Mapping[str, Backend] = dict(backends)
+        """Those that work, by name. It is replaced, and never changed."""
         self._asking = {name: threading.Lock() for name in backends}
         """Held while a backend is asked for its models, by its name."""
         self._declared: dict[str, Sequence[DeclaredModel]] = {}
@@ -100,31 +101,31 @@ class BackendRegistry:
 
     def check_free(self, engine: str) -> None:
         """Raises `ConfigurationError` if a backend has the name that the configuration file gives to an engine."""
-        if engine not in self._configured and (engine in self._backends or engine in self.errors):
+        if engine not in self._configured and (engine in self.backends or engine in self.errors):
             raise ConfigurationError(f"[engines.{engine}]: a backend has this name: choose another")
 
     def configure(self, name: str, engine: Backend | None) -> None:
         """Puts the engine of the configuration file in place of the one with its name; None takes that out. The earlier
         one stays until the daemon ends, for its last runs."""
-        others = {other: backend for other, backend in self._backends.items() if other != name}
-        if name in self._backends:
-            self._replaced.append(self._backends[name])
+        others = {other: backend for other, backend in self.backends.items() if other != name}
+        if name in self.backends:
+            self._replaced.append(self.backends[name])
         self._asking[name] = threading.Lock()
         self._declared.pop(name, None)
         self._configured |= {name}
-        self._backends = others if engine is None else {**others, name: IsolatedBackend(engine)}
+        self.backends = others if engine is None else {**others, name: IsolatedBackend(engine)}
 
     def __iter__(self) -> Iterator[Backend]:
-        return iter(self._backends.values())
+        return iter(self.backends.values())
 
     def get(self, name: str) -> Backend:
         """Returns the backend. Raises `BackendNotFound`, or `BackendUnavailable` for one that could not be loaded."""
         if name in self.errors:
             raise BackendUnavailable(f"backend {name} could not be loaded: {self.errors[name]}")
         try:
-            return self._backends[name]
+            return self.backends[name]
         except KeyError:
-            known = ", ".join(sorted(self._backends))
+            known = ", ".join(sorted(self.backends))
             raise BackendNotFound(f"there is no backend {name!r}; known here: {known}", param="backend") from None
 
     def choose(self, bundle: Bundle) -> Backend:
