@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def _do(*command: str) -> None:
 
 class Rig:
     """The head has no room for a model; each node has room for one of the `models`. Nodes that are `apart` have
-    networks of their own."""
+    networks of their own; they look for the head's models at the same path with `shared`."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Rig:
         models: tuple[str, ...] = ("m", "n"),
         *,
         apart: bool = False,
+        shared: bool = False,
     ) -> None:
         self.folder, self.models = folder, models
         self.networks = {name: Network(number) for number, name in enumerate(nodes)} if apart else {}
@@ -84,7 +85,8 @@ class Rig:
         self.ray.mkdir()
         self.tag = f"tag-of-{folder.name}-{os.getpid()}"
         self._short = tempfile.TemporaryDirectory(prefix="mr-")  # paths of sockets are short
-        self.configure("1MiB", '[cluster]\nray_address = "127.0.0.1:1"', folder / "config.toml")
+        table = f'[cluster]\nray_address = "127.0.0.1:1"\nshared = {str(shared).lower()}'
+        self.configure("1MiB", table, folder / "config.toml")
         self.configure("100MiB", "", folder / "host.toml")
         self.nodes: dict[str, dict[str, Any]] = {}
         self._joined = 0
@@ -99,14 +101,17 @@ class Rig:
         engine = engine_table("--only-for", self.tag)
         file.write_text(f'memory_budget = "{budget}"\nlisten = ""\n{engine}{more}\n')
 
-    def join(self, name: str) -> None:
-        """A node comes, or comes back."""
+    def join(self, name: str, command: Sequence[str] = ()) -> None:
+        """A node comes, or comes back; its programs are started by the `command`."""
         self._joined += 1
         here = environment(self.folder / name, Path(self._short.name) / name)
         variables = {key: value for key, value in here.items() if key.startswith("MODELRUNNER_")}
         variables["MODELRUNNER_CONFIG"] = str(self.folder / "host.toml")
         network = self.networks.get(name)
-        place = {"address": network.address if network else "127.0.0.1", "command": network.inside if network else []}
+        place = {
+            "address": network.address if network else "127.0.0.1",
+            "command": network.inside if network else [*command],
+        }
         self.nodes[f"node{self._joined}"] = {"name": name, "alive": True, "environment": variables, **place}
         self._write()
 
