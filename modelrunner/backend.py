@@ -137,7 +137,7 @@ class Backend(ABC):
     have the prefix of an engine or a runner. A path of modelrunner's own keeps its meaning."""
     shared_modes: ClassVar[Mapping[Mode, tuple[Mode, str]]] = MappingProxyType({})
     """Modes whose requests a process of another mode serves: that mode, and the capability that a model must have for
-    it, "" for any model."""
+    it, "" for any model. One without capabilities may have it: its engine decides."""
     uses_external_model_management: ClassVar[bool] = False
     """True if the engine has its models itself, and the daemon's store has none of them: see `DeclaresModels`."""
     uses_tcp: ClassVar[bool] = False

@@ -248,7 +248,7 @@ class Resolver:
         if bundle.format is not DECLARED:
             self._check_format(backend, bundle, model)
         serving, needed = backend.shared_modes.get(mode, (mode, ""))
-        if not needed or needed in bundle.capabilities:
+        if not needed or not bundle.capabilities or needed in bundle.capabilities:
             mode = serving
         self.check_mode(backend, bundle, model, mode)
         return self.target(backend, bundle, mode, self._configurations.settings)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modelrunner.backend import DeclaredModel
+from modelrunner.types import Mode
 from tests.api.conftest import Daemon, StartDaemon
 
 NAME = "theirs/big:70b"
@@ -161,3 +162,15 @@ async def test_a_model_that_its_engine_has_no_more_is_not_found(daemon: Daemon) 
     backend.models = list
     async with daemon.unix.get(f"/engines/_configure?model={NAME}") as answer:
         assert answer.status == 404
+
+
+async def test_one_runner_serves_the_modes_that_share_a_process_also_for_an_unknown_model(daemon: Daemon) -> None:
+    """The engine decides what a model of which nothing is known can do."""
+    backend: Any = daemon.backend
+    backend.models = lambda: [DeclaredModel(NAME, frozenset())]
+    backend.shared_modes = {Mode.EMBEDDING: (Mode.COMPLETION, "audio")}
+    for path, body in (("completions", {"prompt": "x", "max_tokens": 2}), ("embeddings", {"input": "x"})):
+        async with daemon.tcp.post(f"/v1/{path}", json={"model": NAME, **body}) as answer:
+            assert answer.status == 200, await answer.text()
+    async with daemon.tcp.get("/engines/ps") as answer:
+        assert [runner["mode"] for runner in await answer.json()] == ["completion"]
