@@ -22,7 +22,7 @@ from modelrunner.models.runspecs import in_effect
 from modelrunner.models.tunings import Tunings
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.scheduler import Lease, RunnerView, Target
-from modelrunner.types import Mode, RunSpec
+from modelrunner.types import Mode, RunnerKey, RunSpec
 
 _LOOK = 60.0  # seconds between two looks, and for which nobody may have asked before a measuring begins
 _YIELDS = 0.1  # seconds after which a measuring at the latest sees that somebody asks
@@ -97,13 +97,15 @@ class _Speeds:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A model with what it is measured with: `plain` are its settings without what was measured."""
+    """A model with what it is measured with: `plain` are its settings without what was measured. Clients get the runner
+    of the key `used`."""
 
     name: str
     model_id: str
     backend: Backend
     spec: RunSpec
     plain: ModelConfiguration
+    used: RunnerKey
 
 
 class _Unfit(Exception):
@@ -212,7 +214,8 @@ class Tuner:
             )
         plain = msgspec.structs.replace(wanted, speculative=None, tune=None)
         spec = self._target_of(bundle.model_id, plain).spec
-        return _Subject(bundle.name, bundle.model_id, backend, spec, plain)
+        used = parts.validator.target(bundle, Mode.COMPLETION, settings).key
+        return _Subject(bundle.name, bundle.model_id, backend, spec, plain, used)
 
     def _target(self, subject: _Subject, drafts: bool = False, flags: Sequence[str] = ()) -> Target:
         own = (*flags, *(subject.plain.runtime_flags or ()))
@@ -255,7 +258,7 @@ class Tuner:
             before = await asyncio.to_thread(self._target, subject, drafts, flags)
             after = await asyncio.to_thread(self._target, subject, drafts or with_drafts, [*flags, *more])
             try:
-                kinds = await self._compared(before, after, with_prompt=bool(more))
+                kinds = await self._compared(subject, before, after, with_prompt=bool(more))
             except _Unfit as fault:
                 trials.append(wire.TuningTrial(what, kept=False, texts=[], fault=str(fault)))
                 continue
@@ -283,39 +286,47 @@ class Tuner:
             found += [(" ".join(flags), False, tuple(flags)) for flags in tunes.tunings(subject.spec)]
         return found
 
-    async def _compared(self, before: Target, after: Target, *, with_prompt: bool) -> list[wire.TunedText]:
-        """Measures both in turn. The load is not measured. Raises `_Unfit` if the engine does not start with
-        `after`."""
-        speeds: dict[bool, dict[str, list[float]]] = {way: {name: [] for name in _KINDS} for way in (False, True)}
+    async def _compared(
+        self, subject: _Subject, before: Target, after: Target, *, with_prompt: bool
+    ) -> list[wire.TunedText]:
+        """Measures both in turn. The load is not measured. The speed of a prompt only counts if the engine says it each
+        time. Raises `_Unfit` if the engine does not start with `after`."""
+        plain, changed = ({name: list[float]() for name in (*_KINDS, _PROMPT)} for _ in range(2))
         for number in range(self._rounds):
-            for way, target in ((False, before), (True, after)):
-                async with self._loaded(target, is_tried=way) as lease:
+            for way, target, speeds in ((False, before, plain), (True, after, changed)):
+                async with self._loaded(subject, target, is_tried=way) as lease:
                     least, most = _TOKENS
                     first = await _asked(lease, "Say hello.", least)
                     tokens = int(min(max(first.answer * _ANSWER, least), most))
                     for kind, prompt in _KINDS.items():
-                        speeds[way][kind].append((await _asked(lease, prompt, tokens)).answer)
+                        speeds[kind].append((await _asked(lease, prompt, tokens)).answer)
                     if with_prompt:
                         words = f"{number} {way} {_STORY}" + f" {_STORY}" * 8  # no cache has it
                         if (speed := (await _asked(lease, words, 2)).prompt) is not None:
-                            speeds[way].setdefault(_PROMPT, []).append(speed)
-        return [_text(name, speeds[False][name], changed) for name, changed in speeds[True].items()]
+                            speeds[_PROMPT].append(speed)
+        told = [name for name in plain if len(plain[name]) == len(changed[name]) == self._rounds]
+        return [_text(name, plain[name], changed[name]) for name in told]
 
     @asynccontextmanager
-    async def _loaded(self, target: Target, *, is_tried: bool) -> AsyncIterator[Lease]:
+    async def _loaded(self, subject: _Subject, target: Target, *, is_tried: bool) -> AsyncIterator[Lease]:
         """Yields a runner of exactly this target, which ends after the block unless it was there before. After an error
-        it stays: whoever asks for the model next may use it. An engine that does not start is `_Unfit` if it
-        `is_tried`."""
+        the one that clients get stays: who asks for the model next may use it. An engine that does not start is
+        `_Unfit` if it `is_tried`."""
         scheduler = self._parts.scheduler
         was_there = scheduler.has(target)
         try:
-            lease = await scheduler.restart(target, batch=True, owner="tune")
-        except EngineFailed as error:
-            if is_tried:
-                raise _Unfit(str(error)) from error
+            try:
+                lease = await scheduler.restart(target, batch=True, owner="tune")
+            except EngineFailed as error:
+                if is_tried:
+                    raise _Unfit(str(error)) from error
+                raise
+            with lease:
+                yield lease
+        except BaseException:
+            if not was_there and target.key != subject.used:
+                scheduler.discard(target)
             raise
-        with lease:
-            yield lease
         if not was_there:
             await scheduler.end(target)
 

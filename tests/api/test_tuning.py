@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 
 from modelrunner.daemon.parts import Parts, build
-from modelrunner.errors import BadRequest
+from modelrunner.errors import BadRequest, EngineFailed
 from modelrunner.models.tuner import Tuner
 from modelrunner.models.tunings import Tunings
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import RunnerView
+from modelrunner.scheduler import Phase, RunnerView
 from modelrunner.store import Store
 from modelrunner.telemetry.exposition import Drafts
 from modelrunner.types import Launch, Mode, RunSpec
@@ -237,6 +237,21 @@ async def test_a_change_with_which_the_engine_does_not_start_is_no_end_of_the_me
         ("--timings 1000", True, True),
     ]
     assert "this cache needs flash attention" in done.trials[1].fault
+
+
+async def test_a_runner_that_was_only_tried_goes_after_an_error(world: World) -> None:
+    world.backend.proposed = [("--status", "500")]
+    with pytest.raises(EngineFailed, match="no answer to measure"):
+        await world.tuner.tune("smol")
+    assert "--status" in world.backend.specs[-1].flags
+    assert {runner.state for runner in world.parts.scheduler.runners()} <= {Phase.DRAINING, Phase.STOPPING}
+
+
+async def test_a_speed_that_the_engine_tells_in_one_way_alone_is_not_compared(world: World) -> None:
+    world.backend.knobs = ()  # it tells no speeds, so that its answers are timed
+    world.backend.proposed = [FAST]
+    [_, trial] = (await world.tuner.tune("smol")).trials
+    assert (trial.what, len(trial.texts)) == ("--timings 1000", 5)
 
 
 async def test_a_measuring_that_takes_too_long_is_not_begun_again(world: World) -> None:
