@@ -205,7 +205,7 @@ class Reconciler:
                     await asyncio.sleep(0)  # others have their turn between two
                 if looks:
                     await asyncio.wait(looks, timeout=_PATIENCE)
-                await asyncio.sleep(min(_LONGEST_REST, _REST * (loop.time() - began)))
+                await asyncio.sleep(_rest(loop.time() - began))
         finally:
             self._looking = False
 
@@ -386,17 +386,19 @@ class Reconciler:
             self.changed()
 
     async def _estimate(self, queue: Queue) -> None:
-        """Gets the estimate that the queue waits for, or another one, after the one that may be under way. If that
-        fails, the error answers its requests."""
+        """Gets the estimate that the queue waits for, or another one, a rest after the one that may be under way. If
+        that fails, the error answers its requests. For nobody it makes none."""
         queue.is_stale = True
         if queue.is_looking:
             return
-        queue.is_looking = True
+        loop, queue.is_looking = asyncio.get_running_loop(), True
         try:
-            while queue.is_stale:
-                queue.is_stale = False
+            while queue.is_stale and queue.tickets:
+                queue.is_stale, began = False, loop.time()
                 await self._look(queue)
                 self.changed()
+                if queue.is_stale:
+                    await asyncio.sleep(_rest(loop.time() - began))
         finally:
             queue.is_looking = False
 
@@ -419,3 +421,8 @@ class Reconciler:
         """The options that a request for the target would have now."""
         options = options_of(await self.variants(target))
         return first_of(options) if target.grows and target.key not in self.grown else options
+
+
+def _rest(took: float) -> float:
+    """Returns the seconds to rest after a look for places that took so many."""
+    return min(_LONGEST_REST, _REST * took)

@@ -106,3 +106,29 @@ def test_a_wrong_growth_leaves_the_estimate(growth: Any) -> None:
         await scheduler.close(0)
 
     test()
+
+
+@virtual
+async def test_a_slow_estimate_rests_where_hosts_change_all_the_time_and_ends_with_its_requests() -> None:
+    world = World(10, {"a": Engine(6), "b": Engine(6)})
+    asked, right = [], world.backend.variants
+
+    async def variants(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        asked.append(spec.model_id)
+        await asyncio.sleep(1)
+        return await right(spec, budget)
+
+    world.backend.variants = variants  # type: ignore[method-assign]
+    scheduler = world.scheduler()
+    with await scheduler.acquire(target("a")):
+        waiting = asyncio.create_task(scheduler.acquire(target("b")))
+        for _ in range(570):
+            scheduler.hosts_changed()
+            await asyncio.sleep(0.1)
+        seen = asked.count("b")
+        assert 5 < seen < 15, "a second, and a rest of five"
+        scheduler.hosts_changed()
+        waiting.cancel()
+        await asyncio.sleep(60)
+        assert asked.count("b") == seen
+    await scheduler.close(0)
