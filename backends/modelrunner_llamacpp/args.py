@@ -215,7 +215,16 @@ def _check_heads(spec: RunSpec) -> None:
             "`--draft-ngram on`",
             param="speculative.mtp",
         )
-    if spec.draft is not None and (head := Header(spec.draft.header)).drafter == "draft-eagle3":
+    if spec.draft is None:
+        return
+    head, another = Header(spec.draft.header), f"{spec.draft.name} is a head for another model"
+    if head.drafter == "draft-mtp" and head.width != own.width:  # llama-server would abort
+        raise BadRequest(
+            f"{another} (its states have {head.width} figures, those of {name} {own.width}): take the head that was "
+            "made for it",
+            param="speculative.draft_model",
+        )
+    if head.drafter == "draft-eagle3":
         if own.architecture not in _READABLE:
             raise BadRequest(
                 f"llama.cpp cannot draft with an EAGLE head for {own.architecture} models such as {name}: take a small "
@@ -225,7 +234,7 @@ def _check_heads(spec: RunSpec) -> None:
         width, reads = head.integer("target_hidden_size"), max(head.integers("target_layers"), default=0)
         if width != own.embedding or reads > own.layers:
             raise BadRequest(
-                f"{spec.draft.name} is a head for another model (it reads {width} figures of layer {reads}; {name} has "
+                f"{another} (it reads {width} figures of layer {reads}; {name} has "
                 f"{own.layers} layers of {own.embedding}): take the head that was made for it",
                 param="speculative.draft_model",
             )

@@ -39,6 +39,7 @@ class Header:
             raise InvalidModel(f"its header says {self.layers} layers, and llama.cpp loads {_MOST_LAYERS} at most")
         self.integer("context_length")
         self.embedding = self.integer("embedding_length")
+        self.width = self.integer("embedding_length_out") or self.embedding  # of the states after the last layer
 
     def get(self, name: str) -> Any:
         return self._header.metadata.get(f"{self.architecture}.{name}")

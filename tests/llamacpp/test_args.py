@@ -263,6 +263,10 @@ def test_a_head_that_was_trained_for_the_model_drafts_as_what_it_is() -> None:
             args.check(spec(bundle(SMOLLM2), draft=other), NATIVE.kind)
     with pytest.raises(BadRequest, match="EAGLE head for gemma3 models"):
         args.check(spec(bundle(GEMMA3), draft=head(640)), NATIVE.kind)
+    narrow = with_heads(GLM | {"glm4moe.embedding_length": 512}, folder=Path("/head"))
+    with pytest.raises(BadRequest, match=r"its states have 512 figures, those of .* 1024"):
+        args.check(spec(bundle(GLM), draft=narrow), NATIVE.kind)
+    args.check(spec(bundle(GLM), draft=with_heads(GLM)), NATIVE.kind)
     assert type_of(head(576)) == "draft-eagle3"
     assert type_of(with_heads(GLM, folder=Path("/head"))) == "draft-mtp"
     assert type_of(with_heads(GLM, "blk.0.attn_norm.weight", folder=Path("/head"))) == "draft-simple"
