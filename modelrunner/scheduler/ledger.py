@@ -36,8 +36,8 @@ class _LedgerFile(msgspec.Struct, frozen=True):
 
 class Ledger:
     """Figures are kept in `path` (none: in memory only) per backend, its version and settings, model, mode, context,
-    parallel, flags, options and draft, and kind of hardware (`Host.kind`): a figure of another combination says nothing
-    about this one."""
+    parallel, flags, options, draft and its tokens, and kind of hardware (`Host.kind`): a figure of another combination
+    says nothing about this one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._file = JsonFile(path, _LedgerFile, cache=True) if path is not None else None
@@ -137,7 +137,8 @@ def _entry_of(backend: Backend, version: str, spec: RunSpec, kind: str) -> str:
     parts: list[Any] = [backend.name, version, kind, spec.model_id, spec.mode, spec.context_size]
     parts += [spec.parallel, spec.grows]  # of one sequence, one that grows keeps prompts in place of the others
     parts += [backend.settings.model_dump_json(), spec.gpu_layers]
-    parts += [spec.flags, spec.draft.model_id if spec.draft else None, spec.mtp, sorted(spec.options.items())]
+    parts += [spec.flags, sorted(spec.options.items())]
+    parts += [spec.draft.model_id if spec.draft else None, spec.mtp, spec.draft_tokens]
     parts += [sorted(spec.environment.items())]  # with the flags it says where the run is
     return json.dumps(parts, default=str)
 

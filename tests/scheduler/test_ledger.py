@@ -51,6 +51,8 @@ async def test_the_largest_measurement_counts(tmp_path: Path, backend: FakeBacke
         replace(SPEC, flags=("--cache-type-k", "q8_0")),
         replace(SPEC, options={"gpu_layers": 3}),
         replace(SPEC, draft=target("b").spec.bundle),
+        replace(SPEC, mtp=True),
+        replace(SPEC, draft_tokens=8),  # a recurrent state is kept for each
     ],
 )
 async def test_it_says_nothing_about_another_combination(other: object, backend: FakeBackend) -> None:
