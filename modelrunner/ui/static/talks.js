@@ -170,7 +170,7 @@ export async function commit(change) {
 
 function unkept(error) {
   if (error.name === "QuotaExceededError") chat.set({ full: "This browser has no more room for conversations: what comes now is lost when the page closes. Export and remove some." });
-  else chat.set({ fault: `The conversations are not kept: ${error.message}` });
+  else chat.set({ fault: chat.value.fault || `The conversations are not kept: ${error.message}` });
 }
 
 // Reads the list, and returns the answers that have no end.
