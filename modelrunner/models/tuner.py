@@ -161,7 +161,12 @@ class Tuner:
         if not self._is_idle():
             return
         for subject in await asyncio.to_thread(self._untuned):
-            if await self._parts.scheduler.fits_beside(await asyncio.to_thread(self._target, subject)):
+            try:
+                fits = await self._parts.scheduler.fits_beside(await asyncio.to_thread(self._target, subject))
+            except ModelRunnerError as error:
+                log.debug("%s cannot be measured: %s", subject.name, error)  # each minute
+                continue
+            if fits:
                 await self._yielding(subject)
                 return
 

@@ -17,7 +17,7 @@ from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Phase, RunnerView
 from modelrunner.store import Store
 from modelrunner.telemetry.exposition import Drafts
-from modelrunner.types import Launch, Mode, RunSpec
+from modelrunner.types import Launch, Mode, RequiredMemory, RunSpec
 from tests.api.conftest import StartDaemon, make_settings
 from tests.fakes import FakeBackend
 from tests.store.samples import add_model
@@ -275,6 +275,23 @@ async def test_drafts_that_are_not_taken_end(world: World, drafts: Drafts, stay:
         await world.parts.scheduler.unload(all=True)
     assert (await world.load()).ngram is stay
     assert ("no drafts: 10% of 5000 were taken" in world.told()) is not stay
+
+
+async def test_a_model_whose_estimate_fails_keeps_no_other_from_being_measured(world: World) -> None:
+    add_model(world.parts.store, "other", 1)
+    faulty, measured = world.parts.store.list()  # in the order in which they are measured
+    for model in (faulty, measured):
+        await world.parts.configurator.change(model.id, {"speculative": "auto"})
+    required = world.backend.required_memory
+
+    async def estimate(spec: RunSpec) -> RequiredMemory:
+        if spec.model_id == faulty.id:
+            raise KeyError("n_layers")
+        return await required(spec)
+
+    world.backend.required_memory = estimate  # type: ignore[method-assign]
+    await world.tuner.look()
+    assert world.told()[-1].startswith("faster with")
 
 
 async def test_a_model_that_was_unloaded_was_asked_all_the_same(world: World) -> None:
