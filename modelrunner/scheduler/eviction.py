@@ -4,7 +4,8 @@ A switch and back costs price = load(group's model) + load(runner). Let wait = m
 
 - An idle runner goes at once for a request that came after its last answer: that may be the same client's, who has
   changed the model. For one that came before, or if others wait for the runner, so that two want the room in turn, it
-  goes once it has been idle for load(runner), or the group has waited for `wait`.
+  goes once its rest has cost all requests of the group together load(runner) (a batch counts as one request), or the
+  group has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.
@@ -120,13 +121,15 @@ class Eviction:
         """Those on `host` that may go for `group` now, in their order."""
         policy, load = self.policy, _load_time(group.load_seconds, group.options[0].memory)
         now, began, asked, again = [], group.since, group.waiting[0].since, math.inf
-        for candidate in self._those_for(host, group.key in self.urgent):
+        urgent = group.key in self.urgent
+        share = policy.spare / (len(group.waiting) if urgent else 1)
+        for candidate in self._those_for(host, urgent):
             slot, id, _, own, earliest, idle_since = candidate
             if id in self.gone:
                 continue
             if idle_since > asked or (idle_since > -math.inf and slot.key in self.waited_for):
                 price = load + own
-                wait, rest = policy.loads * price, policy.spare * own
+                wait, rest = policy.loads * price, share * own
                 waited = began + (wait if wait < policy.patience else policy.patience)
                 spared = earliest + policy.spare * price
                 at = waited if waited > spared else spared

@@ -50,7 +50,7 @@ class Scheduler:
         ledger: Ledger | None = None,
         max_queue: int = 512,
         max_wait: float = 600.0,
-        patience: float = 6.0,
+        patience: float = 6.5,
         drain_limit: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         unasked: Callable[[], str | None] = lambda: "",

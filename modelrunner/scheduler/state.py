@@ -277,7 +277,7 @@ class Policy:
     interactive until its next turn."""
 
     max_wait: float = 600.0
-    patience: float = 6.0
+    patience: float = 6.5
     loads: float = 8.0
     spare: float = 1.0
     ageing: float = 60.0
