@@ -255,6 +255,7 @@ class UpstreamConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Closes the connection at once. The receiver hears nothing more."""
         self._receiver = self._flowing = self._rest = None
+        self._keep = False  # its end says nothing of the engine
         self._pool._forget(self)
         if self._dialing is not None:
             self._dialing.cancel()
@@ -273,7 +274,7 @@ class UpstreamConnection(asyncio.Protocol):
         if transport is None or transport.is_closing() or transport.get_write_buffer_size() or self._rest is not None:
             self.abort()
             return False
-        self._done, self._left_at = done, asyncio.get_running_loop().time()
+        self._done, self._left_at, self._keep = done, asyncio.get_running_loop().time(), False
         if not transport.can_write_eof():
             self.abort()
             return True

@@ -255,6 +255,31 @@ async def test_a_connection_that_idled_after_a_stream_says_nothing_of_the_next(
         pool.close()
 
 
+@pytest.mark.parametrize("politely", [True, False])
+async def test_a_client_that_leaves_says_nothing_of_the_engine(socket_path: Path, politely: bool) -> None:
+    async def script(call: Call) -> None:
+        if len(call.engine.received) == 2:
+            await call.left()
+        else:
+            await call.send(SSE + event("a") + b"0\r\n\r\n")
+
+    async with scripted_engine(socket_path, script) as engine:
+        pool = UpstreamPool(engine.endpoint)
+        await exchange(pool)
+        connection = pool.send(REQUEST, Recorder())
+        assert connection.reused
+        await engine.until(lambda e: len(e.received) == 2)
+        if politely:
+            connection.leave(lambda: None)
+        else:
+            connection.abort()
+        await engine.until(lambda e: e.open == 0)
+        await until(lambda: "0 open" in repr(pool))
+        await exchange(pool)
+        assert (await exchange(pool)).connection.reused
+        pool.close()
+
+
 @pytest.mark.parametrize("cut", range(1, len(SSE + event("hello") + b"0\r\n\r\n")))
 async def test_an_answer_may_be_cut_anywhere(socket_path: Path, cut: int) -> None:
     whole = SSE + event("hello") + b"0\r\n\r\n"
