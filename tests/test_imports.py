@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "modelfile": set(),
     "modelformat": set(),
     "cli": {"config", "daemon", "oci", "wire"},
-    "cluster": {"backend", "engine", "models", "plugins", "scheduler", "store"},
+    "cluster": {"backend", "engine", "models", "plugins", "scheduler", "store", "wire"},
     "concurrency": set(),
     "config": set(),
     "daemon": {

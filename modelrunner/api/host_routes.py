@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import wireforms
 from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.reach import Reach
@@ -38,7 +37,7 @@ class HostRoutes:
         """Lists the hosts of the cluster."""
         if self._members is None:
             return json_response(wire.Hosts([], "there is no [cluster] in config.toml: models run on this machine"))
-        return json_response(wire.Hosts([*map(wireforms.host, self._members.view())], self._members.problem))
+        return json_response(wire.Hosts(self._members.view(), self._members.problem))
 
     @documented(wire.HostPreloads, body=wire.HostPreloadRequest, query={}, errors=(422,))
     async def preload(self, request: web.Request) -> web.Response:

@@ -3,7 +3,7 @@ text."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from pydantic import BaseModel
@@ -17,17 +17,13 @@ from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
 from modelrunner.scheduler.devices import Device
-from modelrunner.telemetry.exposition import Drafts
 from modelrunner.telemetry.recordings import Recorded
 from modelrunner.types import RequiredMemory
-
-if TYPE_CHECKING:
-    from modelrunner.cluster.members import HostView
 
 _LONGEST_CHANGE = 200  # characters of one value
 
 
-def runner(view: RunnerView, drafts: Drafts | None = None) -> wire.RunnerStatus:
+def runner(view: RunnerView, drafts: wire.DraftStatus | None = None) -> wire.RunnerStatus:
     measured = view.memory.measured
     return wire.RunnerStatus(
         id=view.id,
@@ -55,7 +51,7 @@ def runner(view: RunnerView, drafts: Drafts | None = None) -> wire.RunnerStatus:
         host=view.host,
         sandbox=_sandbox(view.sandbox) if view.sandbox else None,
         models=dict(view.models),
-        drafts=wire.DraftStatus(*drafts) if drafts is not None else None,
+        drafts=drafts,
     )
 
 
@@ -189,18 +185,6 @@ def devices(seen: Sequence[Device], memory: MemoryUse) -> list[wire.DeviceStatus
         )
         for number, device in enumerate(seen)
     ]
-
-
-def host(view: "HostView") -> wire.HostStatus:
-    return wire.HostStatus(
-        view.name,
-        view.state,
-        view.address,
-        memory(view.budget) if view.budget else None,
-        list(view.devices),
-        view.models,
-        view.runners,
-    )
 
 
 def moment(seconds: float) -> str:

@@ -19,7 +19,7 @@ from modelrunner.errors import BadRequest, ModelRunnerError, NotFound
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler, Target
 from modelrunner.store import Store
-from modelrunner.types import RequiredMemory
+from modelrunner.wire import HostStatus, Memory
 
 log = logging.getLogger(__name__)
 _AGAIN = 1.0, 30.0  # seconds until a lost cluster is asked again, at first and at most
@@ -42,18 +42,6 @@ class ClusterMember(msgspec.Struct, frozen=True):
     taken: str = ""
     gone: bool = False
     problem: str = ""
-
-
-class HostView(msgspec.Struct, frozen=True):
-    """A host as it is shown. `budget` is None while it does not answer."""
-
-    name: str
-    state: str
-    address: str
-    budget: RequiredMemory | None = None
-    devices: tuple[str, ...] = ()
-    models: int = 0
-    runners: int = 0
 
 
 class Members:
@@ -166,16 +154,20 @@ class Members:
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", member.name, member.address)
 
-    def view(self) -> list[HostView]:
+    def view(self) -> list[HostStatus]:
         """Returns the hosts, sorted by name."""
         views = []
         for name, host in self.hosts.items():
-            report = host.report
-            devices = tuple([device.name for device in report.devices]) if report else ()
-            budget, models = (host.within(report.budget), len(report.models | report.seen)) if report else (None, 0)
+            report, budget, models, devices = host.report, None, 0, list[str]()
+            if report is not None:
+                within = host.within(report.budget)
+                budget, models = Memory(within.ram, list(within.vram)), len(report.models)
+                devices = [device.name for device in report.devices]
             where = host.where.address
-            views.append(HostView(name, host.state, where, budget, devices, models, len(host.runners)))
-        views += [HostView(name, problem, "") for name, problem in self._problems.items() if name not in self.hosts]
+            views.append(HostStatus(name, host.state, where, budget, devices, models, len(host.runners)))
+        for name, problem in self._problems.items():
+            if name not in self.hosts:
+                views.append(HostStatus(name, problem, "", None, [], 0, 0))
         return sorted(views, key=lambda host: host.name)
 
     async def preload(self, target: Target, names: Collection[str]) -> dict[str, str]:

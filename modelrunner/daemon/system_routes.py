@@ -17,8 +17,8 @@ from modelrunner.api.messages import json_response, query_count, query_flag
 from modelrunner.daemon.instance import Lifecycle
 from modelrunner.daemon.logs import daemon_log, engine_log
 from modelrunner.daemon.parts import Parts
-from modelrunner.models.health import DaemonHealth
 from modelrunner.processes.log import read_log
+from modelrunner.scheduler import HealthState
 
 if TYPE_CHECKING:
     from modelrunner.cluster.members import Members
@@ -122,7 +122,7 @@ class SystemRoutes:
         self._lifecycle.request_stop()
         return json_response(wire.Message("shutting down"), status=202)
 
-    def _form(self, health: DaemonHealth, reason: str = "") -> wire.Health:
+    def _form(self, health: HealthState, reason: str = "") -> wire.Health:
         uptime = round(time.monotonic() - self._lifecycle.started, 3)
         return wire.Health(health.value, uptime, self._active_requests(), __version__, reason)
 

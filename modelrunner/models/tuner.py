@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -69,16 +68,6 @@ _PROMPT = "a long prompt"
 log = logging.getLogger(__name__)
 
 
-class DraftCounts(Protocol):
-    """Tokens since the start of a runner: those that were proposed, and those of them that the model took."""
-
-    @property
-    def proposed(self) -> int: ...
-
-    @property
-    def accepted(self) -> int: ...
-
-
 class _AnswerEnd(msgspec.Struct, frozen=True):
     """What an answer says of its speed: `timings` of llama.cpp, tokens per second, and `usage` of every engine."""
 
@@ -121,7 +110,7 @@ class Tuner:
         self,
         parts: SettingParts,
         tunings: Tunings,
-        drafts: Callable[[Sequence[RunnerView]], Awaitable[Mapping[str, DraftCounts]]],
+        drafts: Callable[[Sequence[RunnerView]], Awaitable[Mapping[str, wire.DraftStatus]]],
         *,
         idle: float = _LOOK,
         rounds: int = 3,

@@ -9,7 +9,7 @@ from modelrunner.scheduler.scheduler import Scheduler
 from modelrunner.scheduler.slots import Lease
 from modelrunner.scheduler.state import Phase
 from modelrunner.scheduler.target import Replicas, RetainedSettings, Target
-from modelrunner.scheduler.views import KeptRunner, MemoryUse, RunnerView, SchedulerHealth, UnloadResult
+from modelrunner.scheduler.views import HealthState, KeptRunner, MemoryUse, RunnerView, UnloadResult
 from modelrunner.scheduler.why import Explanation, Figures, FitForecast, Fitting, Obstacle, Standing
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Figures",
     "FitForecast",
     "Fitting",
+    "HealthState",
     "Held",
     "Host",
     "KeptRunner",
@@ -32,7 +33,6 @@ __all__ = [
     "RetainedSettings",
     "RunnerView",
     "Scheduler",
-    "SchedulerHealth",
     "Standing",
     "Target",
     "UnloadResult",

@@ -217,13 +217,13 @@ class Scheduler:
                 waiting[ticket.asked.name] = waiting.get(ticket.asked.name, 0) + 1
         return waiting
 
-    def health(self) -> views.SchedulerHealth:
+    def health(self) -> views.HealthState:
         """Says whether requests wait, and whether plans succeed. Cheap."""
         if self._reconciler.closing:
-            return views.SchedulerHealth.SHUTTING_DOWN
+            return views.HealthState.SHUTTING_DOWN
         if self._reconciler.stuck:
-            return views.SchedulerHealth.ERROR
-        return views.SchedulerHealth.BUSY if self._queues else views.SchedulerHealth.READY
+            return views.HealthState.ERROR
+        return views.HealthState.BUSY if self._queues else views.HealthState.READY
 
     def awaited(self) -> bool:
         """True while a client waits for an answer, or for its end; requests of batches do not count. Cheap."""

@@ -12,9 +12,11 @@ from modelrunner.scheduler.state import Phase
 from modelrunner.types import Adapter, Endpoint, KeepAlive, Mode, RequiredMemory
 
 
-class SchedulerHealth(StrEnum):
-    """`BUSY` means that requests wait for a runner, `ERROR` that the last plan failed."""
+class HealthState(StrEnum):
+    """`BUSY` means that requests wait for a runner, `ERROR` that the last plan failed or that no request should be sent
+    for another reason, `STARTING` that models of the start-up list are being loaded."""
 
+    STARTING = "starting"
     READY = "ready"
     BUSY = "busy"
     SHUTTING_DOWN = "shutting_down"

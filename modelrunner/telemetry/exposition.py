@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -22,6 +22,7 @@ from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import Phase
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.types import RequiredMemory
+from modelrunner.wire import DraftStatus
 
 if TYPE_CHECKING:
     from modelrunner.telemetry.traces import Traces
@@ -232,14 +233,7 @@ def _name(family: Metric) -> str:
     return family.name.removesuffix("_total")
 
 
-class Drafts(NamedTuple):
-    """Tokens since the start of a runner: those that were proposed, and those of them that the model took."""
-
-    proposed: int
-    accepted: int
-
-
-async def drafts_of(runners: Sequence[RunnerView]) -> Mapping[str, Drafts]:
+async def drafts_of(runners: Sequence[RunnerView]) -> Mapping[str, DraftStatus]:
     """Asks the engines of the ready `runners`, at most a second for all of them. Returns the counts by the IDs of
     runners, without those of engines that do not tell or have proposed nothing."""
     answers = await fetch(runners, _DRAFTS_LIMIT)
@@ -247,9 +241,9 @@ async def drafts_of(runners: Sequence[RunnerView]) -> Mapping[str, Drafts]:
     return {runner: drafts for runner, drafts in by_runner.items() if drafts.proposed}
 
 
-def read_drafts(text: str) -> Drafts:
+def read_drafts(text: str) -> DraftStatus:
     """Reads metrics in Prometheus' text format; a count that is missing is 0."""
     sums = {"draft": 0.0, "accepted": 0.0}
     for name, count in _DRAFT_COUNT.findall(text):
         sums[name] += float(count)
-    return Drafts(*(int(min(count, _MOST_TOKENS)) for count in sums.values()))
+    return DraftStatus(*(int(min(count, _MOST_TOKENS)) for count in sums.values()))

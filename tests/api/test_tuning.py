@@ -16,8 +16,8 @@ from modelrunner.models.tunings import Tunings
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Phase, RunnerView
 from modelrunner.store import Store
-from modelrunner.telemetry.exposition import Drafts
 from modelrunner.types import Launch, Mode, RequiredMemory, RunSpec
+from modelrunner.wire import DraftStatus
 from tests.api.conftest import StartDaemon, make_settings
 from tests.fakes import FakeBackend
 from tests.store.samples import add_model
@@ -58,7 +58,7 @@ class World:
         settings.runtime_dir.mkdir(mode=0o700)
         add_model(Store(settings.data_dir), "smol", 0)
         self.parts: Parts = build(settings, BackendRegistry({"fake": self.backend}))
-        self.drafts = Drafts(0, 0)
+        self.drafts = DraftStatus(0, 0)
         self.file = folder / "tunings.json"
         self.restart()
 
@@ -68,7 +68,7 @@ class World:
         self.tuner = Tuner(self.parts.setting_parts, self.tunings, self._told, idle=0.0, rounds=1, **limits)
         self.parts.specs._tunings = self.tunings
 
-    async def _told(self, runners: Sequence[RunnerView]) -> Mapping[str, Drafts]:
+    async def _told(self, runners: Sequence[RunnerView]) -> Mapping[str, DraftStatus]:
         return {runner.id: self.drafts for runner in runners}
 
     async def load(self) -> RunSpec:
@@ -264,8 +264,8 @@ async def test_a_measuring_that_takes_too_long_is_not_begun_again(world: World) 
     assert not (await world.load()).ngram
 
 
-@pytest.mark.parametrize(("drafts", "stay"), [(Drafts(5000, 500), False), (Drafts(5000, 4000), True)])
-async def test_drafts_that_are_not_taken_end(world: World, drafts: Drafts, stay: bool) -> None:
+@pytest.mark.parametrize(("drafts", "stay"), [(DraftStatus(5000, 500), False), (DraftStatus(5000, 4000), True)])
+async def test_drafts_that_are_not_taken_end(world: World, drafts: DraftStatus, stay: bool) -> None:
     await world.parts.configurator.change("smol", {"speculative": "auto"})
     await world.tuner.look()
     assert (await world.load()).ngram

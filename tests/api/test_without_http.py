@@ -12,13 +12,13 @@ from modelrunner.gateway.access import Access
 from modelrunner.gateway.request.pipeline import Pipeline
 from modelrunner.http.limits import Limits
 from modelrunner.models.abilities import Abilities
-from modelrunner.models.health import DaemonHealth, HealthVerdict
+from modelrunner.models.health import HealthVerdict
 from modelrunner.models.orders import PullOrder
 from modelrunner.models.reload import Effect
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import WorkProgress
 from modelrunner.pull import PullResult
-from modelrunner.scheduler import Fitting, Phase
+from modelrunner.scheduler import Fitting, HealthState, Phase
 from modelrunner.store import RemoveResult
 from modelrunner.telemetry.accesslog import AccessLog
 from modelrunner.types import Mode
@@ -77,12 +77,12 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
 
     log = engine_log(tmp_path / "data_dir" / "logs", model.id)
     assert b"".join([piece async for piece in made.scheduler.log(runner.id, None, None)]) == log.read_bytes() != b""
-    assert made.health_check.health() is DaemonHealth.READY
-    assert await made.health_check.verdict() == HealthVerdict(DaemonHealth.READY, is_ready=True, reason="")
+    assert made.health_check.health() is HealthState.READY
+    assert await made.health_check.verdict() == HealthVerdict(HealthState.READY, is_ready=True, reason="")
     unreachable = await made.health_check.verdict(trouble="the socket is gone")
-    assert unreachable == HealthVerdict(DaemonHealth.ERROR, is_ready=False, reason="the socket is gone")
+    assert unreachable == HealthVerdict(HealthState.ERROR, is_ready=False, reason="the socket is gone")
     ending = await made.health_check.verdict(ending=True)
-    assert (ending.health, ending.is_ready) == (DaemonHealth.SHUTTING_DOWN, False)
+    assert (ending.health, ending.is_ready) == (HealthState.SHUTTING_DOWN, False)
 
     assert (await made.residency.pin("mine", pin=True)).state is Phase.READY
     assert made.scheduler.runners()[0].pinned

@@ -23,6 +23,7 @@ from modelrunner.telemetry.exposition import EngineMetrics, fetch, merged, read_
 from modelrunner.telemetry.recent import RequestFilter
 from modelrunner.telemetry.telemetry import Telemetry
 from modelrunner.types import Endpoint, Served
+from modelrunner.wire import DraftStatus
 from tests.waiting import HUNG
 
 
@@ -43,7 +44,8 @@ def test_an_engine_with_broken_metrics_hides_no_other() -> None:
 )
 def test_drafts_of_an_engine_s_metrics(template: str, proposed: str, accepted: str, counts: tuple[int, int]) -> None:
     text = template.format("spec_decode_num_draft_tokens_total", proposed)
-    assert read_drafts(text + template.format("spec_decode_num_accepted_tokens_total", accepted)) == counts
+    text += template.format("spec_decode_num_accepted_tokens_total", accepted)
+    assert read_drafts(text) == DraftStatus(*counts)
 
 
 def series(families: Iterable[Metric]) -> list[tuple[str, dict[str, str], float]]:
