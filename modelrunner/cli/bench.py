@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import click
 import msgspec
 
-from modelrunner import __version__
-from modelrunner.cli import output, tuning
+from modelrunner import __version__, wire
+from modelrunner.cli import output
 from modelrunner.cli.answer import Answer, Quiet, receive
 from modelrunner.cli.client import HttpClient, path
 from modelrunner.cli.common_options import json_option, with_client
@@ -95,8 +96,8 @@ def bench(
     levels = _levels(concurrency)
     name = prepare(client, model, backend=None, context_size=None)
     if tunes:
-        tuned = tuning.tune(client, name)
-        output.json(msgspec.json.encode(tuned)) if as_json else tuning.show(name, tuned)
+        tuned = _tune(client, name)
+        output.json(msgspec.json.encode(tuned)) if as_json else _show_tuning(name, tuned)
         return
     load = _Load(name, words, tokens)
     output.note(f"loading {name}")
@@ -209,3 +210,29 @@ def _cell(value: float | None, old: float | None, digits: int) -> str:
         return "-"
     change = f" ({100 * (value / old - 1):+.0f}%)" if old else ""
     return f"{value:.{digits}f}{change}"
+
+
+def _tune(client: HttpClient, model: str) -> wire.Tuning:
+    """Measures, and sets `tune` to "auto", and `speculative` unless it was chosen. Raises `BadRequest` for a model that
+    does not chat, or that has a draft model."""
+    output.note("measuring takes minutes; `modelrunner events` shows its end")
+    shown = client.call("GET", path("models", model), dict[str, Any])
+    model = next(iter(shown.get("tags") or ()), model)  # a change takes a whole name
+    done = client.call("POST", "/engines/tune", wire.Tuning, {"model": model}, timeout=None)
+    [before, *_] = client.call("GET", path("engines", "_configure", model=model), list[dict[str, Any]]) or [{}]
+    wanted = {"tune": "auto"}
+    if not (before.get("effective") or {}).get("speculative"):
+        wanted["speculative"] = "auto"
+    client.fetch("POST", "/engines/_configure", {"model": model, **wanted})
+    return done
+
+
+def _show_tuning(model: str, done: wire.Tuning) -> None:
+    rows = [
+        (trial.what, text.text, f"{text.plain:.1f}", f"{text.changed:.1f}", f"{text.ratio:.2f}")
+        for trial in done.trials
+        for text in trial.texts
+    ]
+    rows += [(trial.what, f"it does not start: {trial.fault}", "", "", "") for trial in done.trials if trial.fault]
+    output.table(("CHANGE", "TEXT", "T/S", "WITH IT", "RATIO"), rows)
+    output.note(f"{done.reason}; it holds from the next load, and `modelrunner configure {model}` shows the settings")

@@ -29,19 +29,19 @@ _PROBES = {
     if hasattr(socket, option)
 }
 """When a silent peer is asked for a sign of life: seconds, and how often."""
+_MOST_IDLE = 64
 _HEARS_NOTHING = 0.5  # seconds after which an engine that goes on sending to nobody is hung up on
 _AT_ONCE = 0.5  # seconds after a stream in which an engine closes its connection if it does so after each
 
 
 class UpstreamPool:
-    """The connections to `endpoint`. At most `max_idle` are kept open without an exchange. `begun` counts exchanges,
+    """The connections to `endpoint`. At most `_MOST_IDLE` are kept open without an exchange. `begun` counts exchanges,
     `waiting` is how many are under way."""
 
-    def __init__(self, endpoint: Endpoint, *, max_idle: int = 64) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self.move(endpoint)
         self.begun = 0
         self._answered = 0  # of heads, and of bodies that are over
-        self._max_idle = max_idle
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
@@ -421,7 +421,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._streams:
             self._streamed_at = asyncio.get_running_loop().time()
             self._keep = self._keep and self._pool._keeps_after_streams
-        if self._keep and len(idle) < self._pool._max_idle and not self._pool._closed:
+        if self._keep and len(idle) < _MOST_IDLE and not self._pool._closed:
             idle.append(self)
         else:
             self.abort()

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,9 +59,9 @@ class ResponseStore:
     `owner` is the `ApiKey.owner` of the asking key, which sees its own responses alone, or "" for the daemon's owner,
     who sees all."""
 
-    def __init__(self, path: Path, *, limit: int, age: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, *, limit: int, age: float) -> None:
         self._database = Database(path, _TABLE)
-        self._limit, self._age, self._clock = limit, age, clock
+        self._limit, self._age = limit, age
         self._unwritten: dict[str, StoredResponse] = {}
         self._deleted: set[str] = set()
         self._writing: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class ResponseStore:
             response is None
             or owner not in ("", response.owner)
             or id in self._deleted
-            or response.created < self._clock() - self._age
+            or response.created < time.time() - self._age
         ):
             raise NotFound(f"there is no response {id!r}: it was not stored, or was too old", param="response_id")
         if response.response.get("status") in ("queued", "in_progress") and not running:
@@ -166,7 +166,7 @@ class ResponseStore:
         with self._database.transaction() as database:
             columns = "id, created, previous, input, response, owner"
             database.executemany(f"insert or replace into stored_responses ({columns}) values (?, ?, ?, ?, ?, ?)", rows)
-            database.execute("delete from stored_responses where created < ?", (self._clock() - self._age,))
+            database.execute("delete from stored_responses where created < ?", (time.time() - self._age,))
             newest = "select id from stored_responses order by created desc limit ?"
             database.execute(f"delete from stored_responses where id not in ({newest})", (self._limit,))
 

@@ -3,7 +3,7 @@ settings; of a model that an engine manages itself, from its backend. Keeps the 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -263,22 +263,18 @@ class _KeptCheck(msgspec.Struct, frozen=True):
 
 class Checks:
     """Keeps the last result of `modelrunner check` for each model in `file`, by the model's ID, which changes with any
-    of its files. A result holds as long as the engine has the same version and the model the same settings. `wall` is
-    the time of day in Unix seconds."""
+    of its files. A result holds as long as the engine has the same version and the model the same settings."""
 
     def __init__(
         self,
         file: Path,
         registry: BackendRegistry,
         configurations: Configurations,
-        *,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._file = JsonFile(file, dict[str, _KeptCheck], cache=True)
         self._kept = self._file.load() or {}
         self._registry = registry
         self._configurations = configurations
-        self._wall = wall
         self._engines: dict[str, str] = {}
         """The name and the version of each backend's engine, by the name, as far as they were needed."""
         self._lock = asyncio.Lock()
@@ -293,7 +289,7 @@ class Checks:
         failing disk costs only the next start the result."""
         self._engines.pop(backend or "", None)
         engine = await self._engine(backend)
-        check = wire.ModelCheck(outcome.passed, outcome.failed, int(self._wall()), engine)
+        check = wire.ModelCheck(outcome.passed, outcome.failed, int(time.time()), engine)
         async with self._lock:
             kept = {id: each for id, each in self._kept.items() if id != model_id}
             kept[model_id] = _KeptCheck(check, self._settings(model_id))

@@ -171,7 +171,7 @@ class PruneRule:
 
 
 class Pruner:
-    """Keeps models that are pinned, to be preloaded, or in memory. `wall` is the time of day in Unix seconds."""
+    """Keeps models that are pinned, to be preloaded, or in memory."""
 
     def __init__(
         self,
@@ -180,15 +180,12 @@ class Pruner:
         scheduler: Scheduler,
         resolver: Resolver,
         last_used: LastUsed,
-        *,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._library = library
         self._scheduler = scheduler
         self._resolver = resolver
         self._last_used = last_used
-        self._wall = wall
 
     async def prune(self, rule: PruneRule, *, dry_run: bool = False) -> list[wire.PrunedItem]:
         """Removes leftovers, or models, by the rule, and returns them; with `dry_run` only returns them. Pulls go on
@@ -222,7 +219,7 @@ class Pruner:
         left = self._store.used()
         chosen: list[tuple[StoredModel, int]] = []
         for model, size in zip(idle, self._store.freed([model.id for model in idle]), strict=True):
-            is_old = rule.unused is not None and self._wall() - self._last_used.of(model) >= rule.unused
+            is_old = rule.unused is not None and time.time() - self._last_used.of(model) >= rule.unused
             is_more = rule.size is not None and left > rule.size
             if not (is_old or is_more):
                 break

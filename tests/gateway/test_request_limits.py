@@ -9,7 +9,7 @@ import pytest
 from modelrunner.engineapi import ApiShape
 from modelrunner.errors import BadRequest, RequestCancelled
 from modelrunner.gateway.engine_request import EngineRequest
-from modelrunner.gateway.request.token_limit import limit_tokens
+from modelrunner.gateway.request.model_defaults import limit_tokens
 from modelrunner.types import NO_LIMITS, RequestLimits
 from tests.gateway.fakes import SSE, Call, chunk, event
 from tests.gateway.harness import CHAT, proxy, request

@@ -22,12 +22,11 @@ from modelrunner.gateway.headers import chunk, engine_headers, id_line, one_line
 from modelrunner.gateway.request.choice_rounds import ChoiceRounds
 from modelrunner.gateway.request.in_flight import InFlight
 from modelrunner.gateway.request.leases import Leases
-from modelrunner.gateway.request.model_defaults import apply_defaults
+from modelrunner.gateway.request.model_defaults import apply_defaults, limit_tokens
 from modelrunner.gateway.request.observers import LEFT, RequestRecord, record_of
 from modelrunner.gateway.request.required_calls import RequiredCalls, require_calls
 from modelrunner.gateway.request.response_writer import ResponseWriter
 from modelrunner.gateway.request.schemas import hold_schemas
-from modelrunner.gateway.request.token_limit import limit_tokens
 from modelrunner.gateway.request.tokens import NONE, tokens_of, with_prompt
 from modelrunner.gateway.request.tool_choice import choose_tools
 from modelrunner.gateway.request.trace_context import begun
