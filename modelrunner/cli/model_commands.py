@@ -61,9 +61,9 @@ def list_models(client: HttpClient, quiet: bool, as_json: bool) -> None:
                 output.say(name)
     else:
         checked = any(model.check for model in models)
-        columns = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", *(("CHECK",) if checked else ()))
+        columns = ("PARAMETERS", "QUANTIZATION", "ARCHITECTURE", "CAPABILITIES", "CONTEXT", *["CHECK"] * checked)
         headings = ("MODEL NAME", *columns, "MODEL ID", "CREATED", "SIZE")
-        expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "PARAMETERS")
+        expendable = ("CAPABILITIES", "CREATED", "ARCHITECTURE", "MODEL ID", "CONTEXT", "PARAMETERS")
         output.table(headings, [row for model in models for row in _rows(model, checked)], expendable=expendable)
         if not models and output.is_terminal(sys.stdout):
             output.note("no model is here yet: `modelrunner run` offers the starter, `modelrunner pull` gets others")
@@ -177,7 +177,8 @@ def _rows(model: wire.Model, checked: bool) -> list[tuple[str, ...]]:
     able = [name for name in model.capabilities if name != "completion" or "chat" not in model.capabilities]
     size = "damaged" if model.damage else _size(str(model.config.get("size") or ""))
     mark = (_check(model.check),) if checked else ()
-    rest = (*figures, " ".join(able), *mark, digits, ago(model.created), size)
+    window = str(model.context_window or "")
+    rest = (*figures, " ".join(able), window, *mark, digits, ago(model.created), size)
     names = [*(model.tags or ["<none>"]), *(f"{alias} (alias)" for alias in model.aliases)]
     return [(name, *rest) for name in names]
 

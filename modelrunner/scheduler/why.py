@@ -154,11 +154,14 @@ def fit(
 ) -> FitForecast:
     """Says whether and how the group's model would get its memory now. `where` names a place."""
     look, slot, name = outlook(state, group, now), _slot(state, group.key), group.name
+    usual = min([option.rank for option in group.options], default=0)
     if slot is not None and slot.phase in (Phase.STARTING, Phase.READY):
         fits, reason = Fitting.NOW, f"{name} is loaded"
     elif look.error is not None:
         fits, reason = Fitting.NEVER, str(look.error)
-    elif look.start is not None and look.start.option.rank and (slot is None or slot.phase is not Phase.SLEEPING):
+    elif (
+        look.start is not None and look.start.option.rank > usual and (slot is None or slot.phase is not Phase.SLEEPING)
+    ):
         fits, reason = (
             Fitting.SPLIT,
             f"{name} fits in a smaller way than the one that was asked for{_where(look.start, where)}",

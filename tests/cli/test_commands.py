@@ -81,7 +81,7 @@ REMOTE = {
 }
 SHOWN = {
     "list": ("GET /models", [MODEL], "ai/smollm2:latest"),
-    "ls": ("GET /models", [MODEL], "abababababab"),
+    "ls": ("GET /models", [MODEL | {"context_window": 32_768}], "32768    abababababab"),
     "inspect smollm2": ("GET /models/smollm2", MODEL, "Q4_1"),
     "ps": ("GET /engines/ps", [RUNNER], "4MiB"),
     "df": ("GET /engines/df", USAGE, "llama.cpp b1"),

@@ -94,6 +94,15 @@ async def test_a_lone_client_keeps_one_sequence_and_a_crowd_gets_more() -> None:
 
 
 @virtual
+async def test_one_sequence_is_no_smaller_way_to_fit() -> None:
+    wanted = target("a", parallel=4, grows=True)
+    for budget, fits in ((10, "now"), (4, "now"), (2, "split")):
+        scheduler = World(budget, {"a": Engine(6, smaller=(3, 2))}).scheduler()
+        assert (await scheduler.diagnostics.fit(wanted)).fits == fits
+        await scheduler.close(0)
+
+
+@virtual
 async def test_without_room_for_both_the_waiting_are_answered_by_the_next() -> None:
     world = World(8, {"a": Engine(6, smaller=(3,))})
     scheduler, wanted = world.scheduler(), target("a", parallel=4, grows=True)
