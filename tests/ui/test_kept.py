@@ -322,6 +322,26 @@ async def test_a_file_of_a_draft_also_takes_the_room_of_old_pictures(told: Page)
     await expect(told.get_by_role("button", name="Remove notes.txt")).to_be_visible()
 
 
+async def test_a_conversation_that_finds_no_room_replaces_none(told: Page) -> None:
+    await told.evaluate(
+        """async () => {
+            const put = IDBObjectStore.prototype.put;
+            IDBObjectStore.prototype.put = function (value, ...more) {
+                if (value.content === "New") throw new DOMException("no room", "QuotaExceededError");
+                return put.call(this, value, ...more);
+            };
+            const talks = await import("/ui/talks.js");
+            const { id } = talks.chat.value.talks[0];
+            const message = { id: "m", parent: "", role: "user", content: "New" };
+            await talks.take(JSON.stringify({ conversations: [{ id, title: "New", head: "m", messages: [message] }] }));
+        }"""
+    )
+    await expect(told.get_by_text("no more room for conversations")).to_be_visible()
+    await told.reload()
+    await expect(told.locator(".message.user")).to_contain_text("Hello")
+    await expect(told.locator(".message.assistant")).to_contain_text(WHOLE)
+
+
 OPENED = """(version) => new Promise((resolve) => {
     const opening = indexedDB.open("modelrunner", version);
     opening.onsuccess = () => resolve(Boolean(window.held = opening.result));

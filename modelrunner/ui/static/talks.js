@@ -56,8 +56,8 @@ export const blank = (model) => ({ id: newId(), title: "", model, system: "", sa
 function apply({ talks = [], messages = [], gone = [] }) {
   if (!chat.value.talks) return;
   const all = new Map(chat.value.talks.map((talk) => [talk.id, talk]));
-  for (const talk of talks) if (all.has(talk.id) || talk.created) all.set(talk.id, { ...all.get(talk.id), ...talk });
   for (const id of gone) all.delete(id);
+  for (const talk of talks) if (all.has(talk.id) || talk.created) all.set(talk.id, { ...all.get(talk.id), ...talk });
   const mine = messages.filter((message) => message.talk === chat.value.shown);
   chat.set({
     talks: [...all.values()].sort((a, b) => b.changed - a.changed),
@@ -123,16 +123,16 @@ function tellLost(lost) {
 
 async function keep(change) {
   tellLost(await together(async (talks, messages, files) => {
-    for (const talk of change.talks || []) {
-      const before = await request(talks.get(talk.id));
-      if (before || talk.created) talks.put({ ...before, ...talk });
-    }
-    for (const message of change.messages || []) if (await request(talks.getKey(message.talk))) messages.put(sized(message));
     for (const id of change.gone || []) {
       talks.delete(id);
       files.delete(id);
       for (const key of await request(messages.index("talk").getAllKeys(id))) messages.delete(key);
     }
+    for (const talk of change.talks || []) {
+      const before = await request(talks.get(talk.id));
+      if (before || talk.created) talks.put({ ...before, ...talk });
+    }
+    for (const message of change.messages || []) if (await request(talks.getKey(message.talk))) messages.put(sized(message));
     for (const [id, each] of Object.entries(change.files || {})) files.put(each, id);
     return change.messages?.some(length) ? trim(messages, 1) : [];
   }));
@@ -161,7 +161,7 @@ async function write(change) {
 }
 
 // Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
-// the IDs of conversations to remove. What belongs to a conversation that is not here is left out. Ends when it is kept.
+// the IDs of conversations to remove before. What belongs to a conversation that is not here is left out. Ends when it is kept.
 export async function commit(change) {
   apply(change);
   channel.postMessage(change);
@@ -273,8 +273,8 @@ export async function take(text) {
   const good = (found || []).filter?.((talk) => typeof talk?.id === "string" && Array.isArray(talk.messages) && talk.messages.every(isMessage));
   if (!good?.length) throw new Error("This file holds no conversations that were exported here.");
   for (const { id, title, model, system, sampling, head, changed, messages } of good) {
-    await commit({ gone: [id] });
     await commit({
+      gone: [id],
       talks: [{ ...blank(String(model || "")), id, title: String(title || ""), system: String(system || ""), sampling: sampling || {}, head: String(head || ""), changed: Number(changed) || Date.now() }],
       messages: messages.map(({ growing, ...message }, i) => ({ ...message, talk: id, at: Number(message.at) || i })),
     });
