@@ -5,7 +5,7 @@ import msgspec
 from aiohttp import web
 
 from modelrunner import wire
-from modelrunner.api import modelforms, wireforms
+from modelrunner.api import wireforms
 from modelrunner.api.documented import PROGRESS, documented
 from modelrunner.api.messages import json_response, read_json
 from modelrunner.api.middleware import owner_of
@@ -72,7 +72,7 @@ class EngineRoutes:
     @documented(wire.DiskUsage)
     async def df(self, request: web.Request) -> web.Response:
         """Shows the disk use of models and engines."""
-        usage = modelforms.disk_usage(await self._disk.usage())
+        usage = await self._disk.usage()
         shown = [model for model in usage.models if self._reach.allows(request, model.id, *model.tags)]
         return json_response(msgspec.structs.replace(usage, models=shown))
 
@@ -142,18 +142,14 @@ class ResidencyRoutes:
     async def pin(self, request: web.Request) -> web.Response:
         """Pins a model, so that it is never evicted for another model; or unpins it."""
         model, pin = (await read_json(request, wire.ModelName)).model, request.match_info["action"] == "pin"
-        residency = await self._residency.pin(model, pin=pin)
-        what = "is never evicted" if pin else "is evicted where another model needs the memory"
-        return json_response(wireforms.model_state(residency, what))
+        return json_response(await self._residency.pin(model, pin=pin))
 
     @documented(wire.ModelState, body=wire.ModelName)
     async def pause(self, request: web.Request) -> web.Response:
         """Unloads a model after its last answer; its requests wait."""
-        residency = await self._residency.pause((await read_json(request, wire.ModelName)).model)
-        return json_response(wireforms.model_state(residency, "is paused: its requests wait for `modelrunner resume`"))
+        return json_response(await self._residency.pause((await read_json(request, wire.ModelName)).model))
 
     @documented(wire.ModelState, body=wire.ModelName)
     async def resume(self, request: web.Request) -> web.Response:
         """Ends a pause."""
-        residency = self._residency.resume((await read_json(request, wire.ModelName)).model)
-        return json_response(wireforms.model_state(residency, "answers again: its next request loads it"))
+        return json_response(self._residency.resume((await read_json(request, wire.ModelName)).model))

@@ -1,11 +1,10 @@
-"""Translates pulls and disk use to the structs of wire/models.py."""
+"""Translates pulls to the structs of wire/models.py."""
 
 from typing import Literal
 
 from modelrunner import wire
 from modelrunner.defaults import ModelDefaults
 from modelrunner.modelfile import Modelfile, render
-from modelrunner.models.disk import DiskReport
 from modelrunner.progress import FileProgress, RunningPull, WorkProgress
 
 
@@ -41,23 +40,3 @@ def _remaining(part: WorkProgress | FileProgress) -> float | None:
 
 def pull(running: RunningPull) -> wire.PullStatus:
     return wire.PullStatus(running.name, running.source, int(running.started), progress(running.progress))
-
-
-def disk_usage(report: DiskReport) -> wire.DiskUsage:
-    models = [
-        wire.ModelUsage(
-            each.model.id,
-            each.model.tags,
-            each.size,
-            each.shared,
-            each.reclaimable,
-            int(report.last_used[each.model.id]),
-            str(each.folder),
-        )
-        for each in report.store.models
-    ]
-    backends = [wire.BackendUsage(each.name, each.version, each.engine, each.state) for each in report.engines]
-    engines = sum(each.engine for each in report.engines)
-    folders = [wire.FolderUsage(str(f.path), f.total, f.partial, f.free) for f in report.store.folders]
-    folders += [wire.FolderUsage(str(folder.path), absent=folder.message) for folder in report.absent]
-    return wire.DiskUsage(models, backends, report.store.total, engines, report.store.partial, folders)

@@ -13,7 +13,6 @@ from modelrunner.gateway.request.observers import RequestRecord
 from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.explain import FitReport
 from modelrunner.models.reload import SettingChange
-from modelrunner.models.residency import ModelResidency
 from modelrunner.sandbox import Sandbox
 from modelrunner.scheduler import EventRecord, Explanation, MemoryUse, RunnerView, UnloadResult
 from modelrunner.scheduler.devices import Device
@@ -104,11 +103,6 @@ def fit(report: FitReport) -> wire.Fit:
         forecast.reason,
         wire.Disk(report.disk_needed, report.disk_free),
     )
-
-
-def model_state(residency: ModelResidency, what: str) -> wire.ModelState:
-    name = residency.model.name
-    return wire.ModelState(name, residency.state or "stopped", f"{name} {what}")
 
 
 def configuration(shown: ShownConfiguration) -> wire.Configuration:

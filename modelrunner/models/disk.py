@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,8 @@ from modelrunner.models.resolve import Resolver
 from modelrunner.plugins.isolation import interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Scheduler
-from modelrunner.store import Store, StoredModel, StoreUsage
+from modelrunner.store import Store, StoredModel
 from modelrunner.store.files import size_of
-from modelrunner.store.union import AbsentFolder
 
 EVERY = 60.0  # seconds
 _LOADS = ("load", "ready", "evict", "stop")
@@ -94,26 +93,6 @@ class LastUsed:
             self._written = times
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSize:
-    """Bytes of an installed engine. `state` is the size of the conversations that its backend saved."""
-
-    name: str
-    version: str
-    engine: int
-    state: int
-
-
-@dataclass(frozen=True, slots=True)
-class DiskReport:
-    """`last_used` is by model ID, in Unix seconds."""
-
-    store: StoreUsage
-    engines: tuple[EngineSize, ...]
-    last_used: Mapping[str, float]
-    absent: Sequence[AbsentFolder] = ()
-
-
 class DiskMeter:
     """`state` has a folder for each backend that saves conversations, by the backend's name."""
 
@@ -136,7 +115,7 @@ class DiskMeter:
         folders = [self._state / backend.name for backend in self._registry]
         return await asyncio.to_thread(lambda: sum(map(size_of, folders)))
 
-    async def usage(self) -> DiskReport:
+    async def usage(self) -> wire.DiskUsage:
         """Measures the disk use of models and engines. Raises `StorageFailed`."""
         await asyncio.to_thread(self._store.look)
         store = await asyncio.to_thread(self._store.disk_usage)
@@ -150,10 +129,24 @@ class DiskMeter:
             except ModelRunnerError as error:  # the other engines are shown all the same
                 log.warning("the size of the engine of %s is not known: %s", backend.name, error)
                 size = 0
-            engines.append(EngineSize(backend.name, version, size, state))
+            engines.append(wire.BackendUsage(backend.name, version, size, state))
         self._last_used.look()
-        used = {each.model.id: self._last_used.of(each.model) for each in store.models}
-        return DiskReport(store, tuple(engines), used, self._store.absent())
+        models = [
+            wire.ModelUsage(
+                each.model.id,
+                each.model.tags,
+                each.size,
+                each.shared,
+                each.reclaimable,
+                int(self._last_used.of(each.model)),
+                str(each.folder),
+            )
+            for each in store.models
+        ]
+        folders = [wire.FolderUsage(str(each.path), each.total, each.partial, each.free) for each in store.folders]
+        folders += [wire.FolderUsage(str(each.path), absent=each.message) for each in self._store.absent()]
+        total = sum(engine.size for engine in engines)
+        return wire.DiskUsage(models, engines, store.total, total, store.partial, folders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Protocol
 
+from modelrunner import wire
 from modelrunner.errors import BadRequest, InvalidReference, ModelNotFound, ModelRunnerError
 from modelrunner.models.configurator import Configurator, SettingParts
 from modelrunner.models.installs import InstallOnDemand
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.progress import LoadProgress, ProgressReport, WorkProgress
-from modelrunner.scheduler import FitForecast, Fitting, Phase, Scheduler, UnloadResult
+from modelrunner.scheduler import FitForecast, Fitting, Scheduler, UnloadResult
 from modelrunner.scheduler.state import Reason
 from modelrunner.store import Store, StoredModel
 
@@ -27,14 +27,6 @@ _QUIET = 4.0  # seconds without an event, after which free room is looked for, a
 _MOST_GROUPS = 8  # groups whose models are loaded at the same time
 
 
-@dataclass(frozen=True, slots=True)
-class ModelResidency:
-    """`state` is that of the model's runner, None without one."""
-
-    model: StoredModel
-    state: Phase | None
-
-
 class Residency:
     """A `reference` is a whole name or an ID of a model. The methods raise `ModelNotFound`, `InvalidReference`."""
 
@@ -46,26 +38,26 @@ class Residency:
         self._registry = registry
         self._configurator = configurator
 
-    async def pin(self, reference: str, *, pin: bool) -> ModelResidency:
+    async def pin(self, reference: str, *, pin: bool) -> wire.ModelState:
         """Pins the model, so that it is never evicted for another model, or unpins it: at once, and in its
         configuration. Raises as `Configurator.change`."""
         model = self._whole(reference)
         await self._configurator.change(model.id, {"pin": pin})
-        return self._of(model)
+        return self._of(model, "is never evicted" if pin else "is evicted where another model needs the memory")
 
-    async def pause(self, reference: str) -> ModelResidency:
+    async def pause(self, reference: str) -> wire.ModelState:
         """Unloads the model and the presets of it, and lets their requests wait until `resume`. Returns when the
         runners are gone, or after the time limit of a drain."""
         model = self._whole(reference)
         pause = self._scheduler.pause(model.id, self._store.files_id(model.id))
         await asyncio.shield(asyncio.ensure_future(pause))
-        return self._of(model)
+        return self._of(model, "is paused: its requests wait for `modelrunner resume`")
 
-    def resume(self, reference: str) -> ModelResidency:
+    def resume(self, reference: str) -> wire.ModelState:
         """Lets a paused model answer again, and the presets of it."""
         model = self._whole(reference)
         self._scheduler.resume(self._store.files_id(model.id))
-        return self._of(model)
+        return self._of(model, "answers again: its next request loads it")
 
     async def unload(
         self, *, all: bool = False, backend: str | None = None, models: Sequence[str] = (), force: bool = False
@@ -94,9 +86,9 @@ class Residency:
     def _whole(self, reference: str) -> StoredModel:
         return self._store.whole(reference)[0]
 
-    def _of(self, model: StoredModel) -> ModelResidency:
+    def _of(self, model: StoredModel, what: str) -> wire.ModelState:
         states = (runner.state for runner in self._scheduler.runners() if model.id in runner.models)
-        return ModelResidency(model, next(states, None))
+        return wire.ModelState(model.name, next(states, "stopped"), f"{model.name} {what}")
 
 
 class ModelGroup(Protocol):

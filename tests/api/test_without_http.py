@@ -84,12 +84,12 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     ending = await made.health_check.verdict(ending=True)
     assert (ending.health, ending.is_ready) == (HealthState.SHUTTING_DOWN, False)
 
-    assert (await made.residency.pin("mine", pin=True)).state is Phase.READY
+    assert (await made.residency.pin("mine", pin=True)).state == "ready"
     assert made.scheduler.runners()[0].pinned
-    assert (await made.residency.pause("mine")).state is None
+    assert (await made.residency.pause("mine")).state == "stopped"
     assert (await made.explainer.why("mine")).waiting_for == "resume"
     made.residency.resume("mine")
-    assert (await made.disk.usage()).store.models[0].size == model.size
+    assert (await made.disk.usage()).models[0].size == model.size
 
     assert await made.library.remove("mine") == RemoveResult(("mine",))
     assert await made.library.remove("smol") == RemoveResult(("smol",), model.id)
