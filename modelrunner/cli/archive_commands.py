@@ -130,4 +130,4 @@ def _import_llama_swap(file: Path) -> None:
     output.say(text.rstrip())
     for line in notes:
         output.note(line)
-    output.note(f"append this to {Locations.find().config_file}, then start the daemon again")
+    output.note(f"append this to {Locations.find().config_file}: a daemon that runs reads it by `modelrunner reload`")

@@ -72,10 +72,6 @@ class _Conversion:
 
     def run(self) -> None:
         source = self._source
-        if ttl := _number(source.get("globalTTL", 0), "globalTTL"):
-            self.lines += [f'keep_alive = "{ttl}s"', ""]
-        else:
-            self.lines += ['keep_alive = "-1"', ""]
         for id, model in _table(source.get("models"), "models").items():
             self._model(str(id), _table(model, f"models.{id}"))
         self._groups()
@@ -133,17 +129,18 @@ class _Conversion:
 
     def _settings(self, id: str, model: Mapping[str, Any]) -> None:
         ttl = _number(model.get("ttl", -1), f"models.{id}.ttl")
-        if ttl >= 0:
-            self._models.setdefault(id, {})["keep_alive"] = f"{ttl}s" if ttl else "-1"
+        ttl = ttl if ttl >= 0 else _number(self._source.get("globalTTL", 0), "globalTTL")
+        self._models.setdefault(id, {})["keep_alive"] = f"{ttl}s" if ttl else "-1"
         for alias in _list(model.get("aliases")):
             self._aliases[str(alias)] = id
         filters = _table(model.get("filters"), f"models.{id}.filters")
-        strip = [name for word in str(filters.get("stripParams", "")).split(",") if (name := word.strip())]
+        stripped = str(filters.get("stripParams") or filters.get("strip_params", ""))  # the second in older files
+        strip = [name for word in stripped.split(",") if (name := word.strip())]
         fixed = _table(filters.get("setParams"), f"models.{id}.filters.setParams")
         if strip or fixed:
             parameters = {**({"strip": strip} if strip else {}), **({"set": dict(fixed)} if fixed else {})}
             self._models.setdefault(id, {})["parameters"] = parameters
-        self._name(filters.keys() - {"stripParams", "setParams"}, f"models.{id}.filters.")
+        self._name(filters.keys() - {"stripParams", "strip_params", "setParams"}, f"models.{id}.filters.")
         self._name(model.keys() - _KNOWN, f"models.{id}.")
         self._name(_table(model.get("capabilities"), id).keys() - _CAPABILITIES, f"models.{id}.capabilities.")
 

@@ -43,6 +43,8 @@ PLACES = {
 }
 """The places in a command and its environment, and what they become for a run."""
 _PLACE = re.compile(r"\{([a-z]+)\}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _command(words: tuple[str, ...], *more: str) -> tuple[str, ...]:
@@ -92,6 +94,18 @@ def _signal(name: str) -> str:
     return name
 
 
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is no name: write 1 to 32 of a-z, 0-9, '.', '_' and '-', a letter or digit first")
+    return value
+
+
+def _variable(value: str) -> str:
+    if value and not _VARIABLE.fullmatch(value):
+        raise ValueError("write the name of a variable of the daemon's environment, and not the key")
+    return value
+
+
 def _path(value: str) -> str:
     if not value.startswith("/") or not value.isascii() or not value.isprintable():
         raise ValueError(f"{value!r} is no path of an engine: it begins with / and is printable ASCII")
@@ -105,7 +119,7 @@ _Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
 _Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
 _Folder = Annotated[Path, AfterValidator(whole)]
 _Path = Annotated[str, AfterValidator(_path)]
-EngineName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
+EngineName = Annotated[str, AfterValidator(_name)]
 
 
 class _EnginePart(BaseModel):
@@ -184,7 +198,7 @@ class ServerTable(_EnginePart):
 
     url: Annotated[str, AfterValidator(_url)]
     """The address to which clients of OpenAI's would be set: with `/v1`, or what stands for it; by default `/v1`."""
-    key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
+    key_env: Annotated[str, AfterValidator(_variable)] = ""
     """The variable of the daemon's environment that has the key."""
     api: Literal["openai", "anthropic"] = "openai"
     """The family of the key's header, and of the endpoints."""

@@ -352,7 +352,7 @@ def _variable(name: str) -> str:
 def _explained(fault: ErrorDetails, file: ConfigFile, environ: Mapping[str, str]) -> str:
     """Describes one fault, with the line of the file or the variable at fault."""
     param = fault.get("ctx", {}).get("param") or ""
-    key = [str(part) for part in fault["loc"] if part not in KINDS] + (param.split(".") if param else [])
+    key = [str(part) for part in fault["loc"] if part not in (*KINDS, "[key]")] + (param.split(".") if param else [])
     variable = _variable(key[0])
     where = variable if key[0] in _from_environment(environ) or key[0] not in file.table else file.place(*key)
     if fault["type"] == "extra_forbidden" and fault["loc"][-2:-1] and fault["loc"][-2] in KINDS:

@@ -48,6 +48,7 @@ models:
     ttl: 0
   vectors:
     cmd: llama-server --port ${PORT} -m e.gguf --embedding
+    filters: {strip_params: "seed"}
     concurrencyLimit: 3
 groups:
   forever: {persistent: true, members: [vectors]}
@@ -86,14 +87,13 @@ def test_every_key_comes_over_or_is_named() -> None:
     assert box["stop"]["command"] == ["docker", "stop", "box"]
     assert "path" not in box["ready"]
     assert vectors["modes"] == ["embedding"]
-    assert ours["keep_alive"] == "300s"
     assert ours["models"] == {
         "Small:Q4": {
             "keep_alive": "60s",
             "parameters": {"strip": ["temperature", "top_p"], "set": {"seed": 3, "top_p": 0.9}},
         },
         "box": {"keep_alive": "-1", "preload": True},
-        "vectors": {"pin": True},
+        "vectors": {"keep_alive": "300s", "parameters": {"strip": ["seed"]}, "pin": True},
     }
     assert ours["aliases"]["gpt-4o-mini"] == "Small:Q4"
     assert ours["aliases"]["best"] == {"models": ["Small:Q4", "box"], "policy": "loaded"}
@@ -181,4 +181,4 @@ def test_whatever_the_keys_hold_it_is_toml_or_refused(models: dict[str, Any]) ->
         text, _ = converted(yaml.safe_dump({"models": models}).encode(), {})
     except BadRequest:
         return
-    assert set(tomllib.loads(text)) <= {"keep_alive", "engines", "models", "aliases"}
+    assert set(tomllib.loads(text)) <= {"engines", "models", "aliases"}

@@ -550,15 +550,19 @@ def test_leftovers_are_stopped_at_once(context: BackendContext, tmp_path: Path) 
         ('command = ["x", "{port}"]\nreddy = {}', "unknown setting 'reddy'; did you mean 'ready'?"),
         ('command = ["x", "{port}"]\nworking-directory = "here"', "is not absolute"),
         ('command = ["x", "{port}"]\nmodels = ["a"]\nformats = ["gguf"]', "either formats"),
+        ('command = ["x", "{port}"]\nmodes = ["A b"]', "'A b' is no name"),
+        ('[engines."A b"]\nurl = "http://here"', "engines.A b: 'A b' is no name: write 1 to 32 of"),
+        ('url = "http://here"\nkey-env = "sk-1"', "write the name of a variable"),
     ],
 )
 def test_a_wrong_table_names_its_line(tmp_path: Path, table: str, said: str) -> None:
     file = tmp_path / "config.toml"
-    file.write_text(f"\n[engines.mine]\n{table}\n")
+    file.write_text(f"\n{'' if table.startswith('[') else '[engines.mine]'}\n{table}\n")
     with pytest.raises(ConfigurationError) as wrong:
         Settings.load(Locations.find({"MODELRUNNER_CONFIG": str(file), "MODELRUNNER_DATA_DIR": str(tmp_path)}))
     assert said.lower() in wrong.value.message.lower()
     assert f"{file}, line " in wrong.value.message
+    assert "sk-1" not in wrong.value.message
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
