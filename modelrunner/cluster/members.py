@@ -161,7 +161,7 @@ class Members:
             report, budget, models, devices = host.report, None, 0, list[str]()
             if report is not None:
                 within = host.within(report.budget)
-                budget, models = Memory(within.ram, list(within.vram)), len(report.models)
+                budget, models = Memory(within.ram, list(within.vram)), len(report.models | report.seen)
                 devices = [device.name for device in report.devices]
             where = host.where.address
             views.append(HostStatus(name, host.state, where, budget, devices, models, len(host.runners)))

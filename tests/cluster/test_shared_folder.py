@@ -38,5 +38,6 @@ def test_a_host_reads_what_it_sees_there_and_gets_what_it_does_not(tmp_path: Pat
         assert answer.status_code == 200, answer.text
         copies = list((tmp_path / "b").rglob("*.gguf"))
         assert bool(copies) == (sees == "nothing")
+        until(lambda: [host["models"] for host in rig.head.get("/hosts").json()["hosts"]] == [1])
     finally:
         rig.close()
