@@ -1,7 +1,8 @@
 """`scripts/bench hosts`: what another host costs, with a daemon and real Ray nodes on this machine.
 
 - *warm request*: of one token (llama.cpp, SmolLM2), or of none that takes time (the engine of the tests), from the same
-  client to a runner of this machine and to one of a node, in turn; the medians, and the difference.
+  client to a runner of this machine and to one of a node, in turn; the medians, and the difference. For SmolLM2 also
+  without the time that its engine says it took, which changes on a busy machine by more than that.
 - *chunk*: from the write of the engine to the client, at 200 tokens a second.
 - *cold start*: until the first token, with the files on both, in turn.
 - *two nodes*: tokens of eight streams a second, of an engine with 20 tokens a second for each of four streams at most,
@@ -116,12 +117,19 @@ def told(what: str, here: list[float], there: list[float], unit: float = 1e6, na
     print(f"{what:44} here {a:8.0f} {name}, node {b:8.0f} {name}, {b - a:+6.0f} {name}", flush=True)
 
 
-def timed(work: Callable[[], tuple[int, bytes]]) -> float:
+def timed(work: Callable[[], tuple[int, bytes]]) -> tuple[float, bytes]:
+    """Returns its seconds, and what was answered."""
     began = time.perf_counter()
     status, body = work()
     if status != 200:
         raise SystemExit(f"{status}: {body[:500]!r}")
-    return time.perf_counter() - began
+    return time.perf_counter() - began, body
+
+
+def computed(answer: dict[str, Any]) -> float:
+    """Seconds in which the engine computed, as it says; 0.0 for one that does not."""
+    timings = answer.get("timings", {"prompt_ms": 0.0, "predicted_ms": 0.0})
+    return float(timings["prompt_ms"] + timings["predicted_ms"]) / 1e3
 
 
 @contextmanager
@@ -146,12 +154,16 @@ def overhead(args: argparse.Namespace) -> None:
             client.chat(f"/engines/{backend}", 1)
             here, there = client.ready(backend, "", "b")
             times: dict[str, list[float]] = {here: [], there: []}
+            beside: dict[str, list[float]] = {here: [], there: []}
             for number in range(args.requests + 20):
                 for path, found in times.items():
-                    seconds = timed(partial(client.chat, path, 1))
+                    seconds, answer = timed(partial(client.chat, path, 1))
                     if number >= 20:
                         found.append(seconds)
+                        beside[path].append(seconds - computed(json.loads(answer)))
             told(what, times[here], times[there])
+            if backend == "llama.cpp":
+                told("the same, without what its engine computes", beside[here], beside[there])
             made.run("stop", "--all")
         client.chat("/engines/paced", 1)
         here, there = client.ready("paced", "", "b")
@@ -170,7 +182,7 @@ def cold(args: argparse.Namespace) -> None:
             where = ("here", "b")[number % 2]
             made.run("configure", MODEL, "--hosts", where)
             made.run("stop", "--all")
-            seconds = timed(partial(client.chat, "", 1))
+            seconds, _ = timed(partial(client.chat, "", 1))
             if number >= 2:  # the files are there
                 times[where].append(seconds)
         told("cold start, SmolLM2", times["here"], times["b"], 1e3, "ms")
@@ -214,7 +226,7 @@ def transfer(args: argparse.Namespace) -> None:
             times = []
             work.start()
             while work.is_alive():
-                times.append(timed(partial(client.chat, path, 1)) * 1e6)
+                times.append(timed(partial(client.chat, path, 1))[0] * 1e6)
                 time.sleep(0.002)
             cuts = statistics.quantiles(times, n=100)
             return f"{cuts[49]:.0f} us, 99 of 100 within {cuts[98]:.0f} us"
@@ -291,9 +303,9 @@ def compare(made: Cluster, model: str, count: int) -> None:
         before, began = [processor_time(ours), processor_time(engines)], time.perf_counter()
         text = Client(paths[way]).ask("POST", "/v1/chat/completions", body).read()
         seconds = time.perf_counter() - began
-        timings = json.loads(re.findall(rb'^data: (\{.*"timings".*)$', text, re.MULTILINE)[-1])["timings"]
-        rates[way].append(timings["predicted_n"] / seconds)
-        shares[way].append((timings["prompt_ms"] + timings["predicted_ms"]) / 1e3 / seconds)
+        last = json.loads(re.findall(rb'^data: (\{.*"timings".*)$', text, re.MULTILINE)[-1])
+        rates[way].append(last["timings"]["predicted_n"] / seconds)
+        shares[way].append(computed(last) / seconds)
         if way == 0:
             after = [processor_time(ours), processor_time(engines)]
             spent = [each + now - then for each, now, then in zip(spent, after, before, strict=True)]
