@@ -10,7 +10,7 @@ from modelrunner.api import wireforms
 from modelrunner.api.documented import check_local, documented
 from modelrunner.api.messages import checked, json_response, read_json
 from modelrunner.errors import BadRequest
-from modelrunner.models.configurator import Configurator, ShownConfiguration
+from modelrunner.models.configurator import Configurator
 from modelrunner.models.library import Library
 from modelrunner.models.reload import Reloader
 from modelrunner.plugins.registry import BackendRegistry
@@ -82,9 +82,8 @@ class ConfigurationRoutes:
         return json_response(wire.ReloadResponse(wanted.dry_run, [wireforms.change(change) for change in changes]))
 
 
-def _form(shown: ShownConfiguration, name: str | None, model: str | None) -> wire.Configuration:
-    form = wireforms.configuration(shown)
-    return form if name is None or name == model else msgspec.structs.replace(form, alias=name)
+def _form(shown: wire.Configuration, name: str | None, model: str | None) -> wire.Configuration:
+    return shown if name is None or name == model else msgspec.structs.replace(shown, alias=name)
 
 
 def _with_backend(patch: dict[str, Any], in_path: str | None) -> dict[str, Any]:

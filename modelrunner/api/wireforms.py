@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from modelrunner import wire
 from modelrunner.gateway.request.observers import RequestRecord
-from modelrunner.models.configurator import ShownConfiguration
 from modelrunner.models.explain import FitReport
 from modelrunner.models.reload import SettingChange
 from modelrunner.sandbox import Sandbox
@@ -102,27 +101,6 @@ def fit(report: FitReport) -> wire.Fit:
         forecast.would_evict,
         forecast.reason,
         wire.Disk(report.disk_needed, report.disk_free),
-    )
-
-
-def configuration(shown: ShownConfiguration) -> wire.Configuration:
-    effect = None
-    if shown.effect:
-        own = {
-            "backend": shown.effect.backend,
-            "context-size": shown.effect.context_size,
-            "parallel": shown.effect.parallel,
-        }
-        effect = shown.effect.configuration.as_dict() | own
-    posted = shown.posted
-    return wire.Configuration(
-        model=shown.model.name,
-        mode=shown.mode,
-        revision=posted.revision,
-        config=posted.configuration.as_dict(),
-        file=shown.file.as_dict(),
-        effective=effect,
-        problem=shown.problem,
     )
 
 

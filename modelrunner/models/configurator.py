@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from modelrunner import wire
 from modelrunner.backend import Backend, ChecksRuns, TakesFlags, check_context
 from modelrunner.config.locations import ConfigurationError
 from modelrunner.config.modelconfig import ModelConfiguration, schema, table_name, unknown, with_raw_flags
@@ -108,29 +109,6 @@ class SettingParts:
 
 
 @dataclass(frozen=True, slots=True)
-class EffectiveConfiguration:
-    """`configuration` is the model's configuration with the defaults of the backend. Sizes are in tokens."""
-
-    backend: str
-    context_size: int
-    parallel: int
-    configuration: ModelConfiguration
-
-
-@dataclass(frozen=True, slots=True)
-class ShownConfiguration:
-    """The settings of a model, for one mode or, with `mode` None, for all. `file` holds those of the configuration
-    file. `effect` is None if the model cannot be run so, and `problem` says why."""
-
-    model: StoredModel
-    mode: Mode | None
-    posted: PostedConfiguration
-    file: ModelConfiguration
-    effect: EffectiveConfiguration | None
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _CheckedChange:
     """A checked change of a model's settings."""
 
@@ -138,7 +116,7 @@ class _CheckedChange:
     after: PostedConfiguration
     targets: Sequence[Target]
     """What the modes would run that need another load, or are to be restarted."""
-    shown: ShownConfiguration
+    shown: wire.Configuration
 
 
 class Configurator:
@@ -149,7 +127,7 @@ class Configurator:
 
     async def change(
         self, reference: str, patch: Mapping[str, Any], mode: Mode | None = None, *, restart: bool = False
-    ) -> ShownConfiguration:
+    ) -> wire.Configuration:
         """Checks a JSON merge patch, stores it, and applies it. `reference` is a whole name or an ID. A change that has
         begun is completed even if the caller is cancelled. Raises what `Validator.target`, `Configurations.keep` and,
         for a restart, `Scheduler.acquire` raise; then nothing is changed."""
@@ -160,20 +138,20 @@ class Configurator:
         """Returns the JSON schema of the settings that `change` takes."""
         return await asyncio.to_thread(self._parts.validator.schema)
 
-    async def show(self, reference: str | None = None, backend: str | None = None) -> list[ShownConfiguration]:
+    async def show(self, reference: str | None = None, backend: str | None = None) -> list[wire.Configuration]:
         """Returns the model's settings, first for all modes and then for each mode with settings of its own; without a
         `reference`, those of every model with settings. `backend` selects the models that it runs. Raises the errors of
         `Store.get`."""
         return await asyncio.to_thread(self._show, reference, backend)
 
-    def _show(self, reference: str | None, backend: str | None) -> list[ShownConfiguration]:
+    def _show(self, reference: str | None, backend: str | None) -> list[wire.Configuration]:
         settings = self._parts.configurations.settings
         listed = []
         for model in self._all() if reference is None else [self._model(reference, self._parts.store.get)]:
             posted = [mode for id, mode, _ in settings if id == model.id]
             if reference is not None or posted or settings.from_file(model.id).as_dict():
                 listed += [self._shown(model, mode, settings) for mode in dict.fromkeys([None, *posted])]
-        return [shown for shown in listed if backend is None or (shown.effect and shown.effect.backend == backend)]
+        return [shown for shown in listed if backend in (None, (shown.effective or {}).get("backend"))]
 
     def _whole(self, reference: str) -> StoredModel:
         return self._model(reference, lambda text: self._parts.store.whole(text)[0])
@@ -202,7 +180,7 @@ class Configurator:
 
     def _shown(
         self, model: StoredModel, mode: Mode | None, settings: ModelSettings, targets: Sequence[Target] = ()
-    ) -> ShownConfiguration:
+    ) -> wire.Configuration:
         """`targets` are some that were made with these settings already."""
         effect, problem = None, ""
         try:
@@ -210,11 +188,13 @@ class Configurator:
         except ModelRunnerError as error:
             problem = error.message
         posted, file = settings.posted_for(model.id, mode), settings.from_file(model.id)
-        return ShownConfiguration(model, mode, posted, file, effect, problem)
+        config = posted.configuration.as_dict()
+        return wire.Configuration(model.name, mode, posted.revision, config, file.as_dict(), effect, problem)
 
     def _in_effect(
         self, settings: ModelSettings, bundle: Bundle, mode: Mode | None, targets: Sequence[Target]
-    ) -> EffectiveConfiguration:
+    ) -> dict[str, Any]:
+        """Returns the settings with the defaults of the backend."""
         mode = mode or self._parts.resolver.mode_of(bundle)
         target = next((target for target in targets if target.key.mode is mode), None)
         if target is None:
@@ -223,11 +203,12 @@ class Configurator:
         else:
             backend = self._parts.resolver.backend_of(target.key.backend, bundle)
         configuration = in_effect(backend, settings, bundle.model_id, mode)
-        return EffectiveConfiguration(backend.name, target.spec.context_size, target.spec.parallel, configuration)
+        own = {"backend": backend.name, "context-size": target.spec.context_size, "parallel": target.spec.parallel}
+        return configuration.as_dict() | own
 
     async def _change(
         self, model: StoredModel, mode: Mode | None, patch: Mapping[str, Any], *, restart: bool
-    ) -> ShownConfiguration:
+    ) -> wire.Configuration:
         scheduler = self._parts.scheduler
         running = scheduler.modes(model.id)
         change = await asyncio.to_thread(self._checked, model, mode, patch, running, restart)

@@ -63,8 +63,8 @@ async def test_a_models_whole_life(tmp_path: Path) -> None:
     assert await made.library.listed([model]) == [(model, Abilities("fake", 2048, ("completion",)))]
 
     shown = await made.configurator.change("mine", {"context-size": 512})
-    assert shown.effect is not None
-    assert (shown.effect.context_size, shown.posted.revision) == (512, 1)
+    assert shown.effective is not None
+    assert (shown.effective["context-size"], shown.revision) == (512, 1)
     assert (await made.explainer.fit("mine")).forecast.fits is Fitting.NOW
     with pytest.raises(ModelNotFound):
         engine_log(tmp_path / "data_dir" / "logs", model.id)
@@ -116,11 +116,11 @@ async def test_two_changes_at_once_never_share_a_revision(tmp_path: Path) -> Non
     change = made.configurator.change
     changes = [change("smol", {"context-size": 512 + n}) for n in range(4)]
     done = await asyncio.gather(*changes, return_exceptions=True)
-    revisions = [shown.posted.revision for shown in done if not isinstance(shown, BaseException)]
+    revisions = [shown.revision for shown in done if not isinstance(shown, BaseException)]
     assert revisions, done
     later = await change("smol", {"context-size": 1024})
-    assert later.posted.revision not in revisions
-    assert later.posted.revision > max(revisions)
+    assert later.revision not in revisions
+    assert later.revision > max(revisions)
     await made.scheduler.close(0.0)
 
 
