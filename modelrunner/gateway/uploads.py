@@ -116,7 +116,8 @@ class RequestUpload:
 
 
 def _write_all(file: IO[bytes], pieces: list[bytes]) -> None:
-    for piece in pieces:
-        left = memoryview(piece)
+    pieces.reverse()
+    while pieces:  # each is freed as soon as it is written: this thread may be slow to end, and to drop what it has
+        left = memoryview(pieces.pop())
         while left:
             left = left[file.write(left) :]

@@ -56,6 +56,16 @@ async def test_an_engine_that_dies_after_its_head_is_asked_once_more(
         spare.upstream.close()
 
 
+@pytest.mark.parametrize("media_type", [b"", b"Content-Type: application/json; charset=utf-8\r\n"])
+async def test_an_answer_without_a_body_is_no_answer(folder: Path, kind: str, media_type: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\n" + media_type + b"Content-Length: 0\r\n\r\n")
+
+    async with proxy(folder, kind, script) as served:
+        answer = await served.ask()
+        assert (answer.status, answer.json()["error"]["message"]) == (502, "the engine fake's answer is empty")
+
+
 async def test_an_engine_that_dies_within_its_error_is_asked_once_more(folder: Path) -> None:
     """What came of the error says nothing about the second answer."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -172,6 +173,25 @@ async def test_a_large_body_is_never_whole_in_memory(folder: Path) -> None:
         await until(lambda: served.pipeline.in_flight.buffered == 0)
         served.runner.upstream.close()
     assert not [file for file in folder.iterdir() if file.is_file()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at the descriptors of this process")
+async def test_a_piece_is_freed_as_soon_as_it_is_on_the_disk(folder: Path) -> None:
+    """On a busy machine, a thread may keep for long what it was given."""
+    upload, whole, written = RequestUpload(folder, lambda held: None), asyncio.Event(), list[int]()
+
+    class Piece(bytes):
+        def __del__(self) -> None:
+            [file] = [number for number, what in open_files().items() if what.startswith(f"{folder}/")]
+            written.append(os.stat(file).st_size >> 20)
+
+    for _ in range(9):
+        upload.add(Piece(1 << 20))
+    upload.end(lambda error: whole.set())
+    async with asyncio.timeout(HUNG):
+        await whole.wait()
+    upload.close()
+    assert (IN_MEMORY >> 20, written) == (8, [*range(1, 10)])
 
 
 async def test_a_file_has_a_limit_of_its_own(folder: Path, kind: str) -> None:

@@ -305,7 +305,7 @@ class Exchange:
             self.on_data(data)
             return
         content_type = dict(headers).get(b"content-type", b"")
-        if length == 0 and not content_type:
+        if length == 0 and (not content_type or is_whole(content_type)):
             raise EngineProtocolError("the engine's answer is empty")
         if content_type.startswith(b"text/html"):
             raise EngineProtocolError(
