@@ -269,42 +269,37 @@ async def test_pictures_go_before_words_where_the_browser_has_no_more_room(told:
     await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)
 
 
-LARGE = """async (text) => {
-    const talks = await import("/ui/talks.js");
-    const { talks: [talk] } = talks.chat.value;
-    const [id, at] = [talks.newId(), talks.now()];
-    let noise = ""; // a browser may compress
-    while (noise.length < 1e6) noise += Math.random().toString(36).slice(2);
-    const images = [`data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>${noise}`];
-    const message = { id, talk: talk.id, parent: talk.head, role: "user", content: text, at, images };
-    await talks.commit({ talks: [{ id: talk.id, head: id }], messages: [message] });
+FULL = """(room) => { // characters that all pictures may have
+    const put = IDBObjectStore.prototype.put;
+    const length = (message) => (message.images || []).join("").length;
+    IDBObjectStore.prototype.put = function (value, ...more) {
+        const written = put.call(this, value, ...more);
+        if (this.name === "messages" && length(value)) {
+            const under = this.transaction, all = this.getAll();
+            all.onsuccess = () => {
+                if (all.result.reduce((sum, each) => sum + length(each), 0) <= room) return;
+                Object.defineProperty(under, "error", { value: new DOMException("no room", "QuotaExceededError") });
+                under.abort();
+            };
+        }
+        return written;
+    };
 }"""
-"""Says a text with a picture of a megabyte in the newest conversation."""
 
 
-async def test_no_more_pictures_go_than_a_new_one_needs(
-    held: Daemon, open_page: OpenPage, watch: Watch, tmp_path: Path
-) -> None:
-    watch.allowed = ["404"]  # a file has no icon
-    (tmp_path / "gate").touch()
-    page = await open_page(held, "ui/talks.js")
-    session = await page.context.new_cdp_session(page)
-    origin = f"http://127.0.0.1:{held.port}"
-    await session.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": 4_500_000})
-    await page.goto(f"{origin}/#/chat")
-    await say(page, "Hello")
-    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+async def test_no_more_pictures_go_than_a_new_one_needs(told: Page) -> None:
     texts = ["First", "Second", "Third", "Fourth", "Fifth"]
+    await told.evaluate(FULL, 4 * 82)
     for text in texts:
-        await page.evaluate(LARGE, text)
+        await told.evaluate(PICTURED, [1000, text])
     for _ in range(2):
         for text in texts[:2]:
-            await expect(page.locator(".message.user", has_text=text)).to_contain_text(
+            await expect(told.locator(".message.user", has_text=text)).to_contain_text(
                 "A picture that was here is gone"
             )
         for text in texts[2:]:
-            await expect(page.locator(".message.user", has_text=text).get_by_role("img")).to_have_count(1)
-        await page.reload()
+            await expect(told.locator(".message.user", has_text=text).get_by_role("img")).to_have_count(1)
+        await told.reload()
 
 
 async def test_a_file_of_a_draft_also_takes_the_room_of_old_pictures(told: Page) -> None:
