@@ -31,6 +31,7 @@ _PROBES = {
 """When a silent peer is asked for a sign of life: seconds, and how often."""
 _MOST_IDLE = 64
 _HEARS_NOTHING = 0.5  # seconds after which an engine that goes on sending to nobody is hung up on
+_PIECES_AT_ONCE = 4  # of a body that is sent in pieces, before other work has its turn
 _AT_ONCE = 0.5  # seconds after a stream in which an engine closes its connection if it does so after each
 
 
@@ -175,6 +176,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._request = b""
         self._rest: Iterator[bytes] | None = None  # what is still to be sent
         self._full = False  # the engine takes no more for now
+        self._sends_soon = False  # `_send_rest` will be called
         self._head = b""  # what came of an unfinished head
         self._body: Body | None = None
         self._flowing: Body | None = None  # the body, while it goes to the receiver as it comes
@@ -220,24 +222,36 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._transport.write(request)
             if rest is not None:
-                asyncio.get_running_loop().call_soon(self._send_rest)  # a failure comes after `UpstreamPool.send`
+                self._send_rest_soon()  # a failure comes after `UpstreamPool.send`
 
     def pause_writing(self) -> None:
         self._full = True
 
     def resume_writing(self) -> None:
         self._full = False
-        self._send_rest()
+        if self._rest is not None:
+            self._send_rest_soon()
+
+    def _send_rest_soon(self) -> None:
+        if not self._sends_soon:
+            self._sends_soon = True
+            asyncio.get_running_loop().call_soon(self._send_rest)
 
     def _send_rest(self) -> None:
+        """Sends few pieces at a time: uvloop keeps what it wrote until the loop goes on, and does not count it."""
+        self._sends_soon = False
         try:
-            while self._rest is not None and not self._full and self._transport is not None:
+            for _ in range(_PIECES_AT_ONCE):
+                if self._rest is None or self._full or self._transport is None:
+                    return
                 if (piece := next(self._rest, None)) is None:
                     self._rest = None
                 else:
                     self._transport.write(piece)
         except OSError as error:
             self.fail(error)
+        else:
+            self._send_rest_soon()
 
     def pause(self) -> None:
         """Takes no more of the answer until `resume`. Safe to call again, and before the connection is open."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -518,3 +518,34 @@ async def test_an_idle_connection_that_the_engine_closed_is_forgotten(socket_pat
         assert (await exchange(pool)).body == b'{"ok":true}'
         assert engine.connections == 2
         await asyncio.sleep(0)
+
+
+async def test_other_work_has_its_turn_while_a_body_is_sent_in_pieces(tmp_path: Path) -> None:
+    """An engine may take them as fast as they are read."""
+    turns, seen = 0, list[int]()
+
+    def tick() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(tick)
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(400):
+            seen.append(turns)
+            yield b"x"
+
+    async def script(call: Call) -> None:
+        await call.send(OK)
+
+    async with scripted_engine(tmp_path / "engine.sock", script) as engine:
+        pool, receiver = UpstreamPool(engine.endpoint), Recorder()
+        for _ in range(2):  # on a new connection, and on one that is used again
+            seen.clear()
+            receiver.ended.clear()
+            tick()
+            pool.send(pool.request("POST", "/v1/chat/completions", b"", size=400), receiver, rest=pieces())
+            await receiver.wait()
+            assert receiver.error is None
+            assert len(seen) == 400
+            assert max(map(seen.count, seen)) <= 4
+        pool.close()
