@@ -106,6 +106,7 @@ class UpstreamPool:
         it. Raises `OSError`, `TimeoutError` or `EngineProtocolError`."""
         receiver = Collector()
         connection = self.send(self.request(method, path, body), receiver, fresh=True)
+        connection.once = True  # else another request could have it before the `abort` below
         try:
             async with asyncio.timeout(timeout):
                 return await receiver.done
@@ -160,7 +161,8 @@ def _notice_death(connection: socket.socket) -> None:
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection, and the exchange on it. `reused` says that it had served before this exchange; `answered` that a
-    byte of the answer was seen; `begun` that the answer's head was handed on."""
+    byte of the answer was seen; `begun` that the answer's head was handed on; `once` that it serves no
+    other exchange."""
 
     # Of the exchange; `start` sets them.
     _receiver: Receiver | None
@@ -187,7 +189,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._fault = False  # the answer is an error of the engine's own
         self._done: Callable[[], None] | None = None  # waits for the end of an exchange that was left
         self._left_at = 0.0
-        self.reused = False
+        self.reused = self.once = False
 
     def dial(self, endpoint: Endpoint) -> None:
         self._dialing = asyncio.get_running_loop().create_task(self._dial(endpoint))
@@ -435,7 +437,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._streams:
             self._streamed_at = asyncio.get_running_loop().time()
             self._keep = self._keep and self._pool._keeps_after_streams
-        if self._keep and len(idle) < _MOST_IDLE and not self._pool._closed:
+        if self._keep and not self.once and len(idle) < _MOST_IDLE and not self._pool._closed:
             idle.append(self)
         else:
             self.abort()

@@ -4,8 +4,8 @@ A switch and back costs price = load(group's model) + load(runner). Let wait = m
 
 - An idle runner goes at once for a request that came after its last answer: that may be the same client's, who has
   changed the model. For one that came before, or if others wait for the runner, so that two want the room in turn, it
-  goes once its rest has cost all requests of the group together load(runner) (a batch counts as one request), or the
-  group has waited for `wait`.
+  goes once its rest has cost all requests of the group together load(runner) (those of a batch alone count as one), or
+  the group has waited for `wait`.
 - A busy runner is drained once it has been ready for `price`, and the group has waited for `wait`.
 - A runner that only a batch uses goes at once for an interactive request, and no runner that interactive requests use
   goes for a batch.

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from modelrunner.daemon.certificates import self_signed
+from modelrunner.engine import connections
 from modelrunner.engine.connections import UpstreamPool
+from modelrunner.engine.receivers import Collector
 from modelrunner.errors import EngineProtocolError
 from modelrunner.http.responsebodies import TAIL
 from modelrunner.types import Endpoint
@@ -85,6 +87,24 @@ async def test_fetch_answers_status_and_body(socket_path: Path) -> None:
         assert await UpstreamPool(engine.endpoint).fetch("GET", "/health", timeout=HUNG) == (200, b'{"ok":true}')
         assert engine.received[0].path == "/health"
         await engine.until(lambda e: e.open == 0)
+
+
+async def test_a_request_that_comes_as_a_fetch_ends_is_answered(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending(Collector):
+        def on_end(self) -> None:
+            super().on_end()
+            pool.send(REQUEST, follower)
+
+    monkeypatch.setattr(connections, "Collector", Ending)
+    async with scripted_engine(socket_path) as engine:
+        pool, follower = UpstreamPool(engine.endpoint), Recorder()
+        assert (await pool.fetch("GET", "/health", timeout=HUNG))[0] == 200
+        async with asyncio.timeout(HUNG):
+            await follower.wait()
+        assert (follower.error, bytes(follower.body)) == (None, b'{"ok":true}')
+        pool.close()
 
 
 async def test_fetch_where_nobody_listens(socket_path: Path) -> None:
