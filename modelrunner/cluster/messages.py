@@ -85,6 +85,12 @@ class HostReport(msgspec.Struct, frozen=True):
     runners: dict[str, RunnerReport]
 
 
+class HostVersion(msgspec.Struct, frozen=True):
+    """What a `HostReport` of any version has."""
+
+    version: str
+
+
 class HostAddress(msgspec.Struct, frozen=True):
     """Where a host listens: an address and a port, the key for it, and the text of its certificate in PEM."""
 

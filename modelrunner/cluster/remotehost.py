@@ -21,6 +21,7 @@ from modelrunner.cluster.messages import (
     Fault,
     HostAddress,
     HostReport,
+    HostVersion,
     ModelAnnounced,
     Received,
     RunnerOrder,
@@ -90,6 +91,7 @@ class RemoteHost:
         """Set once the runners that it had are lost."""
         self.is_draining = False
         self.report: HostReport | None = None
+        self._version = ""  # of the last report, also of one that cannot be read
         self.runners: dict[str, HostRunner] = {}
         self._missing: dict[str, str] = {}  # by backend: why its engine cannot be had there
         self._full = ""  # why the last model could not be brought there
@@ -112,10 +114,10 @@ class RemoteHost:
     def state(self) -> str:
         if self._following.done():
             return "gone"
+        if self._version not in ("", __version__):
+            return f"of version {self._version}, and this daemon of {__version__}: it is not used"
         if self.report is None:
             return "silent" if self.gone.is_set() else "joining"
-        if self.report.version != __version__:
-            return f"of version {self.report.version}, and this daemon of {__version__}: it is not used"
         lacks = "; ".join(filter(None, [*self._missing.values(), self._full]))
         return ("draining" if self.is_draining else "ready") + (f", but {lacks}" if lacks else "")
 
@@ -321,6 +323,7 @@ class RemoteHost:
                     timeout = httpx.Timeout(_CALL, read=SILENCE)
                     async with self._client.stream("GET", "/state", timeout=timeout) as answer:
                         async for line in answer.aiter_lines():
+                            self._version = msgspec.json.decode(line, type=HostVersion).version
                             await self._learn(msgspec.json.decode(line, type=HostReport))
                 except (httpx.HTTPError, msgspec.MsgspecError, ModelRunnerError) as error:
                     if self.report is not None:

@@ -18,7 +18,7 @@ import pytest
 from modelrunner.backend import BackendState, BackendStatus
 from modelrunner.cluster import hostserver, remotehost
 from modelrunner.cluster.members import Members
-from modelrunner.cluster.messages import HostReport
+from modelrunner.cluster.messages import HostReport, HostVersion
 from modelrunner.cluster.reservations import Order, RayLimits, Reservations
 from modelrunner.daemon import certificates
 from modelrunner.errors import (
@@ -195,6 +195,14 @@ async def test_a_host_of_another_version_is_not_used(cluster: Cluster, monkeypat
     assert cluster.host.budget(()) is None
     with pytest.raises(InsufficientMemory):
         await cluster.lease()
+
+
+async def test_a_report_of_another_form_tells_the_version(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostserver.HostServer, "_report", lambda self: HostVersion("0.1"))
+    await until(lambda: "of version 0.1" in cluster.host.state)
+    assert cluster.host.budget(()) is None
+    monkeypatch.undo()
+    await until(lambda: cluster.host.state == "ready")
 
 
 async def test_what_the_cluster_does_not_give_is_not_used(cluster: Cluster) -> None:
