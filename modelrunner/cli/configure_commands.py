@@ -24,6 +24,7 @@ _FIELDS = {
     "draft_tokens": "speculative.num_tokens",
     "draft_min_acceptance": "speculative.min_acceptance_rate",
 }
+_WAYS = ("draft_model", "draft_ngram", "draft_mtp")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _REPLICAS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
@@ -109,11 +110,14 @@ def configure(
     for name, text in options.items():
         if text is not None:
             _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
-    drafts = [(options[name] or "").lower() for name in ("draft_model", "draft_ngram", "draft_mtp")]
-    if "default" in drafts or "off" in drafts[1:]:
-        changes["speculative"] = None
-    elif (options["draft_ngram"] or "").lower() == "auto":
+    ways = [_value(name, text) for name in _WAYS if (text := options[name]) is not None]
+    chosen = [way for way in ways if way not in (None, False)]
+    if len(chosen) == 1 and (options["draft_ngram"] or "").lower() == "auto":
         changes["speculative"] = "auto"
+    elif chosen:  # it takes the place of another one; the daemon refuses two
+        changes["speculative"] = {_FIELDS[name].partition(".")[2]: None for name in _WAYS} | changes["speculative"]
+    elif ways:
+        changes["speculative"] = None
     for table in tables:
         name, equals, text = table.partition("=")
         if not equals or "." not in name:

@@ -13,6 +13,8 @@ import pytest
 from modelrunner import __version__
 from modelrunner.cli.commands import SECTIONS
 from modelrunner.cli.commands import cli as group
+from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.errors import BadRequest
 from tests.cli.conftest import Cli, Result
 from tests.cli.fake_daemon import FakeDaemon, Request, Status, Stream, Text, lines, words
 from tests.waiting import HUNG
@@ -293,7 +295,13 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
             "model": "m",
             "mode": "speech",
             "apply": "restart",
-            "speculative": {"draft_model": "d", "num_tokens": 4, "min_acceptance_rate": 0.5},
+            "speculative": {
+                "draft_model": "d",
+                "ngram": None,
+                "mtp": None,
+                "num_tokens": 4,
+                "min_acceptance_rate": 0.5,
+            },
             "pin": True,
             "preload": None,
             "llamacpp": {"save-slots": False},
@@ -302,12 +310,41 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
         },
         {"model": "m", "speculative": None},
         {"model": "m", "apply": "restart"},
-        {"model": "m", "speculative": {"ngram": True}},
+        {"model": "m", "speculative": {"draft_model": None, "ngram": True, "mtp": None}},
         {"model": "m", "speculative": None},
         {"model": "m", "speculative": "auto", "tune": "auto"},
-        {"model": "m", "speculative": {"mtp": True, "num_tokens": 2}},
+        {"model": "m", "speculative": {"draft_model": None, "ngram": None, "mtp": True, "num_tokens": 2}},
         {"model": "m", "speculative": None},
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "then"),
+    [
+        ("--draft-mtp on", {"mtp": True}),
+        ("--draft-ngram off --draft-mtp on", {"mtp": True}),
+        ("--draft-model default --draft-mtp on", {"mtp": True}),
+        ("--draft-model X --draft-mtp off", {"draft_model": "X"}),
+        ("--draft-mtp no --draft-ngram AUTO", "auto"),
+        ("--draft-ngram no", None),
+        ("--draft-ngram auto --draft-mtp on", BadRequest),
+        ("--draft-model X --draft-ngram on", BadRequest),
+    ],
+)
+@pytest.mark.parametrize("before", [{"ngram": True}, {"draft_model": "d"}, "auto"])
+def test_one_command_changes_from_one_way_of_drafting_to_another(
+    daemon: FakeDaemon, cli: Cli, before: object, options: str, then: object
+) -> None:
+    daemon.answers |= {"POST /engines/_configure": {}, "GET /engines/_configure?model=m": []}
+    assert cli("configure", "m", *options.split()).code == 0
+    [sent] = daemon.asked("POST", "/engines/_configure")
+    del sent["model"]
+    configured = ModelConfiguration.of({"speculative": before})
+    if then is BadRequest:
+        with pytest.raises(BadRequest, match="takes one of draft_model"):
+            configured.merged(sent)
+    else:
+        assert configured.merged(sent) == ModelConfiguration.of({"speculative": then} if then else {})
 
 
 def test_reload_shows_what_changes(daemon: FakeDaemon, cli: Cli) -> None:
