@@ -134,7 +134,7 @@ class _Conversion:
         for alias in _list(model.get("aliases")):
             self._aliases[str(alias)] = id
         filters = _table(model.get("filters"), f"models.{id}.filters")
-        stripped = str(filters.get("stripParams") or filters.get("strip_params", ""))  # the second in older files
+        stripped = str(filters.get("stripParams") or filters.get("strip_params") or "")  # the second in older files
         strip = [name for word in stripped.split(",") if (name := word.strip())]
         fixed = _table(filters.get("setParams"), f"models.{id}.filters.setParams")
         if strip or fixed:

@@ -121,6 +121,12 @@ def test_every_key_comes_over_or_is_named() -> None:
         assert any(named in note for note in notes), named
 
 
+@pytest.mark.parametrize("key", ["stripParams", "strip_params", "setParams"])
+def test_a_filter_without_a_value_changes_nothing(key: str) -> None:
+    ours, _ = convert(f"models: {{a: {{cmd: 'x ${{PORT}}', filters: {{{key}: }}}}}}")
+    assert "parameters" not in ours["models"]["a"]
+
+
 def test_the_command_prints_a_file_that_the_daemon_takes(
     cli: Cli, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
