@@ -127,7 +127,7 @@ def _import_llama_swap(file: Path) -> None:
 
     with file.open("rb") as source:
         text, notes = converted(source.read(MOST_BYTES + 1))
-    output.say(text.rstrip())
+    output.say(f"\n{text.rstrip()}")  # it is appended to a file whose last line may have no end
     for line in notes:
         output.note(line)
     output.note(f"append this to {Locations.find().config_file}: a daemon that runs reads it by `modelrunner reload`")

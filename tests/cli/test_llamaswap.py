@@ -137,7 +137,7 @@ def test_the_command_prints_a_file_that_the_daemon_takes(
     result = cli("import", "llama-swap", str(folders / "swap.yaml"))
     assert result.code == 0, result.err
     assert "apiKeys" in result.err
-    (folders / "config.toml").write_text(result.out)
+    (folders / "config.toml").write_text('log_level = "info"' + result.out)  # appended to a line without an end
     settings = Settings.load(Locations.find())
     assert set(settings.engines) == {"small-q4", "box", "vectors", "x"}
     assert not (folders / "data").exists()
