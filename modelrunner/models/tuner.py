@@ -165,7 +165,9 @@ class Tuner:
         `ModelNotFound`, and the errors of loading."""
         subject = await asyncio.to_thread(self._subject, reference)
         async with self._lock:
-            return await self._measured(subject)
+            tuning = await self._measured(subject)
+            await asyncio.shield(asyncio.ensure_future(self._keep(subject, tuning)))  # goes on if the client leaves
+            return tuning
 
     def _is_idle(self) -> bool:
         """Returns True if nobody asks, and nobody has asked in the last minute."""
@@ -238,6 +240,8 @@ class Tuner:
             if not work.cancelled():
                 if (error := work.exception()) is not None:
                     await self._keep(subject, _nothing(str(error)), lasting=False)
+                else:
+                    await self._keep(subject, work.result())
             elif asked:
                 self._tell(subject, "ended before its end: somebody asked")
             else:
@@ -262,9 +266,7 @@ class Tuner:
                 drafts, flags = drafts or with_drafts, [*flags, *more]
         kept_ones = [trial.what for trial in trials if trial.kept]
         reason = f"faster with {', '.join(kept_ones)}" if kept_ones else "nothing that was tried is faster"
-        tuning = wire.Tuning(drafts=drafts, flags=flags, trials=trials, reason=reason)
-        await self._keep(subject, tuning)
-        return tuning
+        return wire.Tuning(drafts=drafts, flags=flags, trials=trials, reason=reason)
 
     def _candidates(self, subject: _Subject) -> list[tuple[str, bool, tuple[str, ...]]]:
         """Returns what is tried: its name, whether it is drafts, and its flags."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from modelrunner.types import Launch, Mode, RequiredMemory, RunSpec
 from modelrunner.wire import DraftStatus
 from tests.api.conftest import StartDaemon, make_settings
 from tests.fakes import FakeBackend
+from tests.gateway.fakes import until
 from tests.store.samples import add_model
 from tests.waiting import HUNG
 
@@ -262,6 +264,29 @@ async def test_a_measuring_that_takes_too_long_is_not_begun_again(world: World) 
     limit = "nothing was measured: it took longer than 0 s: `modelrunner bench smol --tune` has no limit"
     assert world.told() == [limit]
     assert not (await world.load()).ngram
+
+
+async def test_a_result_is_in_use_though_its_client_left_while_it_was_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*args: Any, **kwargs: Any) -> None:
+        storing.set()
+        left.wait(HUNG)
+        keep(*args, **kwargs)
+
+    keep, storing, left = world.tunings.keep, threading.Event(), threading.Event()
+    monkeypatch.setattr(world.tunings, "keep", slow)
+    await world.parts.configurator.change("smol", {"speculative": "auto"})
+    assert not (await world.load()).ngram
+    world.backend.proposed = []
+    measuring = asyncio.create_task(world.tuner.tune("smol"))
+    assert await asyncio.to_thread(storing.wait, HUNG)
+    measuring.cancel()
+    await asyncio.gather(measuring, return_exceptions=True)
+    left.set()
+    await until(lambda: world.told()[-1] == "faster with n-gram drafts")
+    await world.parts.scheduler.unload(all=True)
+    assert (await world.load()).ngram
 
 
 @pytest.mark.parametrize(("drafts", "stay"), [(DraftStatus(5000, 500), False), (DraftStatus(5000, 4000), True)])
