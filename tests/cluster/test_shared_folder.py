@@ -1,6 +1,7 @@
 """Models on a file system that the head and a host see through mounts of their own: with the double of Ray, and
 namespaces of mounts."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,7 +20,10 @@ MOUNTS = {
 
 @pytest.mark.nightly
 @pytest.mark.skipif(
-    subprocess.run([*OWN_MOUNTS, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False).returncode
+    shutil.which("unshare") is None
+    or subprocess.run(
+        [*OWN_MOUNTS, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    ).returncode
     > 0,
     reason="mounts of one's own need root",
 )
