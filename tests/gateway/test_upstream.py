@@ -237,7 +237,10 @@ class Follower(Recorder):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_an_engine_that_closes_after_a_stream_gets_new_connections(socket_path: Path, at_once: bool) -> None:
+async def test_an_engine_that_closes_after_a_stream_gets_new_connections(
+    socket_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    monkeypatch.setattr("modelrunner.engine.connections._AT_ONCE", HUNG)  # a busy machine sees the close late
     async with scripted_engine(socket_path, script_of(SSE, event("a") + b"0\r\n\r\n", close=True)) as engine:
         pool = UpstreamPool(engine.endpoint)
         if at_once:  # one request is lost, and an exchange sends it anew
