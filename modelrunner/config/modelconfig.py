@@ -180,7 +180,10 @@ class ModelConfiguration(
         """Returns the settings of this configuration, and those of `under` for fields that are not set here."""
         if NOTHING_SET in (self, under):
             return under if self == NOTHING_SET else self
-        return under.merged(self.as_dict())
+        fields = self.as_dict()
+        if self.drafting is not None:  # it drafts in one way, whichever `under` has
+            fields["speculative"] = {"draft_model": None, "ngram": None, "mtp": None} | fields["speculative"]
+        return under.merged(fields)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the set fields in the names of the wire, with the backends' tables beside them."""

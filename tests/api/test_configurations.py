@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelrunner.config.modelconfig import ModelConfiguration
+from modelrunner.config.modelconfig import ModelConfiguration, Speculative
 from modelrunner.errors import BadRequest, Conflict
 from modelrunner.models.configurations import Configurations, PostedConfiguration
 from modelrunner.types import Mode
@@ -107,6 +107,12 @@ def test_what_is_set_wins_over_the_file() -> None:
     posted = ModelConfiguration(context_size=1024)
     file = ModelConfiguration(context_size=2048, keep_alive="1m")
     assert posted.over(file) == ModelConfiguration(context_size=1024, keep_alive="1m")
+
+
+def test_a_way_of_drafting_that_is_set_wins_over_another_one_in_the_file() -> None:
+    file = ModelConfiguration(speculative=Speculative(ngram=True, num_tokens=4))
+    posted = ModelConfiguration(speculative=Speculative(mtp=True))
+    assert posted.over(file).speculative == Speculative(mtp=True, num_tokens=4)
 
 
 async def test_a_mode_has_settings_of_its_own_over_the_general_ones(path: Path) -> None:
