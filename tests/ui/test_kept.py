@@ -1,6 +1,7 @@
 """What the chat may never lose: answers, turns and drafts, whatever happens to its tabs."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -323,7 +324,7 @@ async def test_a_file_of_a_draft_also_takes_the_room_of_old_pictures(told: Page)
 
 
 async def test_a_conversation_that_finds_no_room_replaces_none(told: Page) -> None:
-    await told.evaluate(
+    counts = await told.evaluate(
         """async () => {
             const put = IDBObjectStore.prototype.put;
             IDBObjectStore.prototype.put = function (value, ...more) {
@@ -333,9 +334,11 @@ async def test_a_conversation_that_finds_no_room_replaces_none(told: Page) -> No
             const talks = await import("/ui/talks.js");
             const { id } = talks.chat.value.talks[0];
             const message = { id: "m", parent: "", role: "user", content: "New" };
-            await talks.take(JSON.stringify({ conversations: [{ id, title: "New", head: "m", messages: [message] }] }));
+            const news = { id, title: "New", head: "m", messages: [message] };
+            return talks.take(JSON.stringify({ conversations: [news] }));
         }"""
     )
+    assert counts == {"taken": 0, "all": 1}
     await expect(told.get_by_text("no more room for conversations")).to_be_visible()
     await told.reload()
     await expect(told.locator(".message.user")).to_contain_text("Hello")
@@ -356,6 +359,90 @@ async def test_a_page_makes_way_for_a_newer_one_and_says_so(told: Page) -> None:
     await expect(told.get_by_text("A newer version of this page was opened")).to_be_visible()
     await say(told, "Again")
     await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)
+
+
+EXPORTED = """async () => {
+    const talks = await import("/ui/talks.js");
+    return JSON.parse(await (await talks.exported()).text()).conversations;
+}"""
+FAILING = """(name) => {
+    IDBObjectStore.prototype.put = () => { throw new DOMException("broken", name); };
+}"""
+
+
+async def begin(page: Page, text: str) -> None:
+    """Begins another conversation."""
+    await page.get_by_role("link", name="New").click()
+    await expect(page.locator(".message")).to_have_count(0)
+    await say(page, text)
+    await expect(page.locator(".message.assistant")).to_contain_text(WHOLE)
+
+
+async def turn(page: Page, title: str, texts: list[str]) -> None:
+    """Shows a conversation, in which these texts were said and answered."""
+    await page.get_by_role("link", name=title, exact=True).click()
+    await expect(page.locator(".message.user .body")).to_have_text(texts)
+    await expect(page.locator(".message.assistant", has_text=WHOLE)).to_have_count(len(texts))
+
+
+async def test_a_page_that_made_way_keeps_what_it_has_and_exports_nothing(told: Page) -> None:
+    await begin(told, "Second")
+    other = await beside(told, told.url.partition("#")[0] + "ui/talks.js")
+    async with asyncio.timeout(HUNG):
+        assert await other.evaluate(OPENED, 100)
+    await expect(told.get_by_text("A newer version of this page was opened")).to_be_visible()
+    await say(told, "More")
+    await expect(told.locator(".message.assistant", has_text=WHOLE)).to_have_count(2)
+    await begin(told, "Third")
+    await turn(told, "Second", ["Second", "More"])
+    await turn(told, "Third", ["Third"])
+    await told.get_by_role("button", name="Export the conversations").click()
+    await expect(
+        told.get_by_text("The conversations cannot be read here any more: load this page again")
+    ).to_be_visible()
+
+
+@pytest.mark.parametrize("name", ["UnknownError", "QuotaExceededError"])
+async def test_a_page_that_cannot_write_keeps_and_exports_all(told: Page, name: str) -> None:
+    await begin(told, "Second")
+    await told.evaluate(FAILING, name)
+    await say(told, "More")
+    await expect(told.locator(".message.assistant", has_text=WHOLE)).to_have_count(2)
+    await begin(told, "Third")
+    await turn(told, "Second", ["Second", "More"])
+    await turn(told, "Hello", ["Hello"])
+    said = {
+        each["title"]: [message["content"].strip() for message in each["messages"]]
+        for each in await told.evaluate(EXPORTED)
+    }
+    assert said == {
+        "Hello": ["Hello", WHOLE],
+        "Second": ["Second", WHOLE, "More", WHOLE],
+        "Third": ["Third", WHOLE],
+    }
+
+
+async def test_a_browser_that_keeps_nothing_exports_what_was_said(
+    held: Daemon, open_page: OpenPage, tmp_path: Path
+) -> None:
+    (tmp_path / "gate").touch()
+    none = "IDBFactory.prototype.open = () => { throw new Error('none'); };"
+    page = await open_page(held, "#/chat", script=none)
+    await expect(page.get_by_text("This browser keeps no conversations here")).to_be_visible()
+    await begin(page, "Hello")
+    await begin(page, "Second")
+    await turn(page, "Hello", ["Hello"])
+    assert [len(each["messages"]) for each in await page.evaluate(EXPORTED)] == [2, 2]
+
+
+async def test_a_conversation_without_messages_replaces_none_that_has_some(told: Page) -> None:
+    [talk] = await told.evaluate(EXPORTED)
+    emptied = json.dumps({"conversations": [{**talk, "title": "Nothing", "messages": []}]})
+    file = FilePayload(name="conversations.json", mimeType="application/json", buffer=emptied.encode())
+    await told.get_by_label("File of conversations").set_input_files([file])
+    await expect(told.get_by_text("Conversations imported: 0 of 1")).to_be_visible()
+    await told.reload()
+    await turn(told, "Hello", ["Hello"])
 
 
 async def test_a_page_that_waits_for_an_older_one_says_so(

@@ -217,7 +217,8 @@ function Talks({ talks, current, shown, close, anew }) {
   const upload = (event) => act(async () => {
     const [chosen] = event.target.files;
     event.target.value = "";
-    return `${await take(await chosen.text())} conversations are imported`;
+    const { taken, all } = await take(await chosen.text());
+    return `Conversations imported: ${taken} of ${all}`;
   });
   const remove = () => {
     setDoomed(null);

@@ -53,8 +53,15 @@ let last = 0;
 export const now = () => (last = Math.max(Date.now(), last + 1));
 export const blank = (model) => ({ id: newId(), title: "", model, system: "", sampling: {}, head: "", created: Date.now(), changed: Date.now() });
 
+// The messages that are in this tab and, as far as it knows, in no store: by ID, of all conversations.
+const loose = new Map();
+let none = false; // there is no store at all
+const hold = (messages) => messages.forEach((message) => loose.set(message.id, message));
+
 function apply({ talks = [], messages = [], gone = [] }) {
   if (!chat.value.talks) return;
+  for (const { id, talk } of [...loose.values()]) if (gone.includes(talk)) loose.delete(id);
+  if (chat.value.fault) hold(messages);
   const all = new Map(chat.value.talks.map((talk) => [talk.id, talk]));
   for (const id of gone) all.delete(id);
   for (const talk of talks) if (all.has(talk.id) || talk.created) all.set(talk.id, { ...all.get(talk.id), ...talk });
@@ -122,6 +129,7 @@ function tellLost(lost) {
 }
 
 async function keep(change) {
+  const put = [];
   tellLost(await together(async (talks, messages, files) => {
     for (const id of change.gone || []) {
       talks.delete(id);
@@ -132,16 +140,21 @@ async function keep(change) {
       const before = await request(talks.get(talk.id));
       if (before || talk.created) talks.put({ ...before, ...talk });
     }
-    for (const message of change.messages || []) if (await request(talks.getKey(message.talk))) messages.put(sized(message));
+    for (const message of change.messages || []) {
+      if (!(await request(talks.getKey(message.talk)))) continue;
+      messages.put(sized(message));
+      put.push(message);
+    }
     for (const [id, each] of Object.entries(change.files || {})) files.put(each, id);
     return change.messages?.some(length) ? trim(messages, 1) : [];
   }));
+  for (const message of put) if (loose.get(message.id) === message) loose.delete(message.id);
 }
 
-// Keeps a change. Where the browser has no more room, the older half of the pictures goes, and again, until there is room.
-// That is a transaction of its own: browsers count what one writes, and not what it removes.
+// Keeps a change, and returns whether it is kept. Where the browser has no more room, the older half of the pictures goes,
+// and again, until there is room. That is a transaction of its own: browsers count what one writes, and not what it removes.
 async function write(change) {
-  if (chat.value.fault) return;
+  if (chat.value.fault) return false;
   const shares = [1 / 2, 1 / 2, 1 / 2, 0];
   try {
     for (;;) {
@@ -155,17 +168,21 @@ async function write(change) {
       }
     }
     if (chat.value.full && change.talks?.some((talk) => talk.created)) chat.set({ full: "" }); // a whole one was kept
+    return true;
   } catch (error) {
     unkept(error);
+    return false;
   }
 }
 
 // Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
-// the IDs of conversations to remove before. What belongs to a conversation that is not here is left out. Ends when it is kept.
+// the IDs of conversations to remove before. What belongs to a conversation that is not here is left out. Ends when it is kept,
+// and returns whether it is.
 export async function commit(change) {
   apply(change);
+  hold(change.messages || []);
   channel.postMessage(change);
-  await write(change);
+  return write(change);
 }
 
 function unkept(error) {
@@ -179,6 +196,7 @@ export async function open() {
     chat.set({ talks: (await request((await table("talks")).getAll())).sort((a, b) => b.changed - a.changed) });
     return await request((await table("messages")).index("growing").getAll());
   } catch {
+    none = true;
     chat.set({ talks: [], fault: "This browser keeps no conversations here: they are lost when the page closes." });
     return [];
   }
@@ -187,13 +205,26 @@ export async function open() {
 // Reads the messages of a conversation, to show it.
 export async function show(id) {
   if (chat.value.shown === id) return;
+  if (chat.value.fault) hold(Object.values(chat.value.messages)); // they may not be read again
   chat.set({ shown: id, messages: {} });
-  if (chat.value.fault) return;
-  const found = await messagesOf(id);
+  const found = await readable(id);
   if (chat.value.shown === id) chat.set({ messages: { ...Object.fromEntries(found.map((message) => [message.id, message])), ...chat.value.messages } });
 }
 
-const messagesOf = async (id) => (chat.value.fault ? Object.values(chat.value.messages).filter((message) => message.talk === id) : request((await table("messages")).index("talk").getAll(id)));
+const looseOf = (id) => [...loose.values()].filter((message) => message.talk === id);
+
+// All messages of a conversation. Fails where they cannot be read.
+async function messagesOf(id) {
+  const stored = none ? [] : await request((await table("messages")).index("talk").getAll(id));
+  return [...new Map([...stored, ...looseOf(id)].map((message) => [message.id, message])).values()];
+}
+
+// Those messages of a conversation that this tab has, where it cannot read all.
+const readable = (id) => messagesOf(id).catch((error) => {
+  if (!chat.value.fault) throw error;
+  return [...looseOf(id), ...Object.values(chat.value.messages).filter((message) => message.talk === id)];
+});
+
 export const kept = async (id) => (chat.value.fault ? undefined : request((await table("messages")).get(id)));
 
 // The messages from the first one to `head`.
@@ -220,7 +251,7 @@ export async function search(words) {
   const wanted = words.toLowerCase();
   const found = new Set(chat.value.talks.filter((talk) => talk.title.toLowerCase().includes(wanted)).map((talk) => talk.id));
   for (const talk of chat.value.talks) {
-    if (!found.has(talk.id) && (await messagesOf(talk.id)).some((message) => message.content.toLowerCase().includes(wanted))) found.add(talk.id);
+    if (!found.has(talk.id) && (await readable(talk.id)).some((message) => message.content.toLowerCase().includes(wanted))) found.add(talk.id);
   }
   return found;
 }
@@ -252,11 +283,15 @@ export function listen(take) {
 }
 export const tell = (data) => channel.postMessage(data);
 
-// The conversations as a file. Each is a piece of its own, which the browser may put on disk: pictures are long.
+// The conversations as a file: all of them whole, or none. Each is a piece of its own, which the browser may put on disk:
+// pictures are long.
 export async function exported() {
   const pieces = [];
   for (const talk of chat.value.talks) {
-    const messages = (await messagesOf(talk.id)).sort((a, b) => a.at - b.at);
+    const messages = await messagesOf(talk.id).catch(() => {
+      throw new Error("The conversations cannot be read here any more: load this page again, and export them there.");
+    });
+    messages.sort((a, b) => a.at - b.at);
     pieces.push(pieces.length ? ",\n" : "", new Blob([JSON.stringify({ ...talk, messages }, null, 1)]));
   }
   return new Blob(['{"format": "modelrunner-conversations", "version": 2, "conversations": [', ...pieces, "]}"], { type: "application/json" });
@@ -264,7 +299,8 @@ export async function exported() {
 
 const isMessage = (message) => ["id", "parent", "role", "content"].every((name) => typeof message?.[name] === "string");
 
-// Takes conversations of an exported file; those with the ID of one that is here replace it. Returns how many.
+// Takes conversations of an exported file; those with the ID of one that is here replace it, but one without messages
+// replaces none that has any. Returns how many are kept, and how many the file holds.
 export async function take(text) {
   let found;
   try {
@@ -272,12 +308,14 @@ export async function take(text) {
   } catch { /* said below */ }
   const good = (found || []).filter?.((talk) => typeof talk?.id === "string" && Array.isArray(talk.messages) && talk.messages.every(isMessage));
   if (!good?.length) throw new Error("This file holds no conversations that were exported here.");
+  let taken = 0;
   for (const { id, title, model, system, sampling, head, changed, messages } of good) {
-    await commit({
+    if (!messages.length && (await messagesOf(id).then((found) => found.length, () => true))) continue;
+    taken += await commit({
       gone: [id],
       talks: [{ ...blank(String(model || "")), id, title: String(title || ""), system: String(system || ""), sampling: sampling || {}, head: String(head || ""), changed: Number(changed) || Date.now() }],
       messages: messages.map(({ growing, ...message }, i) => ({ ...message, talk: id, at: Number(message.at) || i })),
     });
   }
-  return good.length;
+  return { taken, all: good.length };
 }
