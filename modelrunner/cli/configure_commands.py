@@ -112,12 +112,16 @@ def configure(
             _put(changes, _FIELDS.get(name, name.replace("_", "-")), _value(name, text))
     ways = [_value(name, text) for name in _WAYS if (text := options[name]) is not None]
     chosen = [way for way in ways if way not in (None, False)]
-    if len(chosen) == 1 and (options["draft_ngram"] or "").lower() == "auto":
-        changes["speculative"] = "auto"
-    elif chosen:  # it takes the place of another one; the daemon refuses two
+    auto = len(chosen) == 1 and (options["draft_ngram"] or "").lower() == "auto"
+    if chosen and not auto:  # it takes the place of another one; the daemon refuses two
         changes["speculative"] = {_FIELDS[name].partition(".")[2]: None for name in _WAYS} | changes["speculative"]
     elif ways:
-        changes["speculative"] = None
+        if any(options[name] not in (None, "default") for name in ("draft_tokens", "draft_min_acceptance")):
+            raise click.UsageError(
+                "--draft-tokens and --draft-min-acceptance go with --draft-model, --draft-mtp on or --draft-ngram on: "
+                "auto drafts as it was measured, off not at all"
+            )
+        changes["speculative"] = "auto" if auto else None
     for table in tables:
         name, equals, text = table.partition("=")
         if not equals or "." not in name:
@@ -185,6 +189,8 @@ def _put(changes: dict[str, Any], name: str, value: Any) -> None:
     *tables, key = name.split(".")
     for table in tables:
         changes = changes.setdefault(table, {})
+        if not isinstance(changes, dict):
+            raise click.UsageError(f"{name} is a part of {table}, which another option sets as a whole: give one of them")
     changes[key] = value
 
 

@@ -319,6 +319,22 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
 
 
 @pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--draft-ngram auto --draft-tokens 4", "go with"),
+        ("--draft-ngram off --draft-min-acceptance 0.5", "go with"),
+        ("--draft-ngram auto --set speculative.num_tokens=4", "speculative.num_tokens is a part of speculative"),
+        ("--draft-mtp off --set speculative.num_tokens=4", "speculative.num_tokens is a part of speculative"),
+        ("--keep-alive 5m --set keep_alive.a=1", "keep_alive.a is a part of keep_alive"),
+    ],
+)
+def test_configure_refuses_what_it_would_drop(daemon: FakeDaemon, cli: Cli, options: str, says: str) -> None:
+    refused = cli("configure", "m", *options.split())
+    assert refused.code == 2 and says in " ".join(refused.err.split())
+    assert not daemon.asked("POST", "/engines/_configure")
+
+
+@pytest.mark.parametrize(
     ("options", "then"),
     [
         ("--draft-mtp on", {"mtp": True}),
