@@ -190,7 +190,9 @@ def _put(changes: dict[str, Any], name: str, value: Any) -> None:
     for table in tables:
         changes = changes.setdefault(table, {})
         if not isinstance(changes, dict):
-            raise click.UsageError(f"{name} is a part of {table}, which another option sets as a whole: give one of them")
+            raise click.UsageError(
+                f"{name} is a part of {table}, which another option sets as a whole: give one of them"
+            )
     changes[key] = value
 
 

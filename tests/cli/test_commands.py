@@ -330,7 +330,8 @@ def test_configure_leads_options_into_their_tables(daemon: FakeDaemon, cli: Cli)
 )
 def test_configure_refuses_what_it_would_drop(daemon: FakeDaemon, cli: Cli, options: str, says: str) -> None:
     refused = cli("configure", "m", *options.split())
-    assert refused.code == 2 and says in " ".join(refused.err.split())
+    assert refused.code == 2
+    assert says in " ".join(refused.err.split())
     assert not daemon.asked("POST", "/engines/_configure")
 
 
