@@ -3,11 +3,13 @@ most once, unless nothing had come back."""
 
 import asyncio
 from pathlib import Path
+from time import perf_counter
 
 import aiohttp
 import httpx
 import pytest
 
+from modelrunner.gateway.request import exchange
 from tests.gateway.fakes import OK, SSE, Call, FakeRunner, answer_ok, chunk, event, scripted_engine
 from tests.gateway.harness import CHAT, proxy, request
 from tests.waiting import HUNG
@@ -191,6 +193,23 @@ async def test_an_idle_connection_that_closes_as_it_is_used_costs_nothing(folder
     async with proxy(folder, kind, script) as served:
         assert [(await served.ask()).status for _ in range(3)] == [200, 200, 200]
         assert len(served.engine.received) == 4
+
+
+async def test_a_kept_connection_that_closes_long_after_the_request_lost_the_answer(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server elsewhere that ends what takes a minute may have computed it."""
+
+    async def script(call: Call) -> None:
+        if len(served.engine.received) == 1:
+            await call.send(OK)
+        else:
+            monkeypatch.setattr(exchange, "perf_counter", lambda: perf_counter() + 60)
+            call.close()
+
+    async with proxy(folder, kind, script) as served:
+        assert [(await served.ask()).status for _ in range(2)] == [200, 502]
+        assert (len(served.engine.received), served.engine.connections) == (2, 1)
 
 
 async def test_an_engine_that_hangs_up_after_each_stream(folder: Path, kind: str) -> None:

@@ -40,6 +40,9 @@ from modelrunner.scheduler import Lease
 from modelrunner.types import NO_LIMITS
 
 _LOST_HOSTS = 5  # of so many a request is asked
+_STALE = 2.0
+"""Seconds from its sending in which a request gets lost if the engine had closed the kept connection: a round trip of a
+second, and one that TCP waits before it sends again (RFC 6298, 2.4). A later end may come in the midst of the work."""
 _LONG = {"embeddings": "input", "rerank": "documents", "completions": "prompt", "responses": "input"}
 """The field of a request that was too long, by the call."""
 
@@ -60,7 +63,7 @@ class Exchange:
     __slots__ = (
         *("_asked_at", "_dialect", "_error", "_first_byte", "_id_line", "_ignored", "_in_flight", "_is_told", "_lost"),
         *("_leases", "_opening", "_over", "_passed", "_preparing", "_received", "_refusal", "_responded", "_rounds"),
-        *("_side", "_sink", "_status", "_taken", "_trace", "_translation", "_upstream", "_writer"),
+        *("_sent_at", "_side", "_sink", "_status", "_taken", "_trace", "_translation", "_upstream", "_writer"),
         *("ask", "lease", "on_data"),
     )
 
@@ -84,7 +87,7 @@ class Exchange:
         self._responded = False  # the client has its head
         self._passed = False  # the engine's answer began to go to the client
         self._over = False
-        self._asked_at, self._first_byte, self._status = 0.0, 0.0, 0
+        self._asked_at, self._sent_at, self._first_byte, self._status = 0.0, 0.0, 0.0, 0
         self._lost = 0  # hosts that were lost under it
         # Allowances or observers hear of its end.
         self._is_told = is_told and (bool(ask.counted) or in_flight.observers.active)
@@ -277,6 +280,7 @@ class Exchange:
             size, rest = request.pieces()
         pool = lease.runner.upstream
         data = pool.request("POST", request.path, body, headers, content_type=request.content_type, size=size)
+        self._sent_at = perf_counter()
         self._upstream = pool.send(data, self, fresh=fresh, rest=rest)
 
     def _next_round(self, lease: Lease, rounds: ChoiceRounds, *, fresh: bool = False) -> None:
@@ -392,7 +396,7 @@ class Exchange:
         upstream, lease = self._upstream, self.lease
         assert upstream is not None
         assert lease is not None
-        if upstream.reused and not upstream.answered:
+        if upstream.reused and not upstream.answered and perf_counter() < self._sent_at + _STALE:
             # It had been idle, and closed just as it was used: nothing was lost.
             try:
                 if self._rounds is not None and self._is_further_round:
