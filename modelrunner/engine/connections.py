@@ -32,7 +32,6 @@ _PROBES = {
 _MOST_IDLE = 64
 _HEARS_NOTHING = 0.5  # seconds after which an engine that goes on sending to nobody is hung up on
 _PIECES_AT_ONCE = 4  # of a body that is sent in pieces, before other work has its turn
-_AT_ONCE = 0.5  # seconds after a stream in which an engine closes its connection if it does so after each
 
 
 class UpstreamPool:
@@ -46,7 +45,6 @@ class UpstreamPool:
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._closed = False
-        self._keeps_after_streams = True  # until the engine closes one
         self._heads = ResponseHeads()
 
     def __repr__(self) -> str:
@@ -184,8 +182,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._flowing: Body | None = None  # the body, while it goes to the receiver as it comes
         self._events = False  # the answer is an event stream
         self._paused = self._keep = False
-        self._streams = False  # the answer is of unknown length
-        self._streamed_at = -_AT_ONCE  # when the last answer ended, if it was of unknown length
         self._fault = False  # the answer is an error of the engine's own
         self._done: Callable[[], None] | None = None  # waits for the end of an exchange that was left
         self._left_at = 0.0
@@ -271,7 +267,6 @@ class UpstreamConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Closes the connection at once. The receiver hears nothing more."""
         self._receiver = self._flowing = self._rest = None
-        self._keep = False  # its end says nothing of the engine
         self._pool._forget(self)
         if self._dialing is not None:
             self._dialing.cancel()
@@ -290,7 +285,7 @@ class UpstreamConnection(asyncio.Protocol):
         if transport is None or transport.is_closing() or transport.get_write_buffer_size() or self._rest is not None:
             self.abort()
             return False
-        self._done, self._left_at, self._keep = done, asyncio.get_running_loop().time(), False
+        self._done, self._left_at = done, asyncio.get_running_loop().time()
         if not transport.can_write_eof():
             self.abort()
             return True
@@ -369,8 +364,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._keep and asyncio.get_running_loop().time() < self._streamed_at + _AT_ONCE:
-            self._pool._keeps_after_streams = False
         if self._receiver is None and self._done is None:  # nobody would hear of an error
             self._pool._forget(self)
             return
@@ -398,7 +391,7 @@ class UpstreamConnection(asyncio.Protocol):
             if self._interim > _MOST_INTERIM:
                 raise EngineProtocolError("the engine sent interim answers without end")
         self._head = b""
-        self._keep, self._streams, self._streamed_at = head.keep_alive, length is None, -_AT_ONCE
+        self._keep = head.keep_alive
         self._fault = head.status >= 500
         if not self._fault:
             self._pool._answered += 1
@@ -424,8 +417,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
 
     def _finish(self) -> None:
-        """Ends the exchange after its last byte. The connection is used again; after a stream only as long as the
-        engine has closed none then. llama-server closes all of those, although its head promises to keep them."""
+        """Ends the exchange after its last byte. The connection is used again. llama-server closes it after a stream,
+        although its head promises to keep it: a request that is sent before this is seen gets lost at once."""
         receiver, self._receiver, self._flowing = self._receiver, None, None
         if receiver is None:  # it left while it took the last bytes
             return
@@ -434,9 +427,6 @@ class UpstreamConnection(asyncio.Protocol):
             self.resume()
         if self._rest is not None:  # the engine answered before it had the whole request
             self._keep = False
-        if self._streams:
-            self._streamed_at = asyncio.get_running_loop().time()
-            self._keep = self._keep and self._pool._keeps_after_streams
         if self._keep and not self.once and len(idle) < _MOST_IDLE and not self._pool._closed:
             idle.append(self)
         else:
