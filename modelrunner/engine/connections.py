@@ -16,7 +16,7 @@ import httptools
 
 from modelrunner.engine.receivers import Collector, Receiver
 from modelrunner.errors import EngineProtocolError
-from modelrunner.http.responsebodies import Body, CloseDelimitedBody, is_last_event
+from modelrunner.http.responsebodies import Body, CloseDelimitedBody, is_empty, is_last_event
 from modelrunner.http.responses import ResponseHead, ResponseHeads
 from modelrunner.processes import peers
 from modelrunner.types import Endpoint
@@ -164,7 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     # Of the exchange; `start` sets them.
     _receiver: Receiver | None
-    _held_back: tuple[ResponseHead, int | None] | None
+    _held_back: tuple[ResponseHead, int | None, bytes] | None
     _interim: int
     answered: bool
     begun: bool
@@ -402,16 +402,23 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._events = head.kind == b"text/event-stream"
         self._body = body = head.body(length, splice=receiver.splices(head.status, head.kind))
-        self._held_back = (head, length)
+        self._held_back = (head, length, b"")
         self._hand_on(receiver, body, body.take(data))
 
     def _hand_on(self, receiver: Receiver, body: Body, data: bytes) -> None:
         if self._held_back is None:
             receiver.on_data(data)
-        elif data or body.done:
-            (head, length), self._held_back = self._held_back, None
+        else:
+            head, length, before = self._held_back
+            data, empty = before + data, is_empty(body)
+            if empty and not body.done:
+                self._held_back = head, length, data
+                return
+            self._held_back = None
             self.begun = True
             self._flowing = body
+            if empty:
+                length, data = 0, b""
             receiver.on_head(head.status, head.fields, length, data)
         if body.done:
             self._finish()

@@ -19,8 +19,8 @@ class Receiver(Protocol):
 
     def on_head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], length: int | None, data: bytes) -> None:
         """Takes the head and the first `data` of the body, which is empty only if the whole body is. `length` is None
-        for a body of unknown length: then `data` is in chunks if `splices` said so. `headers` have names in lower case,
-        and no Content-Length."""
+        for a body of unknown length that is not empty: then `data` is in chunks if `splices` said so. `headers` have
+        names in lower case, and no Content-Length."""
 
     def on_data(self, data: bytes) -> object: ...
 

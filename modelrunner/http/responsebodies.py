@@ -12,6 +12,8 @@ import httptools
 from modelrunner.errors import EngineProtocolError
 
 _END = re.compile(rb"\r\n0+(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n\r\n\Z")
+_NOTHING = re.compile(rb"\r\n(?:[^\r\n]*\r?\n?|0+(?:;[^\r\n]*)?\r\n\r?\n?)")
+"""Of a chunked body, after a line's end: all that comes before its content, or all of an empty one, or a part of it."""
 _LAST_CHUNK = b"0\r\n\r\n"
 _USUAL_END = b"\r\n" + _LAST_CHUNK
 _SHORT = 64  # bytes: a longer piece contains the whole end of its event, or of the body
@@ -230,3 +232,8 @@ class ChunkedBody(_ChunkReader):
 
     def at_event_boundary(self) -> bool:
         return self.tail.endswith(_EVENT_ENDS)
+
+
+def is_empty(body: Body) -> bool:
+    """Returns whether no byte of its content has come, whatever came of the framing."""
+    return _NOTHING.fullmatch(body.tail) is not None if isinstance(body, ChunkedBodyAsSent) else not body.size

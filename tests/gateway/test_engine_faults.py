@@ -29,7 +29,9 @@ async def test_a_dead_engine_is_asked_once_more_anew(folder: Path, kind: str) ->
         spare.upstream.close()
 
 
-@pytest.mark.parametrize("sent", [SSE, SSE[:-9], b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
+@pytest.mark.parametrize(
+    "sent", [SSE, SSE[:-9], SSE + b"9", SSE + b"9\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"]
+)
 @pytest.mark.parametrize("held_open", [False, True])
 async def test_an_engine_that_dies_after_its_head_is_asked_once_more(
     folder: Path, kind: str, sent: bytes, held_open: bool
@@ -59,13 +61,20 @@ async def test_an_engine_that_dies_after_its_head_is_asked_once_more(
 
 
 @pytest.mark.parametrize("media_type", [b"", b"Content-Type: application/json; charset=utf-8\r\n"])
-async def test_an_answer_without_a_body_is_no_answer(folder: Path, kind: str, media_type: bytes) -> None:
+@pytest.mark.parametrize("length", [b"Content-Length: 0\r\n", b"Transfer-Encoding: chunked\r\n"])
+async def test_an_answer_without_a_body_is_no_answer(folder: Path, kind: str, media_type: bytes, length: bytes) -> None:
     async def script(call: Call) -> None:
-        await call.send(b"HTTP/1.1 200 OK\r\n" + media_type + b"Content-Length: 0\r\n\r\n")
+        await call.send(b"HTTP/1.1 200 OK\r\n" + media_type + length + b"\r\n")
+        if b"chunked" in length:
+            for piece in pieces[len(served.engine.received) - 1]:
+                await call.send(piece)
+                await asyncio.sleep(0.001)
 
+    pieces = ([b"0\r\n\r\n"], [b"0", b"00;last\r\n", b"\r\n"])
     async with proxy(folder, kind, script) as served:
-        answer = await served.ask()
-        assert (answer.status, answer.json()["error"]["message"]) == (502, "the engine fake's answer is empty")
+        for _ in pieces:
+            answer = await served.ask()
+            assert (answer.status, answer.json()["error"]["message"]) == (502, "the engine fake's answer is empty")
 
 
 async def test_an_engine_that_dies_within_its_error_is_asked_once_more(folder: Path) -> None:
