@@ -88,10 +88,8 @@ async def connected(address: str = "", kept: int | None = None) -> AsyncIterator
 async def answering(client: httpx.AsyncClient) -> None:
     for _ in range(2000):
         with suppress(httpx.TransportError):
-            if (await client.get("/health")).status_code in (
-                200,
-                404,
-            ):  # llama-cpp-python has none: it loads, then listens
+            status = (await client.get("/health")).status_code
+            if status in (200, 404):  # llama-cpp-python's server has no such path; it listens once it has loaded
                 return
         await asyncio.sleep(0.01)
     raise SystemExit("it does not answer")
