@@ -4,7 +4,7 @@ import math
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from itertools import zip_longest
@@ -221,11 +221,13 @@ class McpServer:
 @dataclass(frozen=True, slots=True)
 class RequiredMemory:
     """Bytes that a runner needs: main memory, and each device's memory in the engine's order. `shared` is the part of
-    `ram` that is mapped model files, which all runners of one model share."""
+    `ram` that is mapped model files, which all runners of one model share. `others` is what it needs on each further
+    host, if it runs over several."""
 
     ram: int
     vram: tuple[int, ...] = ()
     shared: int = 0
+    others: tuple["RequiredMemory", ...] = ()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -234,17 +236,28 @@ class RequiredMemory:
 
     @property
     def total(self) -> int:
-        """The bytes of main memory and of all devices together."""
-        return self.ram + sum(self.vram)
+        """The bytes of main memory and of all devices together, on all hosts."""
+        return self.ram + sum(self.vram) + sum([other.total for other in self.others])
+
+    @property
+    def each(self) -> tuple["RequiredMemory", ...]:
+        """The bytes on each host, first on the one where the engine runs."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def __add__(self, other: "RequiredMemory") -> "RequiredMemory":
-        pairs = zip_longest(self.vram, other.vram, fillvalue=0)
-        return RequiredMemory(self.ram + other.ram, tuple(a + b for a, b in pairs), self.shared + other.shared)
+        vram = tuple([a + b for a, b in zip_longest(self.vram, other.vram, fillvalue=0)])
+        others = self.others or other.others
+        if self.others and other.others:
+            others = tuple([a + b for a, b in zip(self.others, other.others, strict=True)])
+        return RequiredMemory(self.ram + other.ram, vram, self.shared + other.shared, others)
 
     def most(self, other: "RequiredMemory") -> "RequiredMemory":
         """Returns the larger value of each figure."""
         vram = tuple(map(max, zip_longest(self.vram, other.vram, fillvalue=0)))
-        return RequiredMemory(max(self.ram, other.ram), vram, max(self.shared, other.shared))
+        others = self.others or other.others
+        if self.others and other.others:
+            others = tuple([a.most(b) for a, b in zip(self.others, other.others, strict=True)])
+        return RequiredMemory(max(self.ram, other.ram), vram, max(self.shared, other.shared), others)
 
     def fits(self, free: "RequiredMemory") -> bool:
         """Returns True if no figure exceeds that of `free`; a device that `free` does not list has no memory."""
@@ -253,7 +266,8 @@ class RequiredMemory:
         )
 
     def __str__(self) -> str:
-        return ", ".join([format_bytes(self.ram), *(f"device {i} {format_bytes(v)}" for i, v in enumerate(self.vram))])
+        own = ", ".join([format_bytes(self.ram), *(f"device {i} {format_bytes(v)}" for i, v in enumerate(self.vram))])
+        return " and on another host ".join([own, *map(str, self.others)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +487,10 @@ class Variant:
     4096 of 8192"), "" where it does not."""
     rank: int = 0
     """Variants of one rank are the same run in other places. A higher rank is a smaller run. The first is 0."""
+    hosts: int = 1
+    """How many hosts share the run. With more than one, `memory` is what it needs where the engine itself runs."""
+    part: RequiredMemory = RequiredMemory(0)
+    """What the run needs on this host if the engine runs on another of the `hosts`: on as many devices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,12 +3,13 @@ Several runners of a model map its files, and the kernel holds them once, so the
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import zip_longest
 from typing import Any
 
-from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, Slot
+from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, Site, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes of main memory, then of each device; all vectors of one plan are equally long.
@@ -32,7 +33,53 @@ def covers(a: Vector, b: Vector) -> bool:
     return True
 
 
-class Allocation:
+class Room:
+    """The memory of a site in a plan. `free` is the budget that no runner counts for, `left` is described at
+    `Allocation`."""
+
+    budget: Vector
+    free: Vector
+    left: Vector
+
+    def has(self, need: Vector) -> bool:
+        """True if it is free and not reserved."""
+        return covers(self.free, need) and covers(self.left, need)
+
+    def shortage(self, need: Vector) -> Vector:
+        """The part of `need` that is missing even once leaving runners are gone."""
+        return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.left, strict=True)])
+
+    def counted(self, runner: RunnerId) -> object:
+        """What `total` depends on beside the memory: equal for hosts where it is the same."""
+        raise NotImplementedError
+
+    def likeness(self, runner: RunnerId) -> object:
+        """Equal for sites that have the same room for the runner, whatever it needs."""
+        raise NotImplementedError
+
+    def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:
+        """How many runners of the key compute on one of these `devices`; without devices, on the processors. One that
+        leaves, or goes once another has come, does not count."""
+        raise NotImplementedError
+
+    def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
+        """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
+        counts for the larger of both figures."""
+        raise NotImplementedError
+
+    def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
+        """The part of `total` that does not count yet."""
+        raise NotImplementedError
+
+    def start(self, runner: RunnerId, memory: RequiredMemory) -> bool:
+        """Takes the `need` of the runner and returns True if it is free and not reserved; otherwise returns False."""
+        raise NotImplementedError
+
+    def reserve(self, need: Vector) -> None:
+        raise NotImplementedError
+
+
+class Allocation(Room):
     """The memory of one host. `free` is the budget that no runner counts for. `left` is what is left over once leaving
     runners are gone and the requests earlier in line have what they wait for; it may be negative. A later request gets
     only that, so that small models do not starve a large one.
@@ -74,36 +121,34 @@ class Allocation:
         return self._vector(slot.memory, self._counted.get(slot.id, 0) if slot.memory.shared else 0)
 
     def counted(self, runner: RunnerId) -> object:
-        """What `total` depends on beside the memory: equal for hosts where it is the same."""
+        """See `Room`."""
         return self if runner in self._present else self._files.get(runner.key.files, 0)
 
     def likeness(self, runner: RunnerId) -> object:
-        """Equal for hosts that have the same room for the runner, whatever it needs."""
+        """See `Room`."""
         if self._rooms is None:
             likeness = self.free, self.left
             self._rooms = self._same.setdefault(likeness, likeness)
         return id(self._rooms), self.counted(runner), *self._computing.get(runner.key, ())
 
     def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:
-        """How many runners of the key compute on one of these `devices`; without devices, on the processors. One that
-        leaves, or goes once another has come, does not count."""
+        """See `Room`."""
         there = self._computing.get(key, ())
         return sum([devices == other or not set(devices).isdisjoint(other) for other in there])
 
     def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
-        counts for the larger of both figures."""
+        """See `Room`."""
         if (present := self._present.get(runner)) is None:
             return self._vector(memory, self._files.get(runner.key.files, 0))
         return self.size(present._replace(memory=present.memory.most(memory)))
 
     def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """The part of `total` that does not count yet."""
+        """See `Room`."""
         total, present = self.total(runner, memory), self._present.get(runner)
         return total if present is None else subtract(total, self.size(present))
 
     def start(self, runner: RunnerId, memory: RequiredMemory) -> bool:
-        """Takes the `need` of the runner and returns True if it is free and not reserved; otherwise returns False."""
+        """See `Room`."""
         need = self.need(runner, memory)
         if not self.has(need):
             return False
@@ -111,20 +156,13 @@ class Allocation:
         self._map(runner.key, memory)
         return True
 
-    def has(self, need: Vector) -> bool:
-        """True if it is free and not reserved."""
-        return covers(self.free, need) and covers(self.left, need)
-
     def release(self, slot: Slot) -> None:
         """The slot's memory will be free once its process is gone."""
         self.left, self._rooms = add(self.left, self.size(slot)), None
 
     def reserve(self, need: Vector) -> None:
+        """See `Room`."""
         self.left, self._rooms = subtract(self.left, need), None
-
-    def shortage(self, need: Vector) -> Vector:
-        """The part of `need` that is missing even once leaving runners are gone."""
-        return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.left, strict=True)])
 
     def _vector(self, memory: RequiredMemory, counted: int = 0) -> Vector:
         """The figures of `memory`, without the `counted` bytes of its files that other runners count for."""
@@ -137,16 +175,103 @@ class Allocation:
         self._files[key.files] = max(memory.shared, self._files.get(key.files, 0))
 
 
-class Allocations(dict[str, Allocation]):
-    """The allocation of each host."""
+class JointRoom(Room):
+    """The memory of several hosts as one: their vectors one behind the other, as they are now. What runs over several
+    hosts takes its devices whole, since Ray gives them so."""
 
-    def __init__(self, there: Mapping[str, Allocation]) -> None:
+    def __init__(self, hosts: Sequence[Allocation]) -> None:
+        self._hosts = hosts
+        self.budget = _joined([host.budget for host in hosts])
+        self.free = _joined([host.free for host in hosts])
+        self.left = _joined([host.left for host in hosts])
+
+    def counted(self, runner: RunnerId) -> object:
+        """See `Room`."""
+        return tuple([host.counted(runner) for host in self._hosts])
+
+    def likeness(self, runner: RunnerId) -> object:
+        """See `Room`."""
+        return tuple([host.likeness(runner) for host in self._hosts])
+
+    def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:
+        """See `Room`; on the first of the hosts."""
+        return self._hosts[0].beside(key, devices)
+
+    def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
+        """See `Room`."""
+        return _joined([host.total(runner, part) for host, part in self._parts(memory)])
+
+    def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
+        """See `Room`."""
+        return _joined([host.need(runner, part) for host, part in self._parts(memory)])
+
+    def start(self, runner: RunnerId, memory: RequiredMemory) -> bool:
+        """See `Room`."""
+        if not self.has(self.need(runner, memory)):
+            return False
+        return all(host.start(runner, part) for host, part in self._parts(memory))
+
+    def reserve(self, need: Vector) -> None:
+        """See `Room`."""
+        for host, part in zip(self._hosts, pieces(need, len(self._hosts)), strict=True):
+            host.reserve(part)
+
+    def _parts(self, memory: RequiredMemory) -> Iterable[tuple[Allocation, RequiredMemory]]:
+        for host, part in zip(self._hosts, memory.each, strict=True):
+            yield host, _whole(part, host.budget[1:])
+
+
+def _joined(vectors: Iterable[Vector]) -> Vector:
+    return tuple([figure for vector in vectors for figure in vector])
+
+
+def pieces(vector: Vector, hosts: int) -> list[Vector]:
+    """The part of a site's vector that belongs to each of its `hosts`."""
+    size = len(vector) // hosts
+    return [vector[size * i : size * (i + 1)] for i in range(hosts)]
+
+
+def limit_of(most: Mapping[str, Vector], site: Site) -> Vector | None:
+    """The figures of a site, of those of each host that answers; None if one does not."""
+    if isinstance(site, str):
+        return most.get(site)
+    vectors = [vector for host in site if (vector := most.get(host)) is not None]
+    return _joined(vectors) if len(vectors) == len(site) else None
+
+
+def _whole(memory: RequiredMemory, devices: Sequence[int]) -> RequiredMemory:
+    """The memory with all that these devices have, of those that it names."""
+    sizes = zip_longest(memory.vram, devices[: len(memory.vram)], fillvalue=0)
+    return replace(memory, vram=tuple([max(size, all_of_it) if size else 0 for size, all_of_it in sizes]))
+
+
+class Allocations(dict[str, Allocation]):
+    """The allocation of each host, made with these `budgets`."""
+
+    def __init__(self, there: Mapping[str, Allocation], budgets: Mapping[str, RequiredMemory]) -> None:
         super().__init__(there)
+        self._budgets = budgets
         self._most = tuple(map(max, zip_longest(*[room.free for room in there.values()], fillvalue=0)))
 
     def may_be_free(self, memory: RequiredMemory) -> bool:
         """False if no host can have so much free in this plan, which gives nothing back before its end."""
         return covers(self._most, (memory.ram - memory.shared, *memory.vram))
+
+    def of(self, site: Site) -> Room:
+        """The memory of a host, or of several together as it is now."""
+        return self[site] if isinstance(site, str) else JointRoom([self[host] for host in site])
+
+    def parts(self, slot: Slot) -> Sequence[tuple[str, Slot]]:
+        """The hosts of a runner, each with what counts there."""
+        return _parts(slot, self._budgets)
+
+
+def _parts(slot: Slot, budgets: Mapping[str, RequiredMemory]) -> Sequence[tuple[str, Slot]]:
+    place = slot.option.place
+    if not place.others:
+        return ((place.host, slot),)
+    there = [(host, slot.on(host)) for host in place.hosts]
+    return [(host, part._replace(memory=_whole(part.memory, budgets.get(host, _NOTHING).vram))) for host, part in there]
 
 
 def allocations(
@@ -155,16 +280,25 @@ def allocations(
     """The allocation of each host, and of each that has runners and does not answer, which has no memory. `memories`
     are further figures that will be asked about."""
     there: defaultdict[str, list[Slot]] = defaultdict(list)
+    needs = [*memories]
     for slot in slots:
-        there[slot.option.place.host].append(slot)
-    devices, same = max([len(memory.vram) for memory in memories], default=0), dict[Any, Any]()
+        for host, part in _parts(slot, hosts):
+            there[host].append(part)
+    if any(need.others for need in needs):  # whose vectors are cut into those of their hosts: all equally long
+        needs += [part for need in needs for part in need.others] + [*hosts.values()]
+        needs += [slot.memory for slots in there.values() for slot in slots]
+    devices, same = max([len(need.vram) for need in needs], default=0), dict[Any, Any]()
     return Allocations(
-        {name: Allocation(hosts.get(name, _NOTHING), there[name], devices, same) for name in {**hosts, **there}}
+        {name: Allocation(hosts.get(name, _NOTHING), there[name], devices, same) for name in {**hosts, **there}}, hosts
     )
 
 
 def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:
-    """A quarter more memory, but not beyond `most`."""
+    """A quarter more memory on each host, but not beyond `most`."""
+    each, limits = memory.each, pieces(most, 1 + len(memory.others))
+    if memory.others:
+        first, *others = [raised(part, limit) for part, limit in zip(each, limits, strict=True)]
+        return replace(first, others=tuple(others))
     sizes = zip((memory.ram, *memory.vram), most, strict=False)
     ram, *vram = [max(size, min(size + size // 4, limit)) for size, limit in sizes]
     return RequiredMemory(ram, tuple(vram), memory.shared)

@@ -144,8 +144,10 @@ class Diagnostics:
         return {id: slot.target.name for id, slot in self._slots.items()}
 
     def _where(self, place: RunPlace) -> str:
-        host = self._hosts.get(place.host)
-        return place.text(dict(enumerate(device.name for device in host.devices())) if host else {})
+        hosts = [(each, self._hosts.get(each.host)) for each in place.each]
+        return " and".join(
+            [each.text(dict(enumerate([d.name for d in host.devices()])) if host else {}) for each, host in hosts]
+        )
 
     def _with_devices(self, reason: str, state: State) -> str:
         """Returns the reason with the devices that the plan does without."""

@@ -17,13 +17,13 @@ runner goes before all.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from modelrunner.scheduler.allocation import Allocation, Vector, add, subtract
-from modelrunner.scheduler.state import Group, Phase, Policy, RunnerId, Slot
+from modelrunner.scheduler.allocation import Allocations, Vector, add, subtract
+from modelrunner.scheduler.state import Group, Phase, Policy, RunnerId, Site, Slot
 from modelrunner.types import RequiredMemory, RunnerKey
 
 # Bytes per second at which a model is assumed to load until its load was measured: a slow disk.
@@ -33,7 +33,7 @@ _NEVER = (math.inf, math.inf)  # the cost where no runner will ever go
 
 def _load_time(measured: float, memory: RequiredMemory) -> float:
     """Seconds of a model's last load (`measured`); estimated from its `memory` if there was none (0)."""
-    return measured or (memory.ram + sum(memory.vram)) / _ASSUMED_RATE
+    return measured or memory.total / _ASSUMED_RATE
 
 
 class Proposal(NamedTuple):
@@ -61,7 +61,7 @@ class _Victim(NamedTuple):
 
 
 class MayGo(NamedTuple):
-    """The runners of a host that may go `now` for a group, and the time at which another one may go `again`."""
+    """The runners of a site that may go `now` for a group, and the time at which another one may go `again`."""
 
     now: Sequence[_Victim]
     again: float
@@ -76,23 +76,24 @@ class Eviction:
     slots: Collection[Slot]
     waited_for: Container[RunnerKey]
     urgent: Container[RunnerKey]
-    memory: Mapping[str, Allocation]
+    memory: Allocations
     policy: Policy
     now: float
     gone: set[RunnerId] = field(default_factory=set)
-    _candidates: dict[tuple[str, bool], list[_Victim]] = field(
+    _candidates: dict[tuple[Site, bool], list[_Victim]] = field(
         default_factory=dict
-    )  # by host; for urgent groups, others
+    )  # by site; for urgent groups, others
     _least: dict[bool, dict[str, tuple[float, ...]]] = field(default_factory=dict)  # for urgent groups, others; by host
     _cheapest: dict[bool, list[tuple[tuple[float, ...], str]]] = field(default_factory=dict)  # the same, in order
 
     @cached_property
     def _there(self) -> dict[str, list[Slot]]:
-        """The runners of each host that are not pinned."""
+        """What there is of runners on each host, without the pinned ones."""
         slots: dict[str, list[Slot]] = {}
         for slot in self.slots:
             if not slot.pinned:
-                slots.setdefault(slot.option.place.host, []).append(slot)
+                for host, part in self.memory.parts(slot):
+                    slots.setdefault(host, []).append(part)
         return slots
 
     def rank(self, slot: Slot) -> tuple[float, ...]:
@@ -117,13 +118,13 @@ class Eviction:
                 return at_once
         return None
 
-    def may_go(self, group: Group, host: str) -> MayGo:
-        """Those on `host` that may go for `group` now, in their order."""
+    def may_go(self, group: Group, site: Site) -> MayGo:
+        """Those on the `site` that may go for `group` now, in their order."""
         policy, load = self.policy, _load_time(group.load_seconds, group.options[0].memory)
         now, began, asked, again = [], group.since, group.waiting[0].since, math.inf
         urgent = group.key in self.urgent
         share = policy.spare / (len(group.waiting) if urgent else 1)
-        for candidate in self._those_for(host, urgent):
+        for candidate in self._those_for(site, urgent):
             slot, id, _, own, earliest, idle_since = candidate
             if id in self.gone:
                 continue
@@ -162,19 +163,24 @@ class Eviction:
         loads, last_used = sum([victim.load for victim in chosen]), max([slot.last_used for slot in slots])
         return Proposal(slots, math.inf, (any(slot.leases for slot in slots), loads, last_used))
 
-    def cheapest_first(self, hosts: Container[str], group: Group) -> Iterator[tuple[tuple[float, ...], str]]:
-        """Those of the hosts on which runners may ever go for `group`, each with what a proposal there costs at least,
+    def cheapest_first(self, sites: Collection[Site], group: Group) -> Iterator[tuple[tuple[float, ...], Site]]:
+        """Those of the sites on which runners may ever go for `group`, each with what a proposal there costs at least,
         the least first; then the others."""
         urgent = group.key in self.urgent
         if urgent not in self._cheapest:
             least = self._least[urgent] = {host: self._least_cost(host, urgent) for host in self.memory}
             self._cheapest[urgent] = sorted([(cost, host) for host, cost in least.items()])
-        return (each for each in self._cheapest[urgent] if each[1] in hosts)
+        of_one_host: Iterable[tuple[tuple[float, ...], Site]] = (e for e in self._cheapest[urgent] if e[1] in sites)
+        several = [site for site in sites if not isinstance(site, str)]
+        if not several:
+            return iter(of_one_host)
+        of_several = [(min([self._least[urgent][host] for host in site]), site) for site in several]
+        return iter(sorted([*of_one_host, *of_several], key=lambda each: each[0]))
 
     def take(self, slots: Iterable[Slot]) -> None:
         """Notes that these go."""
         self.gone.update([slot.id for slot in slots])
-        for host in {slot.host for slot in slots}:
+        for host in {host for slot in slots for host, _ in self.memory.parts(slot)}:
             for urgent, order in self._cheapest.items():
                 least = self._least[urgent]
                 del order[bisect_left(order, (least[host], host))]
@@ -182,10 +188,26 @@ class Eviction:
                 insort(order, (least[host], host))
 
     def _least_cost(self, host: str, urgent: bool) -> tuple[float, ...]:
-        there = [victim for victim in self._those_for(host, urgent) if victim.id not in self.gone]
+        there = [victim for victim in self._those_on(host, urgent) if victim.id not in self.gone]
         return min([(bool(v.slot.leases), v.load, v.slot.last_used) for v in there], default=_NEVER)
 
-    def _those_for(self, host: str, urgent: bool) -> list[_Victim]:
+    def _those_for(self, site: Site, urgent: bool) -> list[_Victim]:
+        if isinstance(host := site, str):
+            return self._those_on(host, urgent)
+        if (site, urgent) not in self._candidates:
+            nothing = [(0,) * len(self.memory[host].budget) for host in site]
+            victims: dict[RunnerId, _Victim] = {}
+            for i, host in enumerate(site):
+                for victim in self._those_on(host, urgent):
+                    size = tuple([n for part in (*nothing[:i], victim.size, *nothing[i + 1 :]) for n in part])
+                    if (known := victims.get(victim.id)) is not None:
+                        size = add(known.size, size)
+                    victims[victim.id] = victim._replace(size=size)
+            in_order = sorted(victims.values(), key=lambda victim: self.rank(victim.slot))
+            self._candidates[site, urgent] = in_order
+        return self._candidates[site, urgent]
+
+    def _those_on(self, host: str, urgent: bool) -> list[_Victim]:
         if (host, urgent) not in self._candidates:
             victims = self._candidates[host, urgent] = []
             for slot in sorted(self._there.get(host, ()), key=self.rank):

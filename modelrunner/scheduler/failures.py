@@ -11,10 +11,10 @@ A load that ran out of memory is tried again at once: first with more memory cou
 next smaller run. The third in a row in one place counts as a failed start; the next start continues from there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from modelrunner.errors import BackingOff, InsufficientMemory, OutOfMemory, ShuttingDown, TimedOut
-from modelrunner.scheduler.allocation import Allocation, covers
+from modelrunner.scheduler.allocation import Allocations, covers
 from modelrunner.scheduler.state import Failure, Failures, Group, Phase, RunOption, Slot
 
 # The longest pause, in seconds. A runner that was ready for HEALTHY seconds clears its model of earlier failures; a
@@ -73,9 +73,9 @@ def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) 
     return TimedOut(f"{group.name} timed out after {max_wait:g} s waiting for {what}; try again later")
 
 
-def never_fits(group: Group, memory: Mapping[str, Allocation]) -> InsufficientMemory:
+def never_fits(group: Group, memory: Allocations) -> InsufficientMemory:
     """No host has more than the smallest variant needs, or pinned models hold too much of it."""
-    hosts = [(memory[o.place.host], o.memory) for o in group.options if o.place.host in memory]
+    hosts = [(memory.of(o.place.site), o.memory) for o in group.options if memory.keys() >= {*o.place.hosts}]
     fits = [covers(room.budget, room.total(group.runner, need)) for room, need in hosts]
     if not any(room.budget[0] for room in memory.values()):
         why = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
@@ -86,7 +86,7 @@ def never_fits(group: Group, memory: Mapping[str, Allocation]) -> InsufficientMe
     return _no_room(group, why, memory)
 
 
-def explained(error: BaseException, group: Group, memory: Mapping[str, Allocation]) -> BaseException:
+def explained(error: BaseException, group: Group, memory: Allocations) -> BaseException:
     """Returns the error for the requests that waited for a start that failed with `error`."""
     if not isinstance(error, OutOfMemory) or not group.options:
         return error
@@ -101,15 +101,16 @@ def shutting_down() -> ShuttingDown:
     return ShuttingDown("modelrunner is shutting down")
 
 
-def _no_room(group: Group, why: str, memory: Mapping[str, Allocation]) -> InsufficientMemory:
-    smallest, lines = group.options[-1].memory, []
-    last = {o.place.host: o for o in group.options if o.place.host in memory}  # the smallest on each
-    shown = sorted(last.values(), key=lambda o: memory[o.place.host].free, reverse=True)[:_SHOWN_HOSTS]
-    for option in shown:
-        room, host = memory[option.place.host], f" of {option.place.host}" if option.place.host else ""
-        for i, need in enumerate((option.memory.ram, *option.memory.vram)):
+def _no_room(group: Group, why: str, memory: Allocations) -> InsufficientMemory:
+    smallest, lines = group.options[-1].memory, dict[str, None]()
+    last = {o.place.site: o for o in group.options if memory.keys() >= {*o.place.hosts}}  # the smallest on each
+    shown = sorted(last.values(), key=lambda o: memory.of(o.place.site).free, reverse=True)[:_SHOWN_HOSTS]
+    for place, needed in [pair for o in shown for pair in zip(o.place.each, o.memory.each, strict=True)]:
+        room, host = memory[place.host], f" of {place.host}" if place.host else ""
+        for i, need in enumerate((needed.ram, *needed.vram)):
             what = "main memory" if i == 0 else f"device {i - 1}"
-            lines.append(f"{what}{host}: needed {need}, free {max(0, room.free[i])}, budget {room.budget[i]} bytes")
+            free, budget = max(0, room.free[i]), room.budget[i]
+            lines[f"{what}{host}: needed {need}, free {free}, budget {budget} bytes"] = None
     if len(last) > len(shown):
-        lines.append(f"and {len(last) - len(shown)} other hosts")
+        lines[f"and {len(last) - len(shown)} other places"] = None
     return InsufficientMemory(f"{group.name} needs {smallest}, {why} ({'; '.join(lines)})")

@@ -11,6 +11,8 @@ else the one whose eviction costs least. So a model waits for a rank, never for 
 - *Costs least*: first those without a busy runner, then the least seconds of loading.
 - *Can ever fit*: if everything were evicted that may be. A runner outlives the request that started it by far, and a
   smaller run would be slower for all of that time.
+- *Several hosts*: an option over several of them has a place on each, and is one like any other: its room is theirs
+  together (`JointRoom`).
 - *A fault in one place* (`Failure`) takes that place out until its pause is over. It never leads to a smaller run,
   except where memory ran out: then the place is tried with more room, and then with a smaller run.
 """
@@ -18,9 +20,9 @@ else the one whose eviction costs least. So a model waits for a rank, never for 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from modelrunner.scheduler.allocation import Allocations, Vector, covers, raised
+from modelrunner.scheduler.allocation import Allocations, Vector, covers, limit_of, raised
 from modelrunner.scheduler.eviction import Eviction, Proposal
-from modelrunner.scheduler.state import Failure, Failures, Group, Kind, Offer, RunnerId, RunOption, Slot, kinds_of
+from modelrunner.scheduler.state import Failure, Failures, Group, Kind, Offer, RunnerId, RunOption, Site, Slot, kinds_of
 from modelrunner.types import RunnerKey
 
 Memory = Allocations
@@ -38,7 +40,7 @@ class Candidates(NamedTuple):
 
     @classmethod
     def only(cls, option: RunOption) -> "Candidates":
-        return cls((((option.place.host, (option,)),),))
+        return cls((((option.place.site, (option,)),),))
 
     def each(self) -> Iterator[RunOption]:
         return (option for kind in self.kinds for _, options in kind for option in options)
@@ -58,21 +60,24 @@ def candidates(
     runner: RunnerId, options: Sequence[RunOption], failures: Failures, memory: Memory, most: Most, now: float
 ) -> Candidates:
     """The options of the best rank that fits into `most`. Of hosts of one kind with as much, one is looked at."""
-    kinds, faulty = kinds_of(options), {place.host for key, place in failures if key == runner.key}
+    kinds, faulty = kinds_of(options), {place.site for key, place in failures if key == runner.key}
     last = max([option.rank for kind in kinds for option in kind[0][1]], default=0)
     fitting: list[tuple[Sequence[Offer], Sequence[RunOption], list[int]]] = []
     for kind in kinds:
         alike: dict[object, list[Offer]] = {}
         for offer in kind:
-            if (there := most.get(host := offer[0])) is not None:
-                like = host if host in faulty else (id(there), memory[host].counted(runner))
+            if (there := limit_of(most, site := offer[0])) is not None:
+                several = not isinstance(site, str)
+                like = site if several or site in faulty else (id(there), memory.of(site).counted(runner))
                 alike.setdefault(like, []).append(offer)
         for offers in alike.values():
-            host, offered = offers[0]
-            if host in faulty:
-                offered = after_faults(runner.key, offered, failures, most[host], last)
-                offers[:] = [(host, offered)]
-            total, limit = memory[host].total, most[host]
+            site, offered = offers[0]
+            limit = limit_of(most, site)
+            assert limit is not None
+            if site in faulty:
+                offered = after_faults(runner.key, offered, failures, limit, last)
+                offers[:] = [(site, offered)]
+            total = memory.of(site).total
             fits = [i for i, option in enumerate(offered) if covers(limit, total(runner, option.memory))]
             fitting.append((offers, offered, fits))
     best = min([offered[i].rank for _, offered, fits in fitting for i in fits], default=0)
@@ -108,12 +113,12 @@ def after_faults(
 def free_now(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> RunOption | None:
     """The option that is free, None if none is; the first of equal ones."""
     free: list[RunOption] = []
-    for host, options in _unlike(runner, may_be_free(kinds, memory), memory):
-        room = memory[host]
+    for site, options in _unlike(runner, may_be_free(kinds, memory), memory):
+        room = memory.of(site)
         free += [option for option in options if room.has(room.need(runner, option.memory))]
 
     def room_there(option: RunOption) -> tuple[int, bool, int, int]:
-        room, devices = memory[option.place.host], option.place.devices
+        room, devices = memory.of(option.place.site), option.place.devices
         most = sum([room.left[1 + device] for device in devices]) if devices else room.left[0]
         return -room.beside(runner.key, devices), not option.fetches, most, -option.number
 
@@ -130,7 +135,7 @@ def _unlike(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> Iterator
     for kind in kinds:
         seen = set()
         for offer in kind:
-            if (like := memory[offer[0]].likeness(runner)) not in seen:
+            if (like := memory.of(offer[0]).likeness(runner)) not in seen:
                 seen.add(like)
                 yield offer
 
@@ -141,21 +146,21 @@ def place(group: Group, kinds: Sequence[Kind], memory: Memory, eviction: Evictio
         return Placement(free)
 
     def shortage(option: RunOption) -> Vector:
-        room = memory[option.place.host]
+        room = memory.of(option.place.site)
         return room.shortage(room.need(group.runner, option.memory))
 
     unlike = [option for _, options in _unlike(group.runner, kinds, memory) for option in options]
     if coming := [option for option in unlike if not any(shortage(option))]:
         return Placement(min(coming, key=lambda option: option.number))  # room comes for it
-    offered: dict[str, list[RunOption]] = {}
+    offered: dict[Site, list[RunOption]] = {}
     for kind in kinds:
-        for host, options in kind:
-            offered.setdefault(host, []).extend(options)
+        for site, options in kind:
+            offered.setdefault(site, []).extend(options)
     best: tuple[tuple[float, ...], int, RunOption, Proposal] | None = None
-    for least, host in eviction.cheapest_first(offered, group):
+    for least, site in eviction.cheapest_first(offered, group):
         if best is not None and least > best[0]:
             break
-        options, may = offered[host], eviction.may_go(group, host)
+        options, may = offered[site], eviction.may_go(group, site)
         for option in options if may.now else options[:1]:  # where none may go, all cost the same
             if best is not None and (least, option.number) >= best[:2]:
                 continue

@@ -25,7 +25,7 @@ from itertools import takewhile
 
 from modelrunner.errors import BackendUnavailable, HostLost
 from modelrunner.scheduler import failures, placement
-from modelrunner.scheduler.allocation import Vector, add, allocations, covers, subtract
+from modelrunner.scheduler.allocation import Vector, add, allocations, covers, pieces, subtract
 from modelrunner.scheduler.eviction import Eviction
 from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.placement import Candidates
@@ -103,7 +103,7 @@ class Plan:
         for slot in [slot for slot in self.state.slots if slot.phase is Phase.ENDED]:
             group, error, failure = groups.get(slot.key), slot.error, None
             where = slot.key, slot.option.place
-            lost = isinstance(error, HostLost) and slot.host not in self.state.hosts
+            lost = isinstance(error, HostLost) and not self.state.hosts.keys() >= {*slot.option.place.hosts}
             # An engine that is not installed was not started: no pause, since installing it mends that at once.
             if error is not None and not lost and not isinstance(error, BackendUnavailable):
                 options = group.wider or group.options if group else ()
@@ -144,11 +144,14 @@ class Plan:
         programs have taken memory."""
         idle = [slot for slot in self.live.values() if slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.leases]
         for slot in sorted(idle, key=lambda slot: slot.last_used):
-            memory = self.memory[slot.host]
-            helps = any(left < 0 < size for left, size in zip(memory.left, memory.size(slot), strict=True))
-            needed = self._is_pinned(slot) or slot.key in waited_for
-            if helps and slot.host in self.state.shrunk and not needed:
-                self._stop(slot, Reason.MEMORY)
+            if self._is_pinned(slot) or slot.key in waited_for:
+                continue
+            for host, part in self.memory.parts(slot):
+                memory = self.memory[host]
+                helps = any(left < 0 < size for left, size in zip(memory.left, memory.size(part), strict=True))
+                if helps and host in self.state.shrunk:
+                    self._stop(slot, Reason.MEMORY)
+                    break
 
     def _is_outgrown(self, slot: Slot) -> bool:
         """True if a ready runner has more sequences of the same key."""
@@ -251,7 +254,7 @@ class Plan:
         option = placement.free_now(group.runner, kinds, self.memory)
         if pause is not None:
             self._due.append(pause.until)
-        elif option is not None and self.memory[option.place.host].start(group.runner, option.memory):
+        elif option is not None and self.memory.of(option.place.site).start(group.runner, option.memory):
             self._actions.append(Start(group.runner, option))
 
     def _widen(self, group: Group) -> None:
@@ -268,17 +271,20 @@ class Plan:
         if (pause := candidates.pause) is not None or self.now < due:
             self._due.append(max(due, pause.until if pause is not None else due))
         elif (option := placement.free_now(group.runner, candidates.kinds, self.memory)) is not None:
-            self.memory[option.place.host].start(group.runner, option.memory)
+            self.memory.of(option.place.site).start(group.runner, option.memory)
             self._actions.append(Start(group.runner, option))
         elif any(self._fits_without(slot, option, group.runner) for option in candidates.each()):
             self._stop(slot, Reason.GROWN)
 
     def _fits_without(self, slot: Slot, option: RunOption, runner: RunnerId) -> bool:
         """True if the option has room once this runner is gone. Then nothing maps the model's files any more."""
-        memory = self.memory[option.place.host]
-        left = add(memory.left, memory.size(slot)) if slot.host == option.place.host else memory.left
-        need = memory.need(runner, replace(option.memory, shared=0) if slot.memory.shared else option.memory)
-        return covers(left, need)
+        there = dict(self.memory.parts(slot))
+        for where, wanted in zip(option.place.each, option.memory.each, strict=True):
+            memory, part = self.memory[where.host], there.get(where.host)
+            left = add(memory.left, memory.size(part)) if part is not None else memory.left
+            if not covers(left, memory.need(runner, replace(wanted, shared=0) if slot.memory.shared else wanted)):
+                return False
+        return True
 
     @staticmethod
     def _next_number(slots: Sequence[Slot]) -> int:
@@ -299,14 +305,16 @@ class Plan:
         pinned = [s for s in self.live.values() if self._is_pinned(s) and s.phase not in LEAVING] if wanting else []
         evictable, first = self._budgets(), set()
         for slot in pinned:
-            if slot.host in evictable:
-                evictable[slot.host] = subtract(evictable[slot.host], self._awake(slot))
+            for host, taken in self._awake(slot):
+                if host in evictable:
+                    evictable[host] = subtract(evictable[host], taken)
         for group in sorted([g for g in wanting if g.pinned], key=lambda g: (g.since, g.waiting[0].id)):
             if group.runner not in eviction.gone and (kinds := self._candidates(group, evictable)):
                 place, taken = self._admit(group, kinds, eviction)
                 first.add(group.key)
                 if group.runner not in self.live:
-                    evictable[place.host] = subtract(evictable[place.host], taken)
+                    for host, part in zip(place.hosts, pieces(taken, len(place.hosts)), strict=True):
+                        evictable[host] = subtract(evictable[host], part)
         chosen = {g.key: kinds for g in wanting if not g.pinned and (kinds := self._candidates(g, evictable))}
         numbered = {group.key: group for group in wanting}
         in_line = [numbered.get(g.key, g) for g in waiting if g.key in chosen or g.key in first or g.key in loads]
@@ -318,12 +326,13 @@ class Plan:
         """Starts a runner, or evicts for it. Returns its place, and the memory that it takes there, or that is reserved
         for it."""
         eviction.gone.add(group.runner)  # a runner that is to be woken makes no room for itself
-        option, victims, again = placement.place(group, kinds, self.memory, eviction)
+        option, parts, again = placement.place(group, kinds, self.memory, eviction)
+        victims = [self.live[part.id] for part in parts]
         eviction.take(victims)
         for slot in victims:
             self._stop(slot, Reason.ROOM, group.name)
         self._due.append(again)
-        memory = self.memory[option.place.host]
+        memory = self.memory.of(option.place.site)
         need = memory.need(group.runner, option.memory)
         if memory.start(group.runner, option.memory):
             self._actions.append(Start(group.runner, option))
@@ -344,7 +353,7 @@ class Plan:
             woken = self._woken(sleeper)
             most = evictable.get(sleeper.host)
             if most is not None and self._is_pinned(sleeper):
-                most = add(most, self._awake(sleeper))
+                most = add(most, dict(self._awake(sleeper))[sleeper.host])
             if most is not None and covers(most, self.memory[sleeper.host].total(sleeper.id, woken.memory)):
                 return Candidates.only(woken).kinds
             self._refuse(group, failures.never_fits(group, self.memory))
@@ -367,14 +376,17 @@ class Plan:
     def _budgets(self) -> dict[str, Vector]:
         return {host: self.memory[host].budget for host in self.state.hosts}
 
-    def _awake(self, slot: Slot) -> Vector:
-        other = self.state.asleep.get(slot.id) if slot.phase is Phase.SLEEPING else None
-        return self.memory[slot.host].total(slot.id, other or slot.memory)
+    def _awake(self, slot: Slot) -> list[tuple[str, Vector]]:
+        """What the runner counts for on each of its hosts once it is awake."""
+        if slot.phase is Phase.SLEEPING:
+            slot = slot._replace(memory=self.state.asleep.get(slot.id, slot.memory))
+        return [(host, self.memory[host].total(slot.id, part.memory)) for host, part in self.memory.parts(slot)]
 
     def _stop(self, slot: Slot, reason: Reason, room_for: str = "") -> None:
         """Stops the runner after its last lease, at once if it has none."""
         if slot.phase is not Phase.DRAINING:
-            self.memory[slot.host].release(slot)
+            for host, part in self.memory.parts(slot):
+                self.memory[host].release(part)
         self.live[slot.id] = slot._replace(phase=Phase.DRAINING if slot.leases else Phase.STOPPING)
         self._actions.append(Stop(slot.id, reason, room_for))
 

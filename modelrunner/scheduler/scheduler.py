@@ -374,8 +374,8 @@ def _matches(slot: RunnerSlot, backend: str | None, model_ids: Collection[str], 
     """True if every given condition holds; False if none is given."""
     if backend is None and not model_ids and host is None:
         return False
-    on, served = slot.option.place.host, {slot.target.model_id, *slot.targets}
-    mine = backend in (None, slot.target.key.backend) and host in (None, on)
+    on, served = (None, *slot.option.place.hosts), {slot.target.model_id, *slot.targets}
+    mine = backend in (None, slot.target.key.backend) and host in on
     return mine and (not model_ids or not served.isdisjoint(model_ids))
 
 

@@ -12,6 +12,8 @@ from modelrunner.types import RequiredMemory, RunnerKey, Variant
 
 # A caller and whether its requests are a batch: each such line takes turns with the others.
 Line = tuple[str, bool]
+# The host of a run, or those of a run over several, first the one where its engine runs.
+Site = str | tuple[str, ...]
 
 
 class Phase(StrEnum):
@@ -82,14 +84,29 @@ class RunPlace(NamedTuple):
     devices: tuple[int, ...] = ()
     """The numbers of its devices; none for the processors alone."""
     host: str = ""
-    """The name of its host, "" for the machine of the daemon."""
+    """The name of its host, "" for the machine of the daemon. The engine itself runs there."""
+    others: tuple["RunPlace", ...] = ()
+    """Where else it computes, if it runs over several hosts."""
+
+    @property
+    def site(self) -> "Site":
+        return (self.host, *[other.host for other in self.others]) if self.others else self.host
+
+    @property
+    def each(self) -> tuple["RunPlace", ...]:
+        """The place on each of its hosts."""
+        return (RunPlace(self.devices, self.host), *self.others) if self.others else (self,)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return (self.host, *[other.host for other in self.others])
 
     def __str__(self) -> str:
-        """ " on device 1 of b", " on b", or "" for the processors of this machine."""
-        return self.text({})
+        """ " on device 1 of b", " on b", " on b and on c", or "" for the processors of this machine."""
+        return " and".join([place.text({}) for place in self.each])
 
     def text(self, names: Mapping[int, str]) -> str:
-        """The same with the `names` of devices: " on device 1 (NVIDIA A30) of b"."""
+        """Its own host with the `names` of devices: " on device 1 (NVIDIA A30) of b"."""
         devices = [f"{number} ({names[number]})" if names.get(number) else str(number) for number in self.devices]
         where = f" on device{'s'[: len(devices) > 1]} {', '.join(devices)}" if devices else ""
         return where + (f" {'of' if where else 'on'} {self.host}" if self.host else "")
@@ -121,10 +138,12 @@ class HostedVariant(NamedTuple):
     host: str = ""
     fetches: bool = False
     """True if the host lacks the files of the model."""
+    others: tuple[RunPlace, ...] = ()
+    """Where else it computes: `RunPlace.others`."""
 
 
-Offer = tuple[str, Sequence[RunOption]]
-"""A host, and the options that it has."""
+Offer = tuple[Site, Sequence[RunOption]]
+"""A host, or several together, and the options that they have."""
 Kind = Sequence[Offer]
 """Hosts with the same options but for their places and numbers, in the same order."""
 
@@ -134,9 +153,9 @@ class Options(tuple[RunOption, ...]):
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        hosts: dict[str, list[RunOption]] = {}
+        hosts: dict[Site, list[RunOption]] = {}
         for option in self:
-            hosts.setdefault(option.place.host, []).append(option)
+            hosts.setdefault(option.place.site, []).append(option)
         offers: dict[object, list[Offer]] = {}
         for host, there in hosts.items():
             same = tuple([(o.memory, o.rank, o.place.devices, o.fetches, o.sequences) for o in there])
@@ -157,12 +176,12 @@ def options_of(hosted: Sequence[HostedVariant]) -> Options:
         RunOption(
             v.memory,
             v.rank + (1 + last if with_device and host not in with_device else 0),
-            RunPlace(v.memory.devices, host),
+            RunPlace(v.memory.devices, host, others),
             number,
             fetches,
             v.spec.parallel,
         )
-        for number, (v, host, fetches) in enumerate(hosted)
+        for number, (v, host, fetches, others) in enumerate(hosted)
     ]
     return Options(sorted(options, key=lambda option: option.rank))
 
@@ -247,6 +266,15 @@ class Slot(NamedTuple):
     def host(self) -> str:
         """The name of the host that the runner is on."""
         return self.option.place.host
+
+    def on(self, host: str) -> "Slot":
+        """The part of the runner on that host, as if it were a runner of its own."""
+        place = self.option.place
+        if not place.others:
+            return self
+        number = place.hosts.index(host)
+        memory = self.memory.each[number]
+        return self._replace(memory=memory, option=self.option._replace(memory=memory, place=place.each[number]))
 
     @property
     def free(self) -> int:

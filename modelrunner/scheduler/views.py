@@ -36,7 +36,8 @@ class RunnerView:
     """A runner whose process may still exist. `models` are the names of the models that it serves, by ID: presets share
     a runner, and it was started for `model_name`. `stage` describes its load; `last_used` is None before it was ready;
     `expires_at` is None while it is in use and where no timer runs; `variant` says how it differs from what was
-    configured, "" if it does not; `sandbox` is None before there was a process. `host` is "" for this machine."""
+    configured, "" if it does not; `sandbox` is None before there was a process. `host` is "" for this machine;
+    of a runner over several hosts it names all of them, first the one where its engine runs, and so does the memory."""
 
     id: str
     backend_name: str
@@ -129,7 +130,7 @@ def runner(slot: RunnerSlot, queued: int, now: float, wall: float) -> RunnerView
         pinned=slot.pinned,
         variant=slot.variant.label,
         sandbox=process.sandbox if process else None,
-        host=slot.option.place.host,
+        host=", ".join(slot.option.place.hosts),
     )
 
 

@@ -160,7 +160,10 @@ def fit(
     elif look.error is not None:
         fits, reason = Fitting.NEVER, str(look.error)
     elif (
-        look.start is not None and look.start.option.rank > usual and (slot is None or slot.phase is not Phase.SLEEPING)
+        look.start is not None
+        and look.start.option.rank > usual
+        and not look.start.option.place.others  # over several hosts it is the same run
+        and (slot is None or slot.phase is not Phase.SLEEPING)
     ):
         fits, reason = (
             Fitting.SPLIT,
@@ -255,15 +258,17 @@ def _leaving(state: State) -> tuple[RunnerId, ...]:
 
 
 def figures(state: State, group: Group, start: Start | None) -> Figures:
-    """The memory that `start` needs (by default the first option), the free memory of its host, and the
+    """The memory that `start` needs (by default the first option), the free memory of its hosts, and the
     budget there."""
     option = start.option if start else next(iter(group.options), None)
-    host = option.place.host if option else next(iter(state.hosts), "")
-    there = [o.memory for o in group.options if o.place.host == host]
+    hosts = option.place.hosts if option else (next(iter(state.hosts), ""),)
+    there = [o.memory for o in group.options if o.place.host == hosts[0]]
     memory = allocations(state.hosts, state.slots, there)
-    free = [max(0, free) for free in memory[host].free] if host in memory else [0]
-    budget = state.hosts.get(host, RequiredMemory(0))
-    return Figures(option.memory if option else None, RequiredMemory(free[0], tuple(free[1:])), budget)
+    rooms = [[max(0, free) for free in memory[host].free] if host in memory else [0] for host in hosts]
+    free, *others = [RequiredMemory(ram, tuple(vram)) for ram, *vram in rooms]
+    budget, *rest = [state.hosts.get(host, RequiredMemory(0)) for host in hosts]
+    needed = option.memory if option else None
+    return Figures(needed, replace(free, others=tuple(others)), replace(budget, others=tuple(rest)))
 
 
 def _where(start: Start | None, where: Callable[[RunPlace], str]) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -69,6 +70,14 @@ def start(name: str, ram: int, vram: tuple[int, ...] = (), *, rank: int = 0) -> 
 
 def option(memory: RequiredMemory, rank: int = 0, number: int = 0, host: str = "") -> RunOption:
     return RunOption(memory, rank, RunPlace(memory.devices, host), number)
+
+
+def over(*parts: tuple[str, RequiredMemory], rank: int = 0, number: int = 0) -> RunOption:
+    """Over several hosts, each with what it takes there."""
+    (host, memory), *rest = parts
+    others = tuple([RunPlace(part.devices, where) for where, part in rest])
+    place = RunPlace(memory.devices, host, others)
+    return RunOption(replace(memory, others=tuple([part for _, part in rest])), rank, place, number)
 
 
 def slot(

@@ -1,16 +1,18 @@
 """Where a model gets its runner: decisions as values, then the backends' own variants on made-up machines."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from modelrunner.errors import BadRequest, EngineFailed, OutOfMemory
+from modelrunner.errors import BadRequest, EngineFailed, HostLost, OutOfMemory
 from modelrunner.scheduler import Fitting
 from modelrunner.scheduler.state import (
     Action,
     Failure,
+    Forget,
     Group,
     HostedVariant,
     Phase,
@@ -32,7 +34,7 @@ from modelrunner_vllm.engines import EngineKind as VllmKind
 from tests.llamacpp.models import SMOLLM2, bundle
 from tests.llamacpp.models import spec as llamacpp_spec
 from tests.scheduler.fakes import Engine, FakeHost, World, target, virtual
-from tests.scheduler.states import NOW, decide, ended, group, key, option, refusal, runner, slot
+from tests.scheduler.states import NOW, decide, ended, group, key, option, over, refusal, runner, slot
 from tests.vllm.models import spec as vllm_spec
 
 GIB = 1 << 30
@@ -223,6 +225,109 @@ def test_a_host_with_a_device_ranks_before_one_without() -> None:
         (2, 0, ""),
     ]
     assert [o.rank for o in options_of([HostedVariant(plain), HostedVariant(plain, "b")])] == [0, 0]
+
+
+# Over several hosts
+
+TWO = {"b": RequiredMemory(24 * GIB, (24 * GIB,)), "c": RequiredMemory(24 * GIB, (24 * GIB,))}
+HALF = RequiredMemory(2 * GIB, (20 * GIB,))
+
+
+def of_forty(name: str = "x", *since: float) -> Group:
+    """A model of 40 GiB for hosts of 24, with the engine on either of them."""
+    both = over(("b", HALF), ("c", HALF)), over(("c", HALF), ("b", HALF), number=1)
+    return replace(group(name, None, *(since or (NOW - 50,))), options=both)
+
+
+def small(host: str, size: int = 8 * GIB) -> Slot:
+    """A runner on that host alone."""
+    memory = RequiredMemory(GIB, (size,))
+    return slot(f"small-{host}", 0)._replace(memory=memory, option=option(memory, host=host))
+
+
+def of_both(**more: object) -> Slot:
+    """The runner of the model x over both hosts."""
+    way = of_forty().options[0]
+    return slot("x", 0)._replace(memory=way.memory, option=way, **more)  # type: ignore[arg-type]
+
+
+def test_a_model_larger_than_a_host_starts_over_two() -> None:
+    [start] = decide(of_forty(), others=TWO)
+    assert isinstance(start, Start)
+    assert str(start.option.place) == " on device 0 of b and on device 0 of c"
+    assert str(start.option.memory) == "2GiB, device 0 20GiB and on another host 2GiB, device 0 20GiB"
+
+
+def test_room_for_it_is_made_on_each_of_its_hosts() -> None:
+    assert decide(of_forty(), small("b"), others=TWO) == [Stop(runner("small-b"), Reason.ROOM)]
+    both = decide(of_forty(), small("b"), small("c"), others=TWO)
+    assert sorted(both, key=str) == [Stop(runner("small-b"), Reason.ROOM), Stop(runner("small-c"), Reason.ROOM)]
+    assert "pinned models hold the rest" in str(
+        refusal(decide(of_forty(), small("b")._replace(pinned=True), others=TWO))
+    )
+
+
+def test_nobody_else_gets_the_room_that_is_made_for_it() -> None:
+    memory = RequiredMemory(GIB, (4 * GIB,))
+    later = replace(group("y", None, NOW, first=9), options=(option(memory, host="c"),))
+    assert decide(of_forty(), later, small("b")._replace(leases=1, interactive=1), others=TWO) == [
+        Stop(runner("small-b"), Reason.ROOM)
+    ]
+
+
+def test_it_has_its_devices_alone_and_leaves_the_others() -> None:
+    memory = RequiredMemory(GIB, (GIB,))
+    beside = replace(group("y", None, NOW - 1, first=9), options=(option(memory, host="c"),))
+    assert decide(beside, of_both(), others=TWO) == [Stop(runner("x"), Reason.ROOM)]
+    assert "pinned models hold the rest" in str(refusal(decide(beside, of_both(pinned=True), others=TWO)))
+    elsewhere = replace(beside, options=(option(RequiredMemory(GIB, (0, GIB)), host="c"),))
+    more = TWO | {"c": RequiredMemory(24 * GIB, (24 * GIB, 24 * GIB))}
+    assert places(decide(elsewhere, of_both(), others=more)) == [(1,)]
+
+
+def test_it_is_one_runner_wherever_it_is_evicted() -> None:
+    large = RequiredMemory(GIB, (24 * GIB,))
+    waiting = [
+        replace(group(f"y-{host}", None, NOW, first=i), options=(option(large, host=host),))
+        for i, host in enumerate(TWO, 8)
+    ]
+    assert decide(*waiting, of_both(), others=TWO) == [Stop(runner("x"), Reason.ROOM)]
+    four = option(RequiredMemory(4 * GIB), host="c")
+    waiting[1] = replace(waiting[1], options=(four,))
+    held = RequiredMemory(20 * GIB)
+    aside = small("c")._replace(memory=held, option=option(held, host="c"))
+    assert decide(*waiting, of_both(), aside, others=TWO) == [Stop(runner("x"), Reason.ROOM)]
+
+
+def test_one_over_both_hosts_makes_way_for_another_and_the_rest_stays() -> None:
+    aside, more = small("b")._replace(last_used=NOW - 20), RequiredMemory(24 * GIB, (24 * GIB, 24 * GIB))
+    memory = RequiredMemory(GIB, (0, GIB))
+    aside = aside._replace(memory=memory, option=option(memory, host="b"))
+    other = of_forty("y")
+    there = TWO | {"b": more}
+    assert decide(other, of_both(), aside, others=there) == [Stop(runner("x"), Reason.ROOM)]
+    assert decide(other, of_both(phase=Phase.STOPPING), aside, others=there) == [], "its room comes already, on both"
+
+
+def test_it_needs_all_of_its_hosts() -> None:
+    assert "x needs" in str(refusal(decide(of_forty(), others={"b": TWO["b"]})))
+    lost = HostLost("the host c does not answer")
+    [forgotten] = decide(of_both(phase=Phase.ENDED, error=lost, ready_at=-math.inf), others={"b": TWO["b"]})
+    assert forgotten == Forget(runner("x"), None), "no fault of the model's"
+    three = TWO | {"d": TWO["c"]}
+    more = replace(of_forty(), options=(*of_forty().options, over(("b", HALF), ("d", HALF), number=2)))
+    broken = {(key("x"), o.place): Failure(5, NOW + 30, EngineFailed("NCCL")) for o in of_forty().options}
+    [start] = decide(more, others=three, failures=broken)
+    assert isinstance(start, Start)
+    assert start.option.place.hosts == ("b", "d")
+
+
+def test_one_host_is_better_than_two() -> None:
+    alone = option(RequiredMemory(GIB, (20 * GIB, 20 * GIB)), host="d")
+    wide = replace(of_forty(), options=(alone, *[o._replace(rank=1, number=o.number + 1) for o in of_forty().options]))
+    roomy = TWO | {"d": RequiredMemory(24 * GIB, (24 * GIB, 24 * GIB))}
+    assert hosts(decide(wide, others=roomy)) == ["d"]
+    assert hosts(decide(wide, others=TWO)) == ["b"]
 
 
 # The backends' variants on made-up machines

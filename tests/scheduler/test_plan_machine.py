@@ -34,9 +34,9 @@ from modelrunner.scheduler.state import (
     WakeAt,
 )
 from modelrunner.types import Mode, RequiredMemory, RunnerKey
-from tests.scheduler.states import option
+from tests.scheduler.states import option, over
 
-HOSTS = {"": RequiredMemory(14, (8, 8, 4)), "b": RequiredMemory(9, (6,))}
+HOSTS = {"": RequiredMemory(14, (8, 8, 4)), "b": RequiredMemory(9, (6,)), "c": RequiredMemory(8, (6,))}
 
 
 def anywhere(rank: int, ram: int, size: int) -> list[RunOption]:
@@ -46,6 +46,11 @@ def anywhere(rank: int, ram: int, size: int) -> list[RunOption]:
 
 def over_there(rank: int, ram: int, *vram: int, shared: int = 0) -> RunOption:
     return option(RequiredMemory(ram, vram, shared), rank, host="b")
+
+
+def over_both(rank: int, first: RequiredMemory, other: RequiredMemory) -> list[RunOption]:
+    """On the hosts b and c together, with the engine on either."""
+    return [over(("b", first), ("c", other), rank=rank), over(("c", first), ("b", other), rank=rank)]
 
 
 WAYS = {
@@ -62,6 +67,9 @@ WAYS = {
         option(RequiredMemory(1, (5, 0, 3))),
         option(RequiredMemory(1, (0, 5, 3))),
     ],
+    "apart": over_both(0, RequiredMemory(7), RequiredMemory(6)),
+    "far apart": [over_there(0, 8, 7), *over_both(1, RequiredMemory(2, (4,)), RequiredMemory(1, (4,)))],
+    "there": [over_there(0, 3, 2), option(RequiredMemory(3, (2,)), host="c")],
     "mapped": [option(RequiredMemory(5, (), 3)), over_there(0, 5, shared=3)],
     "mapped again": [option(RequiredMemory(6, (), 4))],
 }
@@ -72,7 +80,6 @@ LOAD_SECONDS = 0.7
 # With two loads of 0.7 s, eight times both is more than each patience.
 POLICY = Policy(max_wait=30.0, patience=3.0, loads=8.0, spare=1.0, ageing=8.0)
 ROUNDING = 1e-6
-names = st.sampled_from(sorted(OPTIONS))
 
 
 def key(name: str) -> RunnerKey:
@@ -100,6 +107,8 @@ class Waiting:
 
 
 class PlanMachine(RuleBasedStateMachine):
+    names = sorted(OPTIONS)
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
@@ -123,24 +132,23 @@ class PlanMachine(RuleBasedStateMachine):
 
     # Events
 
-    @precondition(lambda self: "b" in self.hosts)
-    @rule()
-    def a_host_vanishes(self) -> None:
+    @rule(host=st.sampled_from(["b", "c"]))
+    def a_host_vanishes(self, host: str) -> None:
         """The runs of its runners end with an error; the plan goes on without it."""
-        self.hosts.remove("b")
-        for slot in self.on("b", self.slots.values()):
+        self.hosts.discard(host)
+        for slot in self.on(host, self.slots.values()):
             if slot.phase is not Phase.ENDED:
-                self.end(slot.key, HostLost("the host b does not answer"))
+                self.end(slot.key, HostLost(f"the host {host} does not answer"))
         self.reconcile()
 
-    @precondition(lambda self: "b" not in self.hosts)
-    @rule()
-    def a_host_returns(self) -> None:
-        self.hosts.add("b")
+    @rule(host=st.sampled_from(["b", "c"]))
+    def a_host_returns(self, host: str) -> None:
+        self.hosts.add(host)
         self.reconcile()
 
-    @rule(name=names, count=st.integers(1, 5), caller=st.sampled_from(["", "x", "y"]), batch=st.booleans())
-    def requests_come(self, name: str, count: int, caller: str, batch: bool) -> None:
+    @rule(data=st.data(), count=st.integers(1, 5), caller=st.sampled_from(["", "x", "y"]), batch=st.booleans())
+    def requests_come(self, data: st.DataObject, count: int, caller: str, batch: bool) -> None:
+        name = data.draw(st.sampled_from(self.names))
         for _ in range(count):
             self.issued += 1
             self.waiting[self.issued] = Waiting(name, self.now, caller, batch)
@@ -201,8 +209,9 @@ class PlanMachine(RuleBasedStateMachine):
             assert here <= self.answered, "a failed start answers everybody"
             assert not started, "and is not tried again at once"
 
-    @rule(name=names, paused=st.booleans())
-    def somebody_pauses_or_resumes(self, name: str, paused: bool) -> None:
+    @rule(data=st.data(), paused=st.booleans())
+    def somebody_pauses_or_resumes(self, data: st.DataObject, paused: bool) -> None:
+        name = data.draw(st.sampled_from(self.names))
         (self.paused.add if paused else self.paused.discard)(key(name).files)
         self.reconcile()
 
@@ -411,7 +420,9 @@ class PlanMachine(RuleBasedStateMachine):
 
     @staticmethod
     def on(host: str, slots: Iterable[Slot]) -> list[Slot]:
-        return [slot for slot in slots if slot.option.place.host == host]
+        """What there is of them on that host."""
+        there = [(slot, parts[host]) for slot in slots if host in (parts := parts_of(slot.option.place, slot.memory))]
+        return [slot._replace(memory=memory) for slot, memory in there]
 
     def fitting(self, options: Iterable[RunOption], beside: Iterable[Slot]) -> list[RunOption]:
         """Those that fit beside these runners, on hosts that answer."""
@@ -419,7 +430,10 @@ class PlanMachine(RuleBasedStateMachine):
         return [
             o
             for o in options
-            if (host := o.place.host) in self.hosts and (o.memory + held(self.on(host, beside))).fits(HOSTS[host])
+            if all(
+                host in self.hosts and (memory + held(self.on(host, beside))).fits(HOSTS[host])
+                for host, memory in parts_of(o.place, o.memory).items()
+            )
         ]
 
     def best(self, options: Iterable[RunOption], beside: Iterable[Slot]) -> list[RunOption]:
@@ -454,7 +468,7 @@ class PlanMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_starts_on_a_host_that_does_not_answer(self) -> None:
-        ended = {slot.phase for slot in self.slots.values() if slot.option.place.host not in self.hosts}
+        ended = {slot.phase for slot in self.slots.values() if not self.hosts.issuperset(slot.option.place.hosts)}
         assert ended <= {Phase.ENDED}
 
     @invariant()
@@ -526,6 +540,15 @@ class PlanMachine(RuleBasedStateMachine):
                 assert self.now <= slot.last_used + 2 * slot.keep_alive + ROUNDING
 
 
+def parts_of(place: RunPlace, memory: RequiredMemory) -> dict[str, RequiredMemory]:
+    """What a run takes of each of its hosts: over several hosts whole devices."""
+    if not place.others:
+        return {place.host: memory}
+    vram = {host: HOSTS[host].vram for host in place.hosts}
+    there = zip(place.hosts, memory.each, strict=True)
+    return {host: replace(part, vram=tuple([vram[host][i] for i in range(len(part.vram))])) for host, part in there}
+
+
 def held(slots: Iterable[Slot]) -> RequiredMemory:
     """What they hold together: what runners of one model share only once."""
     own, shared = RequiredMemory(0), dict[str, int]()
@@ -535,5 +558,13 @@ def held(slots: Iterable[Slot]) -> RequiredMemory:
     return own + RequiredMemory(sum(shared.values()))
 
 
+class OverHostsMachine(PlanMachine):
+    """With models that run over two hosts, and others there alone."""
+
+    names = ["apart", "far", "far apart", "there"]
+
+
 TestPlan = PlanMachine.TestCase
+TestPlanOverHosts = OverHostsMachine.TestCase
+TestPlanOverHosts.settings = settings(max_examples=100, stateful_step_count=60)
 TestPlan.settings = settings(max_examples=170, stateful_step_count=60)
