@@ -474,6 +474,11 @@ class RunSpec:
     more when requests wait for it."""
 
 
+RAY_GROUP = "MODELRUNNER_RAY_GROUP"
+"""The variable, in the environment of a run over several hosts, with the ID of Ray's placement group for its workers: a
+bundle for each device, of those on the engine's own host first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to run a model in one place, which is the set of devices that its memory names."""

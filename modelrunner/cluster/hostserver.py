@@ -200,6 +200,7 @@ class HostServer:
             self._own(),
             frozenset(self._shared),
             {id: run.report() for id, run in self._runners.items()},
+            self._local.is_fixed,
         )
 
     def _own(self) -> frozenset[str]:

@@ -28,8 +28,8 @@ _LONGEST_LINE = 1 << 20
 
 class ClusterMember(msgspec.Struct, frozen=True):
     """A line of `raymembers.py`: a node that has come (`address` and so on, with so many `cards` in Ray), has gone, has
-    other `limits`, or cannot be used (`problem`); the answer to the order of the name `taken`; or a line about the
-    cluster."""
+    other `limits`, or cannot be used (`problem`); the answer to the order of the name `taken`, with the ID of the
+    `group` of its bundles; or a line about the cluster."""
 
     node: str = ""
     name: str = ""
@@ -40,6 +40,7 @@ class ClusterMember(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     limits: RayLimits | None = None
     taken: str = ""
+    group: str = ""
     gone: bool = False
     problem: str = ""
 
@@ -116,7 +117,7 @@ class Members:
         reservations = self._reservations.get(member.node or member.taken.partition(" ")[0])
         if member.taken:
             if reservations is not None:
-                reservations.answered(member.taken, member.problem)
+                reservations.answered(member.taken, member.problem, member.group)
         elif member.limits is not None:
             if reservations is not None:
                 reservations.limits = member.limits
@@ -164,7 +165,9 @@ class Members:
                 budget, models = Memory(within.ram, list(within.vram)), len(report.models | report.seen)
                 devices = [device.name for device in report.devices]
             where = host.where.address
-            views.append(HostStatus(name, host.state, where, budget, devices, models, len(host.runners)))
+            views.append(
+                HostStatus(name, host.state, where, budget, devices, models, len(host.runners) + len(host.parts))
+            )
         for name, problem in self._problems.items():
             if name not in self.hosts:
                 views.append(HostStatus(name, problem, "", None, [], 0, 0))

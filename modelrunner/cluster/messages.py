@@ -73,7 +73,7 @@ class RunnerReport(msgspec.Struct, frozen=True):
 class HostReport(msgspec.Struct, frozen=True):
     """The state of a host. `machine` is the architecture of its processors, `numbers` are those of `Host.numbers` by
     backend, `models` the IDs of its models, `seen` those of the head's that it reads where they are, `runners` by the
-    ID that the head gave them."""
+    ID that the head gave them. The main memory of the `budget` is set there if it `is_fixed`, else measured."""
 
     version: str
     machine: str
@@ -83,6 +83,7 @@ class HostReport(msgspec.Struct, frozen=True):
     models: frozenset[str]
     seen: frozenset[str]
     runners: dict[str, RunnerReport]
+    is_fixed: bool = False
 
 
 class HostVersion(msgspec.Struct, frozen=True):

@@ -1,4 +1,5 @@
-"""What our runners hold in Ray: placement groups, each pinned to its node. Part of the program `raymembers`.
+"""What our runners hold in Ray: placement groups, each pinned to its node, or with bundles pinned to several. Part of
+the program `raymembers`.
 
 Ray does not refuse a group, it lets it wait, so a short wait decides. Ray chooses the card of a group and tells it to a
 task in the group alone, so every card is a group of its own, and cards that were not wanted are given back.
@@ -40,7 +41,7 @@ class Groups:
         self._inside = import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         self._free = import_module("ray._private.state").available_resources_per_node
         self._card_of_task = ray.remote(num_cpus=0, num_gpus=1)(_card_of_task)
-        self._held: dict[str, _Reserved] = {}
+        self._held: dict[str, list[_Reserved]] = {}
         self._others: dict[str, tuple[int, int]] = {}  # by node: bytes and cards that other jobs had at the last look
         self._cards: dict[str, tuple[int, tuple[int, ...]]] = {}  # by node: how many others had, and which they had not
         self._lock = threading.Lock()
@@ -50,16 +51,52 @@ class Groups:
         with self._lock:
             group = self._granted(node, memory) if memory else self._card(node, card)
             if group is not None:
-                self._held[name] = group
+                self._held[name] = [group]
                 return ""
             self._cards.pop(node, None)
         what = "the memory that it needs" if memory else f"device {card}"
         return f"another job of the Ray cluster has {what} there: try again, this is known for the next start"
 
+    def take_together(self, name: str, bundles: list[dict[str, Any]]) -> tuple[str, str]:
+        """Takes these bundles (`reservations.GroupBundle`) as one group. Returns "" and its ID, or a sentence why Ray
+        does not give it. While it is made, the cards of its nodes that it does not want are held, so that Ray can give
+        no other ones."""
+        wanted = {(bundle["node"], bundle["card"]) for bundle in bundles if bundle["card"] >= 0}
+        nodes = [bundle["node"] for bundle in bundles]
+        with self._lock:
+            unwanted: list[_Reserved] = []
+            try:
+                for node in {node for node, _ in wanted}:
+                    there = list[_Reserved]()
+                    while (group := self._any_card(node)) is not None:
+                        there.append(group)
+                    unwanted += [group for group in there if (node, group.card) not in wanted]
+                    for group in there:
+                        if (node, group.card) in wanted:
+                            self._remove(group.group)
+                needs = [{"GPU": 1} if bundle["card"] >= 0 else {} for bundle in bundles]
+                needs = [
+                    n | ({"memory": b["memory"]} if b["memory"] else {}) for n, b in zip(needs, bundles, strict=True)
+                ]
+                made = self._make(needs, bundle_label_selector=[{"ray.io/node-id": node} for node in nodes])
+                if made.wait(_GRANT):
+                    held = self._held[name] = [_Reserved(made, b["node"], b["memory"]) for b in bundles if b["memory"]]
+                    held += [_Reserved(made, node, 0, card) for node, card in wanted]
+                    return "", made.id.hex()
+                self._remove(made)
+            finally:
+                for group in unwanted:
+                    self._remove(group.group)
+        cards = f", of {len(wanted)} devices" if wanted else ""
+        return (
+            f"another job of the Ray cluster has some of the memory{cards} that it needs on {len({*nodes})} nodes: try "
+            "again, this is known for the next start"
+        ), ""
+
     def give_back(self, name: str) -> None:
         with self._lock:
-            if (group := self._held.pop(name, None)) is not None:
-                self._remove(group.group)
+            if groups := self._held.pop(name, None):
+                self._remove(groups[0].group)
 
     def limits(self, nodes: dict[str, dict[str, Any]]) -> dict[str, NodeLimits]:
         """Returns the limits of each of these nodes of `ray.nodes`. Ray learns up to a second late of what was given
@@ -67,7 +104,7 @@ class Groups:
         with self._lock:
             free, limits = self._free(), dict[str, NodeLimits]()
             for id, node in nodes.items():
-                there = [group for group in self._held.values() if group.node == id]
+                there = [group for groups in self._held.values() for group in groups if group.node == id]
                 memory, cards = [node["Resources"].get(what, 0) for what in ("memory", "GPU")]
                 left = free.get(id, {})
                 bytes = memory - left.get("memory", 0) - sum([group.memory for group in there])

@@ -138,8 +138,12 @@ def _follow_orders(ready: Future[Groups]) -> None:
     for line in sys.stdin.buffer:
         order, groups = json.loads(line), ready.result()
         try:
-            if order["node"]:
-                say(taken=order["name"], problem=groups.take(**order))
+            if order["bundles"]:
+                problem, group = groups.take_together(order["name"], order["bundles"])
+                say(taken=order["name"], problem=problem, group=group)
+            elif order["node"]:
+                problem = groups.take(order["name"], order["node"], order["memory"], order["card"])
+                say(taken=order["name"], problem=problem)
             else:
                 groups.give_back(order["name"])
         except Exception as error:  # Ray's, which has one for each part of it

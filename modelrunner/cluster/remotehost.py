@@ -5,8 +5,9 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import httpcore
@@ -50,11 +51,11 @@ from modelrunner.models.runspecs import values_of
 from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.devices import Device, kind_of
-from modelrunner.scheduler.host import Held
+from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.store import Store
 from modelrunner.store.layout import archive_of
-from modelrunner.types import Endpoint, RequiredMemory, RunSpec, Served
+from modelrunner.types import RAY_GROUP, Endpoint, RequiredMemory, RunSpec, Served
 
 log = logging.getLogger(__name__)
 _AGAIN = 1.0  # seconds between two tries to reach a host
@@ -93,6 +94,8 @@ class RemoteHost:
         self.report: HostReport | None = None
         self._version = ""  # of the last report, also of one that cannot be read
         self.runners: dict[str, HostRunner] = {}
+        self.parts: dict[str, HostRunner] = {}
+        """Those whose engines run on another host and have workers here."""
         self._missing: dict[str, str] = {}  # by backend: why its engine cannot be had there
         self._full = ""  # why the last model could not be brought there
         self.trusted = ssl.create_default_context(cadata=where.certificate)
@@ -133,7 +136,18 @@ class RemoteHost:
         if self.is_draining:
             held = [each.memory for each in runners]
             return sum(held, start=RequiredMemory(0, (0,) * len(self.report.budget.vram)))
-        return self.within(self.report.budget)
+        return self.within(self._with_workers(self.report, runners))
+
+    def _with_workers(self, report: HostReport, runners: Iterable[Held]) -> RequiredMemory:
+        """Returns the budget with what workers hold that Ray has started, which are others' processes to the host:
+        their devices, which they have alone, and their main memory once they are loaded."""
+        budget = report.budget
+        for runner, memory in runners:
+            if isinstance(runner, HostRunner) and runner.others:
+                budget = budget.most(RequiredMemory(0, memory.vram))
+                if not report.is_fixed and runner.id in self.parts and runner.ready_at is not None:
+                    budget += RequiredMemory(memory.ram)
+        return budget
 
     def within(self, budget: RequiredMemory) -> RequiredMemory:
         """Returns the part of it that the cluster gives us."""
@@ -153,7 +167,16 @@ class RemoteHost:
 
     def has(self, model_id: str) -> bool:
         """See `Host`."""
-        return self.keeps(model_id) or (self.report is not None and model_id in self.report.seen)
+        return self.keeps(model_id) or self.sees(model_id)
+
+    @property
+    def joins(self) -> bool:
+        """See `Host`: what its workers take is reserved in Ray, and they read a model at the head's path."""
+        return self.reservations is not None and self._shared
+
+    def sees(self, model_id: str) -> bool:
+        """True if it reads the model where the head has it."""
+        return self.report is not None and model_id in self.report.seen
 
     def keeps(self, model_id: str) -> bool:
         """True if it has the model's files itself, so that it can send them."""
@@ -223,7 +246,8 @@ class RemoteHost:
                 self.report = msgspec.structs.replace(self.report, models=self.report.models | {id})
 
     async def _announce(self, place: str, size: int, folder: str = "") -> Received:
-        keep = frozenset([each for runner in self.runners.values() for each in models_of(runner.spec)])
+        ours = (*self.runners.values(), *self.parts.values())
+        keep = frozenset([each for runner in ours for each in models_of(runner.spec)])
         body = msgspec.json.encode(ModelAnnounced(size, keep, folder))
         try:
             there = await self.call("POST", place, Received, content=body, timeout=_LONG)
@@ -254,10 +278,13 @@ class RemoteHost:
         except httpx.HTTPError as failure:
             raise self.unreachable(failure) from failure
 
-    def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
+    def start(self, runner: RunnerId, spec: RunSpec, others: Sequence[Host] = ()) -> Runner:
         """See `Host`."""
-        host_runner = HostRunner(self, runner, spec)
+        beside = [other for other in others if isinstance(other, RemoteHost)]
+        host_runner = HostRunner(self, runner, spec, beside)
         self.runners[host_runner.id] = host_runner
+        for other in beside:
+            other.parts[host_runner.id] = host_runner
         return host_runner
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:
@@ -375,9 +402,9 @@ async def _closes_if_cut(request: httpx.Request) -> None:
 
 
 class HostRunner:
-    """A `Runner` of another host."""
+    """A `Runner` of another host. Workers of its engine run on the `others`, too."""
 
-    def __init__(self, host: RemoteHost, runner: RunnerId, spec: RunSpec) -> None:
+    def __init__(self, host: RemoteHost, runner: RunnerId, spec: RunSpec, others: Sequence[RemoteHost] = ()) -> None:
         self.id, self.key, self.spec = secrets.token_hex(4), runner.key, spec
         self.served = Served(spec.bundle.name, runner.key.backend, self.id)
         self.names: tuple[str, ...] | None = None
@@ -390,9 +417,11 @@ class HostRunner:
         self.owners: set[str] = set()
         self.sleep_level = 0
         self.process: EngineProcess | None = None
+        self.others = others
         self._host, self._number = host, runner.number
         self._backend = host.registry.get(runner.key.backend)
         self._gone = host.gone
+        self._lost = [(each, each.gone) for each in (host, *others)]
         self._memory = RequiredMemory(0)
         self._news = asyncio.Event()
         self._report: RunnerReport | None = None
@@ -406,13 +435,17 @@ class HostRunner:
 
         host = self._host
         try:
-            await host.fetch(self.spec)
-            await host.install(self.key.backend, stage)
-            if host.reservations is not None:
+            for each in (host, *self.others):
+                await each.fetch(self.spec)
+                await each.install(self.key.backend, stage)
+            spec = self.spec
+            if self.others:
+                spec = replace(spec, environment={**spec.environment, RAY_GROUP: await self._take_together()})
+            elif host.reservations is not None:
                 await host.reservations.take(self.id, self.key.files, self._memory)
             self.api = await call_backend(self._backend.api, self.spec)
             backend, files, mode, revision = self.key
-            values = msgspec.Raw(values_of(self.spec))
+            values = msgspec.Raw(values_of(spec))
             order = RunnerOrder(backend, files, str(mode), revision, self._number, values, self._memory)
             body = msgspec.json.encode(order)
             started = await host.call("PUT", f"/runners/{self.id}", RunnerStarted, content=body)
@@ -432,6 +465,8 @@ class HostRunner:
             self.abandoned.end()
             self.upstream.close()
             host.runners.pop(self.id, None)
+            for each in self.others:
+                each.parts.pop(self.id, None)
             try:
                 if not self._gone.is_set():
                     with suppress(ModelRunnerError):  # a host that does not answer ends it by itself
@@ -440,16 +475,31 @@ class HostRunner:
                 if host.reservations is not None:
                     host.reservations.give_back(self.id)
 
+    async def _take_together(self) -> str:
+        """Reserves in Ray on all of its hosts. Returns the ID of the group."""
+        parts = list[tuple[Reservations, RequiredMemory]]()
+        for each, memory in zip((self._host, *self.others), self._memory.each, strict=True):
+            if unseen := [id for id in models_of(self.spec) if not each.sees(id)]:
+                raise EngineFailed(
+                    f"the host {each.name} does not read {unseen[0][:19]} where the head has it, at the same path, as "
+                    "the workers of a run over several hosts have to: mount the folder of models there"
+                )
+            if each.reservations is None:
+                raise HostLost(f"the host {each.name} is in no cluster any more")
+            parts.append((each.reservations, memory))
+        return await parts[0][0].take_together(self.id, parts)
+
     async def _next(self) -> None:
-        """Waits for the next report. Raises `EngineFailed` when the host is gone, and the failure of the engine."""
-        news, gone = asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(self._gone.wait())
+        """Waits for the next report. Raises `HostLost` when one of its hosts is gone, and the failure of the engine."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._news, *[gone for _, gone in self._lost])]
         try:
-            await asyncio.wait([news, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            news.cancel()
-            gone.cancel()
-        if self._gone.is_set():
-            raise HostLost(f"the host {self._host.name} does not answer any more, and its engines are lost")
+            for wait in waits:
+                wait.cancel()
+        for each, gone in self._lost:
+            if gone.is_set():
+                raise HostLost(f"the host {each.name} does not answer any more, and its engines are lost")
         self._news.clear()
         if self._report is not None and self._report.failure is not None:
             raise self._report.failure.error()

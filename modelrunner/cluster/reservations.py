@@ -1,8 +1,9 @@
 """What the runners of one host hold in Ray, so that no other job of the cluster counts the same memory or card: each
-its own memory, the runners of one model its files, and those of one card the whole card."""
+its own memory, the runners of one model its files, and those of one card the whole card. A run over several hosts holds
+one placement group with its memory and cards on all of them, which its engine fills."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -12,14 +13,23 @@ from modelrunner.types import RequiredMemory
 _LOST = "the Ray cluster is lost, so nothing can be reserved on its nodes: `modelrunner hosts` shows them"
 
 
+class GroupBundle(msgspec.Struct, frozen=True):
+    """What one worker of an engine takes on a node: bytes of `memory`, and the `card`, -1 for none."""
+
+    node: str
+    memory: int
+    card: int
+
+
 class Order(msgspec.Struct, frozen=True):
-    """A line for `raymembers.py`: takes on a `node` so many bytes of `memory`, or the `card` if that is 0; without a
-    node gives back what has that `name`."""
+    """A line for `raymembers.py`: takes on a `node` so many bytes of `memory`, or the `card` if that is 0, or all the
+    `bundles` as one group; without a node gives back what has that `name`."""
 
     name: str
     node: str = ""
     memory: int = 0
     card: int = 0
+    bundles: tuple[GroupBundle, ...] = ()
 
 
 class RayLimits(msgspec.Struct, frozen=True):
@@ -37,7 +47,7 @@ class Reservations:
         self.limits: RayLimits | None = None
         self._node, self._cards, self._send = node, cards, send
         self._users: dict[str, set[str]] = {}
-        self._answers: dict[str, asyncio.Future[str]] = {}
+        self._answers: dict[str, asyncio.Future[tuple[str, str]]] = {}
         self._turn = asyncio.Lock()
         self._is_lost = False
 
@@ -63,25 +73,46 @@ class Reservations:
                 self.give_back(runner)
                 raise
 
-    async def _hold(self, runner: str, order: Order) -> None:
+    async def take_together(self, runner: str, parts: "Sequence[tuple[Reservations, RequiredMemory]]") -> str:
+        """Takes what the runner needs on several nodes, first on this one, as one group: a bundle for each card, with
+        its share of the memory there, or one for the memory where no card is. Returns the ID of the group. Raises
+        `InsufficientMemory`, and holds nothing then."""
+        bundles = tuple([bundle for there, memory in parts for bundle in there.bundles(memory)])
+        async with self._turn:
+            try:
+                return await self._hold(runner, Order(f"{self._node} {runner}", self._node, bundles=bundles))
+            except BaseException:
+                self.give_back(runner)
+                raise
+
+    def bundles(self, memory: RequiredMemory) -> list[GroupBundle]:
+        """Returns those of this node."""
+        cards = [card for card in memory.devices if card < self._cards] or [-1]
+        share, rest = divmod(memory.ram, len(cards))
+        return [GroupBundle(self._node, share + (rest if i == 0 else 0), card) for i, card in enumerate(cards)]
+
+    async def _hold(self, runner: str, order: Order) -> str:
         if self._users.setdefault(order.name, set()):
             self._users[order.name].add(runner)
-            return
+            return ""
         if self._is_lost:
             raise InsufficientMemory(_LOST)
         self._users[order.name].add(runner)
-        answer = self._answers[order.name] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        self._answers[order.name] = answer
         self._send(order)
         try:
-            if problem := await answer:
+            problem, group = await answer
+            if problem:
                 raise InsufficientMemory(problem)
+            return group
         finally:
             self._answers.pop(order.name, None)
 
-    def answered(self, name: str, problem: str) -> None:
-        """Takes Ray's answer to an order."""
+    def answered(self, name: str, problem: str, group: str = "") -> None:
+        """Takes Ray's answer to an order: a problem, or the ID of the `group` that was made for bundles."""
         if (answer := self._answers.get(name)) is not None and not answer.done():
-            answer.set_result(problem)
+            answer.set_result((problem, group))
 
     def give_back(self, runner: str) -> None:
         """Gives back what no other runner of the host needs."""

@@ -1,7 +1,7 @@
 """What the scheduler knows of a machine on which it can run models."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from modelrunner.engine.runner import Runner
@@ -27,6 +27,10 @@ class Host(Protocol):
     labels: Collection[str]
     """What it is labelled with, each as NAME=VALUE."""
 
+    @property
+    def joins(self) -> bool:
+        """True if a run over several hosts may have it as one of them, with others of which this is true."""
+
     def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
         """Returns the bytes that all our runners there together may hold, of main memory and of each device; `runners`
         are those that it has now. It must not raise. None while the host does not answer: the plan does without it, and
@@ -50,8 +54,10 @@ class Host(Protocol):
     def lacks(self, backend: str) -> bool:
         """Returns True if the backend's engine is not there and cannot be had: no run of it is placed there."""
 
-    def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
-        """Makes the runner, which runs nothing yet: `Runner.run` also brings files there that are missing. The host
+    def start(self, runner: RunnerId, spec: RunSpec, others: Sequence["Host"] = ()) -> Runner:
+        """Makes the runner, which runs nothing yet: `Runner.run` also brings files there that are missing. If it runs
+        over several hosts, the `others` are in the order of its memory; its `run` ends with `HostLost` when one of them
+        does not answer. The host
         decides on the endpoint, the log and the permissions of its process. Raises `BackendNotFound`,
         `BackendUnavailable`, `ConfigurationError` where its folder cannot be made, `OSError` where no port can be
         had."""

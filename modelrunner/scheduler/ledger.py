@@ -3,26 +3,28 @@ budget and the measurements of the scheduler's runners."""
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
 from modelrunner.backend import Backend, Grows, HasVariants, Versioned
-from modelrunner.errors import EngineFailed, ModelRunnerError, Unavailable
+from modelrunner.errors import BadRequest, EngineFailed, ModelRunnerError, Unavailable
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.slots import RunnerSlot
-from modelrunner.scheduler.state import HostedVariant, Phase
+from modelrunner.scheduler.state import HostedVariant, Phase, RunPlace
 from modelrunner.scheduler.target import Target
 from modelrunner.types import RequiredMemory, RunSpec, Variant
 
 _FORMAT: Final = 4
 _MAX_ENTRIES = 4096
+_MOST_TOGETHER = 64  # ways of a run over so many hosts that a plan knows
 HERE = "here"
 """How the settings of a model name the machine of the daemon among the hosts."""
 log = logging.getLogger(__name__)
@@ -66,11 +68,15 @@ class Ledger:
         room = budget if numbers is None else replace(budget, vram=_picked(budget.vram, numbers))
         variants = await varies.variants(spec, room) if varies else [Variant(spec, await backend.required_memory(spec))]
         if numbers is not None:
-            variants = [replace(v, memory=replace(v.memory, vram=_spread(v.memory.vram, numbers))) for v in variants]
-        version = await _version(backend)
-        entries = [_entry_of(backend, version, v.spec, kind(v.memory.devices)) for v in variants]
-        self._estimates |= {entry: variant.memory for entry, variant in zip(entries, variants, strict=True)}
-        return [replace(v, memory=self._counts(entry)) for v, entry in zip(variants, entries, strict=True)]
+            variants = [_numbered(variant, numbers) for variant in variants]
+        version, counted = await _version(backend), list[Variant]()
+        for variant in variants:
+            if variant.hosts == 1:  # a run over several is not measured
+                entry = _entry_of(backend, version, variant.spec, kind(variant.memory.devices))
+                self._estimates[entry] = variant.memory
+                variant = replace(variant, memory=self._counts(entry))
+            counted.append(variant)
+        return counted
 
     def _counts(self, entry: str) -> RequiredMemory:
         return self._known[entry] if entry in self._known else self._estimates[entry]
@@ -106,6 +112,12 @@ class Ledger:
             del self._known[next(iter(self._known))]
         if self._file is not None:
             self._file.save(_LedgerFile(_FORMAT, self._known))
+
+
+def _numbered(variant: Variant, numbers: Sequence[int]) -> Variant:
+    """Returns the variant with the figures of the host's devices."""
+    memory, part = [replace(m, vram=_spread(m.vram, numbers)) for m in (variant.memory, variant.part)]
+    return replace(variant, memory=memory, part=part)
 
 
 def _picked(vram: Sequence[int], numbers: Sequence[int]) -> tuple[int, ...]:
@@ -158,7 +170,8 @@ class Account:
         runners."""
         held: dict[str, list[Held]] = {name: [] for name in self._hosts}
         for slot in slots:
-            held[slot.option.place.host].append(Held(slot.runner, slot.memory))
+            for host, memory in zip(slot.option.place.hosts, slot.memory.each, strict=True):
+                held[host].append(Held(slot.runner, memory))
         budgets = {name: host.budget(held[name]) for name, host in self._hosts.items()}
         return {name: budget for name, budget in budgets.items() if budget is not None}
 
@@ -174,13 +187,33 @@ class Account:
                 "hosts list` shows the hosts"
             )
         hosted, alike = list[HostedVariant](), dict[object, list[Variant]]()  # hosts that are alike have the same ways
+        shared = dict[int, dict[str, list[Variant]]]()  # by the number of hosts, and by host
+        refused, of_several = None, False
         for host in hosts:
             budget, numbers = budgets[host.name], host.numbers(backend)
             like = budget, numbers, host.kind(tuple(range(len(host.devices()))))
             if (variants := alike.get(like)) is None:
-                variants = alike[like] = await self._variants(target, host, budget)
+                try:
+                    variants = await self._variants(target, host, budget)
+                except BadRequest as error:  # this machine cannot run it so; another one may
+                    refused, variants = error, []
+                alike[like] = variants
             fetches = not host.has(model)
-            hosted += [HostedVariant(each, host.name, fetches) for each in variants]
+            hosted += [HostedVariant(each, host.name, fetches) for each in variants if each.hosts == 1]
+            for each in [each for each in variants if each.hosts > 1]:
+                of_several = True
+                if host.joins:
+                    shared.setdefault(each.hosts, {}).setdefault(host.name, []).append(each)
+        for number, offers in shared.items():
+            together = islice(_together(number, offers), _MOST_TOGETHER)
+            hosted += [each._replace(fetches=not self._hosts[each.host].has(model)) for each in together]
+        if not hosted and refused is not None and not of_several:
+            raise refused
+        if not hosted and of_several:
+            raise Unavailable(
+                f"{target.name} runs over several hosts, and not as many are there with the devices for it: "
+                "`modelrunner hosts list` shows them; all must read the same folder of models (`shared = true`)"
+            )
         return hosted
 
     async def _variants(self, target: Target, host: Host, budget: RequiredMemory) -> list[Variant]:
@@ -194,7 +227,8 @@ class Account:
             log.error("the backend %s failed to estimate %s", name, target.name, exc_info=error)
             what = f"{type(error).__name__}: {error}"
             raise EngineFailed(f"the backend {name} failed to estimate the memory of {target.name}: {what}") from error
-        wrong = [variant.memory for variant in variants if not _is_valid(variant.memory)]
+        figures = [memory for variant in variants for memory in (variant.memory, variant.part)]
+        wrong = [memory for memory in figures if not _is_valid(memory)]
         if wrong or not variants:
             shown = repr(wrong[0]) if wrong else "nothing"
             raise EngineFailed(f"the backend {name} gave no valid memory estimate of {target.name}: {shown}")
@@ -208,7 +242,7 @@ class Account:
     async def measure(self, slot: RunnerSlot, *, fresh: bool) -> bool:
         """Measures the runner's memory, and counts it from now on; `fresh` when it has only loaded its model. False if
         the memory cannot be measured, or if the runner is ending and holds less than before."""
-        measured = await self.seen(slot)
+        measured = None if slot.option.place.others else await self.seen(slot)  # its workers are not our processes
         if measured is None or slot.phase not in (Phase.READY, Phase.DRAINING):
             return False
         name = slot.target.key.backend
@@ -233,6 +267,21 @@ class Account:
             log.warning("%s %s; its log may say why: `modelrunner logs %s`", slot.target.name, label, slot.target.name)
             slot.add_label(label)
         slot.count(measured, measured)
+
+
+def _together(number: int, offers: Mapping[str, Sequence[Variant]]) -> Iterator[HostedVariant]:
+    """Yields ways to run something on so many hosts together, of what each of them `offers`: every host comes first
+    once before one does again."""
+    names = [*offers]
+    for step in range(1, len(names)):
+        for first in range(len(names)):
+            chosen = [names[(first + i * step) % len(names)] for i in range(number)]
+            if len(set(chosen)) == number:
+                for lead, *others in product(*[offers[name] for name in chosen]):
+                    parts = tuple([other.part for other in others])
+                    places = [RunPlace(part.devices, name) for part, name in zip(parts, chosen[1:], strict=True)]
+                    memory = replace(lead.memory, others=parts)
+                    yield HostedVariant(replace(lead, memory=memory), chosen[0], False, tuple(places))
 
 
 def _may_run(host: Host, target: Target) -> bool:

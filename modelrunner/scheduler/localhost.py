@@ -6,7 +6,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from modelrunner.backend import RunsElsewhere
@@ -20,7 +20,7 @@ from modelrunner.processes.log import read_log
 from modelrunner.sandbox import Permissions
 from modelrunner.scheduler.devicememory import DeviceMemory, EngineOnDevices
 from modelrunner.scheduler.devices import Device, devices, kind_of
-from modelrunner.scheduler.host import Held
+from modelrunner.scheduler.host import Held, Host
 from modelrunner.scheduler.memory import MemoryProbe
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.types import Endpoint, Launch, ProcessOptions, RequiredMemory, RunSpec
@@ -52,6 +52,7 @@ class LocalHost:
     ) -> None:
         self.name = name
         self.labels: Collection[str] = ()
+        self.joins = False  # nothing of this machine is reserved in Ray
         self._registry = registry
         self._runtime_dir = runtime_dir
         self._logs = logs
@@ -66,6 +67,11 @@ class LocalHost:
     def budget(self, runners: Iterable[Held]) -> RequiredMemory:
         """See `Host`. The figure was measured after the last call, or at most 1.5 seconds before it."""
         return self._probe({held.runner.process.pid: held.memory for held in runners if held.runner.process})
+
+    @property
+    def is_fixed(self) -> bool:
+        """See `MemoryProbe`."""
+        return self._probe.is_fixed
 
     def kind(self, devices: tuple[int, ...]) -> str:
         """See `Host`. The name of a device is its kind, and so is the size of its memory."""
@@ -87,7 +93,7 @@ class LocalHost:
         """See `Host`: a missing engine is an error before there is a run."""
         return False
 
-    def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
+    def start(self, runner: RunnerId, spec: RunSpec, others: Sequence[Host] = ()) -> Runner:
         """See `Host`."""
         key = runner.key
         backend = self._registry.get(key.backend)

@@ -337,9 +337,10 @@ class Reconciler:
         key, present = id.key, self.slots.of(id.key)
         queue = self.queues.get(key)
         target, variants = (queue.target, queue.variants) if queue else (present[0].target, present[0].variants)
-        variant, host = variants[option.number].variant, self._hosts[option.place.host]
+        variant = variants[option.number].variant
+        host, *others = [self._hosts[name] for name in option.place.hosts]
         try:
-            runner = host.start(id, variant.spec)
+            runner = host.start(id, variant.spec, others)
         except (ModelRunnerError, OSError) as error:
             self.refuse(key, error)
             return

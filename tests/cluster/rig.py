@@ -19,6 +19,7 @@ from tests.fakes import FAKE_ENGINE
 from tests.pull.models import gguf
 
 DOUBLE = Path(__file__).parent / "ray_double"
+OVER_HOSTS = Path(__file__).parent / "over_hosts"
 PYTHON = os.path.realpath(sys.executable)
 WORDS = 8
 
@@ -93,8 +94,8 @@ class Rig:
         for name in nodes:
             self.join(name)
         variables = environment(folder / "head", Path(self._short.name) / "head")
-        paths = [str(DOUBLE), str(Path(__file__).parents[2])]
-        variables |= {"PYTHONPATH": os.pathsep.join(paths), "FAKE_RAY": str(self.ray)}
+        paths = [str(DOUBLE), str(OVER_HOSTS), str(Path(__file__).parents[2])]
+        variables |= {"PYTHONPATH": os.pathsep.join(paths), "FAKE_RAY": str(self.ray), "ENGINES_TAG": self.tag}
         self.head = Daemon(folder / "head", Path(self._short.name) / "head/modelrunner.sock", variables)
 
     def configure(self, budget: str, more: str, file: Path) -> None:
@@ -141,9 +142,9 @@ class Rig:
     def states(self) -> dict[str, str]:
         return {host["name"]: host["state"] for host in self.head.get("/hosts").json()["hosts"]}
 
-    def ask(self, model: str, **fields: Any) -> Any:
+    def ask(self, model: str, engine: str = "mine", **fields: Any) -> Any:
         body = {"model": model, "messages": [{"role": "user", "content": "x"}], **fields}
-        return self.head.post("/engines/mine/v1/chat/completions", body)
+        return self.head.post(f"/engines/{engine}/v1/chat/completions", body)
 
     def engines(self) -> list[psutil.Process]:
         """All that live, wherever they are."""

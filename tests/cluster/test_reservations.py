@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from modelrunner.cluster.reservations import Order, RayLimits, Reservations
+from modelrunner.cluster.reservations import GroupBundle, Order, RayLimits, Reservations
 from modelrunner.errors import InsufficientMemory
 from modelrunner.types import RequiredMemory
 from tests.gateway.fakes import until
@@ -30,7 +30,8 @@ class FakeRay:
                 assert order.name not in self.held
                 self.held[order.name] = order
             problem = "another job has it" if order.name in self.refused else ""
-            asyncio.get_running_loop().call_soon(self.reservations.answered, order.name, problem)
+            group = "group" if order.bundles and not problem else ""
+            asyncio.get_running_loop().call_soon(self.reservations.answered, order.name, problem, group)
 
 
 async def test_files_and_cards_are_held_once_for_all_their_runners() -> None:
@@ -57,6 +58,21 @@ async def test_what_is_refused_leaves_nothing_behind() -> None:
     ray.refused = set()
     await ray.reservations.take("a", "model", MEMORY)
     assert len(ray.held) == 3
+
+
+async def test_a_run_over_two_nodes_holds_one_group_of_a_bundle_for_each_card() -> None:
+    ray, other = FakeRay(), Reservations("other", 1, lambda order: None)
+    parts = [(ray.reservations, RequiredMemory(5, (7, 7))), (other, RequiredMemory(4, (0, 7)))]  # not Ray's card
+    ray.refused = {"node a"}
+    with pytest.raises(InsufficientMemory, match="another job has it"):
+        await ray.reservations.take_together("a", parts)
+    assert ray.held == {}
+    ray.refused = set()
+    assert await ray.reservations.take_together("a", parts) == "group"
+    bundles = GroupBundle("node", 3, 0), GroupBundle("node", 2, 1), GroupBundle("other", 4, -1)
+    assert ray.held == {"node a": Order("node a", "node", bundles=bundles)}
+    ray.reservations.give_back("a")
+    assert ray.held == {}
 
 
 async def test_nobody_waits_for_a_cluster_that_is_lost() -> None:

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from modelrunner.engine.runner import Runner
 from modelrunner.engineapi import OPENAI
 from modelrunner.errors import EngineFailed, OutOfMemory
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Held, Replicas, Scheduler, Target
+from modelrunner.scheduler import Held, Host, Replicas, Scheduler, Target
 from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.scheduler.target import ONE
@@ -334,7 +334,9 @@ class FakeHost:
     def lacks(self, backend: str) -> bool:
         return False
 
-    def start(self, id: RunnerId, spec: RunSpec) -> Runner:
+    joins = False
+
+    def start(self, id: RunnerId, spec: RunSpec, others: Sequence[Host] = ()) -> Runner:
         runner: Runner = self.world.make_runner(id.key, spec)
         return runner
 

@@ -5,7 +5,7 @@ import asyncio
 import secrets
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +20,7 @@ from modelrunner.errors import EngineFailed, EngineProtocolError, ModelRunnerErr
 from modelrunner.models.rendering import Renderings, TemplateFiles
 from modelrunner.models.runspecs import RunSpecs, values_of
 from modelrunner.plugins.registry import BackendRegistry
-from modelrunner.scheduler import Held, LocalHost, MemoryProbe
+from modelrunner.scheduler import Held, Host, LocalHost, MemoryProbe
 from modelrunner.scheduler.devices import Device
 from modelrunner.scheduler.state import RunnerId
 from modelrunner.store import Store
@@ -79,7 +79,9 @@ class SecondHost:
     def lacks(self, backend: str) -> bool:
         return False
 
-    def start(self, runner: RunnerId, spec: RunSpec) -> Runner:
+    joins = False
+
+    def start(self, runner: RunnerId, spec: RunSpec, others: Sequence[Host] = ()) -> Runner:
         return HostedRunner(self, runner, spec)
 
     def log(self, runner: Runner, lines: int | None, ending: asyncio.Event | None) -> AsyncIterator[bytes]:

@@ -107,7 +107,7 @@ class Waiting:
 
 
 class PlanMachine(RuleBasedStateMachine):
-    names = sorted(OPTIONS)
+    names: tuple[str, ...] = tuple(sorted(OPTIONS))
 
     def __init__(self) -> None:
         super().__init__()
@@ -561,7 +561,7 @@ def held(slots: Iterable[Slot]) -> RequiredMemory:
 class OverHostsMachine(PlanMachine):
     """With models that run over two hosts, and others there alone."""
 
-    names = ["apart", "far", "far apart", "there"]
+    names = ("apart", "far", "far apart", "there")
 
 
 TestPlan = PlanMachine.TestCase
