@@ -24,6 +24,8 @@ INSIDE = Path(__file__).with_name("inside")
 _RAY_LIMIT = 5.0  # seconds; Ray itself reports an unreachable cluster only after a quarter of an hour
 
 _SHARED_MEMORY = Path("/dev/shm")
+_RAY_TOKEN = "RAY_AUTH_TOKEN_PATH"  # without it Ray reads ~/.ray/auth_token
+_RAY_LOGIN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", _RAY_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +97,26 @@ def permissions(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles
     """Returns the permissions that vLLM needs beyond its model. `compiled` is made where it is missing."""
     compiled.mkdir(parents=True, exist_ok=True)
     options = VllmOptions.of(spec.options)
-    ray = options.ray_address
+    ray = f"at {options.ray_address}" if options.ray_address else "of this machine"
     return Permissions(
-        reads=(engine.program.parent.parent, INSIDE),
+        reads=(
+            engine.program.parent.parent,
+            INSIDE,
+            *(
+                (Path(os.environ.get(_RAY_TOKEN) or "~/.ray/auth_token").expanduser(),)
+                if options.executor == "ray"
+                else ()
+            ),
+        ),
         writes=(
             scratch.folder,
             compiled,
             _SHARED_MEMORY,
             *((_ray_folder(spec) / "ray",) if options.executor == "ray" else ()),
         ),
-        network=f"it works with the Ray cluster at {ray}" if ray else "vLLM's processes speak with each other over TCP",
+        network=f"it works with the Ray cluster {ray}"
+        if options.executor == "ray"
+        else "vLLM's processes speak with each other over TCP",
         affinity="vLLM has GNU's OpenMP bind threads to processors" if engine.kind is EngineKind.CPU else "",
         scheduling="ZeroMQ, by which vLLM's processes speak, sets the class of its threads, or gives up",
         processes="vLLM runs its engine, its workers and the compiler as processes of their own",
@@ -146,9 +158,9 @@ def variables(spec: RunSpec, engine: Engine, compiled: Path, scratch: RunFiles) 
         # vLLM cannot load again what this saves for the CPU ("'function' object has no attribute 'finalize_loading'"),
         # and compiles anew; without it the compiler's own cache is used.
         environment["VLLM_USE_AOT_COMPILE"] = "0"
-    if options.ray_address is not None:
-        environment["RAY_ADDRESS"] = options.ray_address
     if options.executor == "ray":
+        environment["RAY_ADDRESS"] = options.ray_address or "auto"  # the cluster of this machine, and no new one
+        environment |= {name: os.environ[name] for name in _RAY_LOGIN if name in os.environ}
         environment["RAY_USAGE_STATS_ENABLED"] = "0"
         environment["RAY_TMPDIR"] = str(_ray_folder(spec))  # otherwise Ray looks for the cluster in TMPDIR
     return scrubbed_environment() | environment | dict(spec.environment)

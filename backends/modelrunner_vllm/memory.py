@@ -126,7 +126,7 @@ def required(spec: RunSpec, kind: EngineKind) -> RequiredMemory:
     if spec.mtp:  # their weights are in the model's files
         model += _activations(Config(spec.bundle.header), run, spec.mode)
     cache = kv_cache(spec, kind) or 0
-    if run.options.executor == "ray":
+    if run.options.ray_address is not None:
         return RequiredMemory(_SERVER)  # Ray places the workers, and accounts for them
     if kind is EngineKind.CPU:
         return RequiredMemory(_SERVER + workers * (_WORKER + cache) + model)
@@ -151,9 +151,11 @@ def placed(
 ) -> list[Variant]:
     """Returns the run on each set of devices that it may take, of so many `devices` as the budget has; `visible` are
     their names in CUDA_VISIBLE_DEVICES, `totals` their bytes, as far as they are known. There is one way where nothing
-    is to be placed: on the processors, where Ray places, or where the budget has no device. Raises `BadRequest` if
-    there are too few."""
+    is to be placed: on the processors, where Ray places, or where the budget has no device. With the executor ray
+    several hosts may share it. Raises `BadRequest` if there are too few devices."""
     needed, options = required(spec, kind), VllmOptions.of(spec.options)
+    if options.executor == "ray" and options.ray_address is None and needed.vram:
+        return _shared(spec, kind, devices, visible, totals)
     if not devices or not needed.vram:
         return [Variant(spec, needed)]
     allowed = options.devices or tuple(range(devices))
@@ -174,6 +176,36 @@ def placed(
         )
         for chosen in islice(combinations(allowed, options.workers), _MOST_SETS)
     ]
+
+
+def _shared(
+    spec: RunSpec, kind: EngineKind, devices: int, visible: Sequence[str], totals: Sequence[int]
+) -> list[Variant]:
+    """Returns the run on this host alone, by processes of the engine, and shared by as many hosts as its stages of
+    pipeline parallelism can be dealt out to: the workers of one stage stay together, since they exchange the most
+    (vLLM: docs/serving/parallelism_scaling.md). Raises `BadRequest` if not even one stage has its devices here."""
+    options, needed = VllmOptions.of(spec.options), required(spec, kind)
+    stages, found = options.pipeline_parallel_size, list[Variant]()
+    allowed = [number for number in options.devices or range(devices) if number < devices]
+    if len(allowed) >= options.workers:
+        found = placed(replace(spec, options={**spec.options, "executor": "mp"}), kind, devices, visible, totals)
+    worker = (needed.ram - _SERVER) // options.workers
+    ordered = replace(spec, environment={**spec.environment, **_ORDER})
+    for rank, hosts in enumerate([number for number in range(2, stages + 1) if not stages % number], 1):
+        count = options.workers // hosts
+        for first in range(0, len(allowed) - count + 1, count):
+            chosen = allowed[first : first + count]
+            vram = tuple([needed.vram[0] if number in chosen else 0 for number in range(devices)])
+            memory = RequiredMemory(_SERVER + count * worker, vram)
+            part = RequiredMemory(count * worker, vram)
+            found.append(Variant(ordered, memory, f"over {hosts} hosts", rank, hosts, part))
+    if not found:
+        raise BadRequest(
+            f"{options.workers} workers need a device each, and no part of them has them here: vLLM has {devices}, "
+            "numbered from 0; change `devices` or the parallel sizes",
+            param="vllm.tensor-parallel-size",
+        )
+    return found
 
 
 def kv_cache(spec: RunSpec, kind: EngineKind) -> int | None:

@@ -101,7 +101,8 @@ class VllmOptions(BaseModel):
       compiles.
     - `devices` are the numbers of the GPUs that may be used, as `nvidia-smi` counts them. Without it they are all.
     - `tensor-parallel-size`, `pipeline-parallel-size`, `executor` and `ray-address` say how many devices and machines
-      one runner takes.
+      one runner takes. With the executor ray the daemon places the workers on hosts of its cluster; with an address,
+      Ray does on those of another.
     - `tool-call-parser` and `reasoning-parser` are "none" or one of vLLM's names. By default the architecture decides.
     - `sleep` releases memory of an idle engine before it is stopped (CUDA). 1 moves the weights to main memory, 2 drops
       them; both drop the cache.

@@ -3,10 +3,10 @@ Several runners of a model map its files, and the kernel holds them once, so the
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from modelrunner.scheduler.state import LEAVING, Phase, RunnerId, Site, Slot
@@ -33,53 +33,7 @@ def covers(a: Vector, b: Vector) -> bool:
     return True
 
 
-class Room:
-    """The memory of a site in a plan. `free` is the budget that no runner counts for, `left` is described at
-    `Allocation`."""
-
-    budget: Vector
-    free: Vector
-    left: Vector
-
-    def has(self, need: Vector) -> bool:
-        """True if it is free and not reserved."""
-        return covers(self.free, need) and covers(self.left, need)
-
-    def shortage(self, need: Vector) -> Vector:
-        """The part of `need` that is missing even once leaving runners are gone."""
-        return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.left, strict=True)])
-
-    def counted(self, runner: RunnerId) -> object:
-        """What `total` depends on beside the memory: equal for hosts where it is the same."""
-        raise NotImplementedError
-
-    def likeness(self, runner: RunnerId) -> object:
-        """Equal for sites that have the same room for the runner, whatever it needs."""
-        raise NotImplementedError
-
-    def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:
-        """How many runners of the key compute on one of these `devices`; without devices, on the processors. One that
-        leaves, or goes once another has come, does not count."""
-        raise NotImplementedError
-
-    def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
-        counts for the larger of both figures."""
-        raise NotImplementedError
-
-    def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """The part of `total` that does not count yet."""
-        raise NotImplementedError
-
-    def start(self, runner: RunnerId, memory: RequiredMemory) -> bool:
-        """Takes the `need` of the runner and returns True if it is free and not reserved; otherwise returns False."""
-        raise NotImplementedError
-
-    def reserve(self, need: Vector) -> None:
-        raise NotImplementedError
-
-
-class Allocation(Room):
+class Allocation:
     """The memory of one host. `free` is the budget that no runner counts for. `left` is what is left over once leaving
     runners are gone and the requests earlier in line have what they wait for; it may be negative. A later request gets
     only that, so that small models do not starve a large one.
@@ -121,34 +75,36 @@ class Allocation(Room):
         return self._vector(slot.memory, self._counted.get(slot.id, 0) if slot.memory.shared else 0)
 
     def counted(self, runner: RunnerId) -> object:
-        """See `Room`."""
+        """What `total` depends on beside the memory: equal for hosts where it is the same."""
         return self if runner in self._present else self._files.get(runner.key.files, 0)
 
     def likeness(self, runner: RunnerId) -> object:
-        """See `Room`."""
+        """Equal for hosts that have the same room for the runner, whatever it needs."""
         if self._rooms is None:
             likeness = self.free, self.left
             self._rooms = self._same.setdefault(likeness, likeness)
         return id(self._rooms), self.counted(runner), *self._computing.get(runner.key, ())
 
     def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:
-        """See `Room`."""
+        """How many runners of the key compute on one of these `devices`; without devices, on the processors. One that
+        leaves, or goes once another has come, does not count."""
         there = self._computing.get(key, ())
         return sum([devices == other or not set(devices).isdisjoint(other) for other in there])
 
     def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """See `Room`."""
+        """The memory that the runner counts for as it starts with `memory`. One that falls asleep or is woken
+        counts for the larger of both figures."""
         if (present := self._present.get(runner)) is None:
             return self._vector(memory, self._files.get(runner.key.files, 0))
         return self.size(present._replace(memory=present.memory.most(memory)))
 
     def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """See `Room`."""
+        """The part of `total` that does not count yet."""
         total, present = self.total(runner, memory), self._present.get(runner)
         return total if present is None else subtract(total, self.size(present))
 
     def start(self, runner: RunnerId, memory: RequiredMemory) -> bool:
-        """See `Room`."""
+        """Takes the `need` of the runner and returns True if it is free and not reserved; otherwise returns False."""
         need = self.need(runner, memory)
         if not self.has(need):
             return False
@@ -156,13 +112,20 @@ class Allocation(Room):
         self._map(runner.key, memory)
         return True
 
+    def has(self, need: Vector) -> bool:
+        """True if it is free and not reserved."""
+        return covers(self.free, need) and covers(self.left, need)
+
     def release(self, slot: Slot) -> None:
         """The slot's memory will be free once its process is gone."""
         self.left, self._rooms = add(self.left, self.size(slot)), None
 
     def reserve(self, need: Vector) -> None:
-        """See `Room`."""
         self.left, self._rooms = subtract(self.left, need), None
+
+    def shortage(self, need: Vector) -> Vector:
+        """The part of `need` that is missing even once leaving runners are gone."""
+        return tuple([max(0, n - left) if n > 0 else 0 for n, left in zip(need, self.left, strict=True)])
 
     def _vector(self, memory: RequiredMemory, counted: int = 0) -> Vector:
         """The figures of `memory`, without the `counted` bytes of its files that other runners count for."""
@@ -175,7 +138,7 @@ class Allocation(Room):
         self._files[key.files] = max(memory.shared, self._files.get(key.files, 0))
 
 
-class JointRoom(Room):
+class JointAllocation(Allocation):
     """The memory of several hosts as one: their vectors one behind the other, as they are now. What runs over several
     hosts takes its devices whole, since Ray gives them so."""
 
@@ -186,34 +149,34 @@ class JointRoom(Room):
         self.left = _joined([host.left for host in hosts])
 
     def counted(self, runner: RunnerId) -> object:
-        """See `Room`."""
+        """See `Allocation`."""
         return tuple([host.counted(runner) for host in self._hosts])
 
     def likeness(self, runner: RunnerId) -> object:
-        """See `Room`."""
+        """See `Allocation`."""
         return tuple([host.likeness(runner) for host in self._hosts])
 
     def beside(self, key: RunnerKey, devices: tuple[int, ...]) -> int:
-        """See `Room`; on the first of the hosts."""
+        """See `Allocation`; on the first of the hosts."""
         return self._hosts[0].beside(key, devices)
 
     def total(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """See `Room`."""
+        """See `Allocation`."""
         return _joined([host.total(runner, part) for host, part in self._parts(memory)])
 
     def need(self, runner: RunnerId, memory: RequiredMemory) -> Vector:
-        """See `Room`."""
+        """See `Allocation`."""
         return _joined([host.need(runner, part) for host, part in self._parts(memory)])
 
     def start(self, runner: RunnerId, memory: RequiredMemory) -> bool:
-        """See `Room`."""
+        """See `Allocation`."""
         if not self.has(self.need(runner, memory)):
             return False
         return all(host.start(runner, part) for host, part in self._parts(memory))
 
     def reserve(self, need: Vector) -> None:
-        """See `Room`."""
-        for host, part in zip(self._hosts, pieces(need, len(self._hosts)), strict=True):
+        """See `Allocation`."""
+        for host, part in zip(self._hosts, pieces(need, [host.budget for host in self._hosts]), strict=True):
             host.reserve(part)
 
     def _parts(self, memory: RequiredMemory) -> Iterable[tuple[Allocation, RequiredMemory]]:
@@ -225,10 +188,12 @@ def _joined(vectors: Iterable[Vector]) -> Vector:
     return tuple([figure for vector in vectors for figure in vector])
 
 
-def pieces(vector: Vector, hosts: int) -> list[Vector]:
-    """The part of a site's vector that belongs to each of its `hosts`."""
-    size = len(vector) // hosts
-    return [vector[size * i : size * (i + 1)] for i in range(hosts)]
+def pieces(vector: Vector, sizes: Iterable[Vector]) -> Iterator[Vector]:
+    """Yields the parts of a site's vector that are as long as those of its hosts."""
+    begin = 0
+    for end in accumulate(map(len, sizes)):
+        yield vector[begin:end]
+        begin = end
 
 
 def limit_of(most: Mapping[str, Vector], site: Site) -> Vector | None:
@@ -245,11 +210,11 @@ def _whole(memory: RequiredMemory, devices: Sequence[int]) -> RequiredMemory:
     return replace(memory, vram=tuple([max(size, all_of_it) if size else 0 for size, all_of_it in sizes]))
 
 
-class Allocations(dict[str, Allocation]):
-    """The allocation of each host, made with these `budgets`."""
+class Allocations(dict[Site, Allocation]):
+    """The allocation of each host, made with these `budgets`; of several hosts, one of all together as they are now."""
 
     def __init__(self, there: Mapping[str, Allocation], budgets: Mapping[str, RequiredMemory]) -> None:
-        super().__init__(there)
+        super().__init__(there.items())
         self._budgets = budgets
         self._most = tuple(map(max, zip_longest(*[room.free for room in there.values()], fillvalue=0)))
 
@@ -257,9 +222,10 @@ class Allocations(dict[str, Allocation]):
         """False if no host can have so much free in this plan, which gives nothing back before its end."""
         return covers(self._most, (memory.ram - memory.shared, *memory.vram))
 
-    def of(self, site: Site) -> Room:
-        """The memory of a host, or of several together as it is now."""
-        return self[site] if isinstance(site, str) else JointRoom([self[host] for host in site])
+    def __missing__(self, site: Site) -> Allocation:
+        if isinstance(site, str):
+            raise KeyError(site)
+        return JointAllocation([self[host] for host in site])
 
     def parts(self, slot: Slot) -> Sequence[tuple[str, Slot]]:
         """The hosts of a runner, each with what counts there."""
@@ -280,25 +246,26 @@ def allocations(
     """The allocation of each host, and of each that has runners and does not answer, which has no memory. `memories`
     are further figures that will be asked about."""
     there: defaultdict[str, list[Slot]] = defaultdict(list)
-    needs = [*memories]
     for slot in slots:
-        for host, part in _parts(slot, hosts):
-            there[host].append(part)
-    if any(need.others for need in needs):  # whose vectors are cut into those of their hosts: all equally long
-        needs += [part for need in needs for part in need.others] + [*hosts.values()]
-        needs += [slot.memory for slots in there.values() for slot in slots]
-    devices, same = max([len(need.vram) for need in needs], default=0), dict[Any, Any]()
+        if not (place := slot.option.place).others:
+            there[place.host].append(slot)
+        else:
+            for host, part in _parts(slot, hosts):
+                there[host].append(part)
+    devices, same = max([len(memory.vram) for memory in memories], default=0), dict[Any, Any]()
+    names = dict.fromkeys((*hosts, *there))
     return Allocations(
-        {name: Allocation(hosts.get(name, _NOTHING), there[name], devices, same) for name in {**hosts, **there}}, hosts
+        {name: Allocation(hosts.get(name, _NOTHING), there[name], devices, same) for name in names}, hosts
     )
 
 
-def raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:
-    """A quarter more memory on each host, but not beyond `most`."""
-    each, limits = memory.each, pieces(most, 1 + len(memory.others))
-    if memory.others:
-        first, *others = [raised(part, limit) for part, limit in zip(each, limits, strict=True)]
-        return replace(first, others=tuple(others))
+def raised(memory: RequiredMemory, most: Sequence[Vector]) -> RequiredMemory:
+    """A quarter more memory, but on each host not beyond its `most`."""
+    first, *others = [_raised(part, limit) for part, limit in zip(memory.each, most, strict=True)]
+    return replace(first, others=tuple(others)) if others else first
+
+
+def _raised(memory: RequiredMemory, most: Vector) -> RequiredMemory:
     sizes = zip((memory.ram, *memory.vram), most, strict=False)
     ram, *vram = [max(size, min(size + size // 4, limit)) for size, limit in sizes]
     return RequiredMemory(ram, tuple(vram), memory.shared)

@@ -83,15 +83,20 @@ class Eviction:
     _candidates: dict[tuple[Site, bool], list[_Victim]] = field(
         default_factory=dict
     )  # by site; for urgent groups, others
-    _least: dict[bool, dict[str, tuple[float, ...]]] = field(default_factory=dict)  # for urgent groups, others; by host
-    _cheapest: dict[bool, list[tuple[tuple[float, ...], str]]] = field(default_factory=dict)  # the same, in order
+    _least: dict[bool, dict[Site, tuple[float, ...]]] = field(
+        default_factory=dict
+    )  # for urgent groups, others; by host
+    _cheapest: dict[bool, list[tuple[tuple[float, ...], Site]]] = field(default_factory=dict)  # the same, in order
 
     @cached_property
-    def _there(self) -> dict[str, list[Slot]]:
+    def _there(self) -> dict[Site, list[Slot]]:
         """What there is of runners on each host, without the pinned ones."""
-        slots: dict[str, list[Slot]] = {}
+        slots: dict[Site, list[Slot]] = {}
         for slot in self.slots:
             if not slot.pinned:
+                if not (place := slot.option.place).others:
+                    slots.setdefault(place.host, []).append(slot)
+                    continue
                 for host, part in self.memory.parts(slot):
                     slots.setdefault(host, []).append(part)
         return slots
@@ -163,17 +168,18 @@ class Eviction:
         loads, last_used = sum([victim.load for victim in chosen]), max([slot.last_used for slot in slots])
         return Proposal(slots, math.inf, (any(slot.leases for slot in slots), loads, last_used))
 
-    def cheapest_first(self, sites: Collection[Site], group: Group) -> Iterator[tuple[tuple[float, ...], Site]]:
+    def cheapest_first(
+        self, sites: Container[Site], several: Sequence[Site], group: Group
+    ) -> Iterator[tuple[tuple[float, ...], Site]]:
         """Those of the sites on which runners may ever go for `group`, each with what a proposal there costs at least,
-        the least first; then the others."""
+        the least first; then the others. `several` are those of several hosts."""
         urgent = group.key in self.urgent
         if urgent not in self._cheapest:
             least = self._least[urgent] = {host: self._least_cost(host, urgent) for host in self.memory}
             self._cheapest[urgent] = sorted([(cost, host) for host, cost in least.items()])
-        of_one_host: Iterable[tuple[tuple[float, ...], Site]] = (e for e in self._cheapest[urgent] if e[1] in sites)
-        several = [site for site in sites if not isinstance(site, str)]
+        of_one_host = (each for each in self._cheapest[urgent] if each[1] in sites)
         if not several:
-            return iter(of_one_host)
+            return of_one_host
         of_several = [(min([self._least[urgent][host] for host in site]), site) for site in several]
         return iter(sorted([*of_one_host, *of_several], key=lambda each: each[0]))
 
@@ -187,13 +193,13 @@ class Eviction:
                 least[host] = self._least_cost(host, urgent)
                 insort(order, (least[host], host))
 
-    def _least_cost(self, host: str, urgent: bool) -> tuple[float, ...]:
+    def _least_cost(self, host: Site, urgent: bool) -> tuple[float, ...]:
         there = [victim for victim in self._those_on(host, urgent) if victim.id not in self.gone]
         return min([(bool(v.slot.leases), v.load, v.slot.last_used) for v in there], default=_NEVER)
 
     def _those_for(self, site: Site, urgent: bool) -> list[_Victim]:
-        if isinstance(host := site, str):
-            return self._those_on(host, urgent)
+        if isinstance(site, str):
+            return self._those_on(site, urgent)
         if (site, urgent) not in self._candidates:
             nothing = [(0,) * len(self.memory[host].budget) for host in site]
             victims: dict[RunnerId, _Victim] = {}
@@ -207,7 +213,7 @@ class Eviction:
             self._candidates[site, urgent] = in_order
         return self._candidates[site, urgent]
 
-    def _those_on(self, host: str, urgent: bool) -> list[_Victim]:
+    def _those_on(self, host: Site, urgent: bool) -> list[_Victim]:
         if (host, urgent) not in self._candidates:
             victims = self._candidates[host, urgent] = []
             for slot in sorted(self._there.get(host, ()), key=self.rank):

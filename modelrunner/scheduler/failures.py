@@ -75,7 +75,7 @@ def timed_out(group: Group, max_wait: float, phase: Phase | None, paused: bool) 
 
 def never_fits(group: Group, memory: Allocations) -> InsufficientMemory:
     """No host has more than the smallest variant needs, or pinned models hold too much of it."""
-    hosts = [(memory.of(o.place.site), o.memory) for o in group.options if memory.keys() >= {*o.place.hosts}]
+    hosts = [(memory[o.place.site], o.memory) for o in group.options if memory.keys() >= {*o.place.hosts}]
     fits = [covers(room.budget, room.total(group.runner, need)) for room, need in hosts]
     if not any(room.budget[0] for room in memory.values()):
         why = "and the budget is 0: raise memory_budget, or free memory that other programs hold"
@@ -104,7 +104,7 @@ def shutting_down() -> ShuttingDown:
 def _no_room(group: Group, why: str, memory: Allocations) -> InsufficientMemory:
     smallest, lines = group.options[-1].memory, dict[str, None]()
     last = {o.place.site: o for o in group.options if memory.keys() >= {*o.place.hosts}}  # the smallest on each
-    shown = sorted(last.values(), key=lambda o: memory.of(o.place.site).free, reverse=True)[:_SHOWN_HOSTS]
+    shown = sorted(last.values(), key=lambda o: memory[o.place.site].free, reverse=True)[:_SHOWN_HOSTS]
     for place, needed in [pair for o in shown for pair in zip(o.place.each, o.memory.each, strict=True)]:
         room, host = memory[place.host], f" of {place.host}" if place.host else ""
         for i, need in enumerate((needed.ram, *needed.vram)):

@@ -12,7 +12,7 @@ else the one whose eviction costs least. So a model waits for a rank, never for 
 - *Can ever fit*: if everything were evicted that may be. A runner outlives the request that started it by far, and a
   smaller run would be slower for all of that time.
 - *Several hosts*: an option over several of them has a place on each, and is one like any other: its room is theirs
-  together (`JointRoom`).
+  together (`JointAllocation`).
 - *A fault in one place* (`Failure`) takes that place out until its pause is over. It never leads to a smaller run,
   except where memory ran out: then the place is tried with more room, and then with a smaller run.
 """
@@ -20,7 +20,7 @@ else the one whose eviction costs least. So a model waits for a rank, never for 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from modelrunner.scheduler.allocation import Allocations, Vector, covers, limit_of, raised
+from modelrunner.scheduler.allocation import Allocation, Allocations, Vector, covers, limit_of, raised
 from modelrunner.scheduler.eviction import Eviction, Proposal
 from modelrunner.scheduler.state import Failure, Failures, Group, Kind, Offer, RunnerId, RunOption, Site, Slot, kinds_of
 from modelrunner.types import RunnerKey
@@ -66,18 +66,21 @@ def candidates(
     for kind in kinds:
         alike: dict[object, list[Offer]] = {}
         for offer in kind:
-            if (there := limit_of(most, site := offer[0])) is not None:
-                several = not isinstance(site, str)
-                like = site if several or site in faulty else (id(there), memory.of(site).counted(runner))
+            if not isinstance(site := offer[0], str):
+                if most.keys() >= {*site}:
+                    alike[site] = [offer]
+            elif (there := most.get(site)) is not None:
+                like = site if site in faulty else (id(there), memory[site].counted(runner))
                 alike.setdefault(like, []).append(offer)
         for offers in alike.values():
             site, offered = offers[0]
             limit = limit_of(most, site)
             assert limit is not None
             if site in faulty:
-                offered = after_faults(runner.key, offered, failures, limit, last)
+                limits = [most[host] for host in ((site,) if isinstance(site, str) else site)]
+                offered = after_faults(runner.key, offered, failures, limits, last)
                 offers[:] = [(site, offered)]
-            total = memory.of(site).total
+            total = memory[site].total
             fits = [i for i, option in enumerate(offered) if covers(limit, total(runner, option.memory))]
             fitting.append((offers, offered, fits))
     best = min([offered[i].rank for _, offered, fits in fitting for i in fits], default=0)
@@ -96,10 +99,10 @@ def candidates(
 
 
 def after_faults(
-    key: RunnerKey, options: Sequence[RunOption], failures: Failures, most: Vector, last: int
+    key: RunnerKey, options: Sequence[RunOption], failures: Failures, most: Sequence[Vector], last: int
 ) -> list[RunOption]:
-    """The options of a host without those that ran out of memory in their place. The others of such a place count for
-    more, if eviction could give it. `last` is the highest rank of all hosts."""
+    """The options of a site without those that ran out of memory in their place. The others of such a place count for
+    more, if eviction could give it on each of its hosts. `last` is the highest rank of all hosts."""
     left = []
     for option in options:
         failure = failures.get((key, option.place))
@@ -112,17 +115,18 @@ def after_faults(
 
 def free_now(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> RunOption | None:
     """The option that is free, None if none is; the first of equal ones."""
-    free: list[RunOption] = []
+    free: list[tuple[Allocation, RunOption]] = []
     for site, options in _unlike(runner, may_be_free(kinds, memory), memory):
-        room = memory.of(site)
-        free += [option for option in options if room.has(room.need(runner, option.memory))]
+        room = memory[site]
+        free += [(room, option) for option in options if room.has(room.need(runner, option.memory))]
 
-    def room_there(option: RunOption) -> tuple[int, bool, int, int]:
-        room, devices = memory.of(option.place.site), option.place.devices
+    def room_there(there: tuple[Allocation, RunOption]) -> tuple[int, bool, int, int]:
+        room, option = there
+        devices = option.place.devices
         most = sum([room.left[1 + device] for device in devices]) if devices else room.left[0]
         return -room.beside(runner.key, devices), not option.fetches, most, -option.number
 
-    return max(free, key=room_there) if free else None
+    return max(free, key=room_there)[1] if free else None
 
 
 def may_be_free(kinds: Sequence[Kind], memory: Memory) -> Sequence[Kind]:
@@ -135,7 +139,7 @@ def _unlike(runner: RunnerId, kinds: Sequence[Kind], memory: Memory) -> Iterator
     for kind in kinds:
         seen = set()
         for offer in kind:
-            if (like := memory.of(offer[0]).likeness(runner)) not in seen:
+            if (like := memory[offer[0]].likeness(runner)) not in seen:
                 seen.add(like)
                 yield offer
 
@@ -145,26 +149,29 @@ def place(group: Group, kinds: Sequence[Kind], memory: Memory, eviction: Evictio
     if (free := free_now(group.runner, kinds, memory)) is not None:
         return Placement(free)
 
-    def shortage(option: RunOption) -> Vector:
-        room = memory.of(option.place.site)
+    def shortage(room: Allocation, option: RunOption) -> Vector:
         return room.shortage(room.need(group.runner, option.memory))
 
-    unlike = [option for _, options in _unlike(group.runner, kinds, memory) for option in options]
-    if coming := [option for option in unlike if not any(shortage(option))]:
+    coming: list[RunOption] = []
+    for site, options in _unlike(group.runner, kinds, memory):
+        room = memory[site]
+        coming += [option for option in options if not any(shortage(room, option))]
+    if coming:
         return Placement(min(coming, key=lambda option: option.number))  # room comes for it
     offered: dict[Site, list[RunOption]] = {}
     for kind in kinds:
         for site, options in kind:
             offered.setdefault(site, []).extend(options)
     best: tuple[tuple[float, ...], int, RunOption, Proposal] | None = None
-    for least, site in eviction.cheapest_first(offered, group):
+    several = [site for kind in kinds if not isinstance(kind[0][0], str) for site, _ in kind]
+    for least, site in eviction.cheapest_first(offered, several, group):
         if best is not None and least > best[0]:
             break
-        options, may = offered[site], eviction.may_go(group, site)
+        options, may, room = offered[site], eviction.may_go(group, site), memory[site]
         for option in options if may.now else options[:1]:  # where none may go, all cost the same
             if best is not None and (least, option.number) >= best[:2]:
                 continue
-            proposal = eviction.propose(shortage(option), may)
+            proposal = eviction.propose(shortage(room, option), may)
             if best is None or (proposal.cost, option.number) < best[:2]:
                 best = proposal.cost, option.number, option, proposal
     assert best is not None

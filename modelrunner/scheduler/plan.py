@@ -75,6 +75,8 @@ class Plan:
             self._ids.setdefault(id.key, []).append(id)
         kinds = [kind for group in state.groups for kind in kinds_of(group.wider or group.options)]
         needs = [option.memory for kind in kinds for option in kind[0][1]]
+        several = [kind for kind in kinds if not isinstance(kind[0][0], str)]
+        needs += [part for kind in several for option in kind[0][1] for part in option.memory.others]
         self.memory = allocations(state.hosts, self.live.values(), [*needs, *state.asleep.values()])
         self._failures = dict(state.failures)
         self._turns = Turns(state.served, state.policy.ageing, now)
@@ -142,6 +144,8 @@ class Plan:
     def _yield_memory(self, waited_for: Container[RunnerKey]) -> None:
         """Stops idle runners, the least recently used first, while all runners count for more than the budget: other
         programs have taken memory."""
+        if not self.state.shrunk:
+            return
         idle = [slot for slot in self.live.values() if slot.phase in (Phase.READY, Phase.SLEEPING) and not slot.leases]
         for slot in sorted(idle, key=lambda slot: slot.last_used):
             if self._is_pinned(slot) or slot.key in waited_for:
@@ -254,7 +258,7 @@ class Plan:
         option = placement.free_now(group.runner, kinds, self.memory)
         if pause is not None:
             self._due.append(pause.until)
-        elif option is not None and self.memory.of(option.place.site).start(group.runner, option.memory):
+        elif option is not None and self.memory[option.place.site].start(group.runner, option.memory):
             self._actions.append(Start(group.runner, option))
 
     def _widen(self, group: Group) -> None:
@@ -271,7 +275,7 @@ class Plan:
         if (pause := candidates.pause) is not None or self.now < due:
             self._due.append(max(due, pause.until if pause is not None else due))
         elif (option := placement.free_now(group.runner, candidates.kinds, self.memory)) is not None:
-            self.memory.of(option.place.site).start(group.runner, option.memory)
+            self.memory[option.place.site].start(group.runner, option.memory)
             self._actions.append(Start(group.runner, option))
         elif any(self._fits_without(slot, option, group.runner) for option in candidates.each()):
             self._stop(slot, Reason.GROWN)
@@ -313,8 +317,9 @@ class Plan:
                 place, taken = self._admit(group, kinds, eviction)
                 first.add(group.key)
                 if group.runner not in self.live:
-                    for host, part in zip(place.hosts, pieces(taken, len(place.hosts)), strict=True):
-                        evictable[host] = subtract(evictable[host], part)
+                    vectors = [evictable[host] for host in place.hosts]
+                    for host, vector, part in zip(place.hosts, vectors, pieces(taken, vectors), strict=True):
+                        evictable[host] = subtract(vector, part)
         chosen = {g.key: kinds for g in wanting if not g.pinned and (kinds := self._candidates(g, evictable))}
         numbered = {group.key: group for group in wanting}
         in_line = [numbered.get(g.key, g) for g in waiting if g.key in chosen or g.key in first or g.key in loads]
@@ -332,7 +337,7 @@ class Plan:
         for slot in victims:
             self._stop(slot, Reason.ROOM, group.name)
         self._due.append(again)
-        memory = self.memory.of(option.place.site)
+        memory = self.memory[option.place.site]
         need = memory.need(group.runner, option.memory)
         if memory.start(group.runner, option.memory):
             self._actions.append(Start(group.runner, option))

@@ -118,7 +118,9 @@ class Scheduler:
         """True if the target fits beside everything that is loaded now, in some place."""
         reconciler = self._reconciler
         options, hosts = await reconciler.options(target), reconciler.budgets()
-        memory = allocations(hosts, [slot.view() for slot in self._slots.values()], [o.memory for o in options])
+        memory = allocations(
+            hosts, [slot.view() for slot in self._slots.values()], [m for o in options for m in o.memory.each]
+        )
         runner, most = RunnerId(target.key), {host: memory[host].budget for host in hosts}
         best = candidates(runner, options, {}, memory, most, reconciler.time())
         return free_now(runner, best.kinds, memory) is not None

@@ -262,7 +262,7 @@ def figures(state: State, group: Group, start: Start | None) -> Figures:
     budget there."""
     option = start.option if start else next(iter(group.options), None)
     hosts = option.place.hosts if option else (next(iter(state.hosts), ""),)
-    there = [o.memory for o in group.options if o.place.host == hosts[0]]
+    there = [memory for o in group.options if o.place.host == hosts[0] for memory in o.memory.each]
     memory = allocations(state.hosts, state.slots, there)
     rooms = [[max(0, free) for free in memory[host].free] if host in memory else [0] for host in hosts]
     free, *others = [RequiredMemory(ram, tuple(vram)) for ram, *vram in rooms]

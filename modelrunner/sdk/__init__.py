@@ -39,6 +39,7 @@ from modelrunner.processes.process import run, scrubbed_environment
 from modelrunner.processes.query import output_of
 from modelrunner.sandbox import Permissions, Sandbox
 from modelrunner.types import (
+    RAY_GROUP,
     Adapter,
     Bundle,
     Endpoint,
@@ -59,6 +60,7 @@ from modelrunner.types import (
 __all__ = [
     "MESSAGES_ENDPOINTS",
     "OPENAI_ENDPOINTS",
+    "RAY_GROUP",
     "Adapter",
     "ApiShape",
     "Backend",

@@ -93,7 +93,7 @@ def one_by_one(
         if option.place.host in most and (failure is None or failure.floor is None):
             known.append(option)
         elif option.place.host in most and failure is not None and option.rank >= min(failure.floor or 0, last):
-            known.append(option._replace(memory=raised(option.memory, most[option.place.host])))
+            known.append(option._replace(memory=raised(option.memory, [most[option.place.host]])))
     fitting = [o for o in known if covers(most[o.place.host], memory[o.place.host].total(runner, o.memory))]
     fitting = [o for o in fitting if o.rank == min(option.rank for option in fitting)]
     paused = [f for o in fitting if (f := failures.get((runner.key, o.place))) and f.until > NOW]

@@ -322,6 +322,14 @@ def test_it_needs_all_of_its_hosts() -> None:
     assert start.option.place.hosts == ("b", "d")
 
 
+def test_memory_that_ran_out_is_given_more_on_each_host() -> None:
+    full = Failure(1, NOW, OutOfMemory(-9), waits=True, floor=0)
+    [start] = decide(of_forty(), others=TWO, failures={(key("x"), o.place): full for o in of_forty().options})
+    assert isinstance(start, Start)
+    more = RequiredMemory(5 * GIB // 2, (24 * GIB,))  # a quarter, and not beyond what there is
+    assert start.option.memory == replace(more, others=(more,))
+
+
 def test_one_host_is_better_than_two() -> None:
     alone = option(RequiredMemory(GIB, (20 * GIB, 20 * GIB)), host="d")
     wide = replace(of_forty(), options=(alone, *[o._replace(rank=1, number=o.number + 1) for o in of_forty().options]))

@@ -110,7 +110,7 @@ def test_more_room_is_made_for_the_second_try() -> None:
 
 
 def test_more_than_there_is_is_not_asked_for() -> None:
-    assert raised(RequiredMemory(9, (4, 4)), (10, 100, 2)) == RequiredMemory(10, (5, 4))
+    assert raised(RequiredMemory(9, (4, 4)), [(10, 100, 2)]) == RequiredMemory(10, (5, 4))
     assert decide(group("a", 9), ended("a", FULL))[1:] == [start("a", 10)]
 
 

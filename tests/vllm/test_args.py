@@ -182,6 +182,21 @@ def test_the_environment_is_offline_and_tells_the_guard() -> None:
     assert env["X"] == "1"
 
 
+def test_without_an_address_it_joins_the_cluster_of_the_machine() -> None:
+    run, scratch = spec(options={"executor": "ray"}), RunFiles(Path("/tmp/scratch"), "mark")
+    assert environment.variables(run, CUDA, Path("/cache/compiled"), scratch)["RAY_ADDRESS"] == "auto"
+    assert "RAY_ADDRESS" not in environment.variables(spec(), CUDA, Path("/cache/compiled"), scratch)
+
+
+def test_it_may_read_the_clusters_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, scratch = tmp_path / "token", RunFiles(Path("/tmp/scratch"), "mark")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    for options, may in (({"executor": "ray"}, True), ({}, False)):
+        run = spec(options=options)
+        assert (token in environment.permissions(run, CUDA, tmp_path, scratch).reads) is may
+        assert ("RAY_AUTH_TOKEN_PATH" in environment.variables(run, CUDA, tmp_path, scratch)) is may
+
+
 @pytest.mark.parametrize(("engine", "compiles_ahead"), [(CPU, "0"), (CUDA, None)])
 def test_what_was_compiled_for_the_cpu_is_left_to_the_compilers_cache(
     engine: Engine, compiles_ahead: str | None

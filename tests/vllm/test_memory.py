@@ -1,12 +1,14 @@
 """Bytes from the headers and the options."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from modelrunner.errors import BadRequest, InvalidModel
-from modelrunner.types import Adapter, Mode, Tensor
+from modelrunner.types import Adapter, Mode, Tensor, Variant
 from modelrunner_vllm import memory
 from modelrunner_vllm.engines import EngineKind
 from tests.vllm.models import MINILM, MINILM_ELEMENTS, SMOLLM2, SMOLLM2_ELEMENTS, bundle, spec
@@ -129,7 +131,8 @@ def test_adapters_and_drafts_are_counted_and_rays_workers_are_not() -> None:
     adapted = replace(bundle(), adapters=(Adapter("style", Path("/a"), 1.0, 5 * MIB),))
     assert memory.required(spec(adapted), EngineKind.CPU).ram == alone.ram + 5 * MIB
     assert memory.required(spec(draft=bundle()), EngineKind.CPU).ram > alone.ram + 2 * SMOLLM2_ELEMENTS
-    ray = memory.required(spec(options={"executor": "ray", "tensor-parallel-size": 2}), EngineKind.CPU)
+    elsewhere = {"executor": "ray", "ray-address": "head:6379", "tensor-parallel-size": 2}
+    ray = memory.required(spec(options=elsewhere), EngineKind.CPU)
     assert ray.ram < alone.ram
     assert replace(ray, ram=0).vram == ()
 
@@ -148,3 +151,40 @@ def test_the_models_own_heads_are_counted_with_their_cache() -> None:
 def test_no_estimate_works_with_a_figure_that_is_none(name: str, value: object) -> None:
     with pytest.raises(InvalidModel, match=f"its config.json says .* for {name}"):
         memory.required(spec(bundle(SMOLLM2 | {name: value})), EngineKind.CPU)
+
+
+def shared(
+    pipeline: int, tensor: int, devices: int, more: Mapping[str, object] = MappingProxyType({})
+) -> list[Variant]:
+    sizes = {"executor": "ray", "pipeline-parallel-size": pipeline, "tensor-parallel-size": tensor}
+    names = [str(number) for number in range(devices)]
+    return memory.placed(spec(options={**sizes, **more}), EngineKind.CUDA, devices, names)
+
+
+def test_stages_are_dealt_out_to_hosts_and_a_host_that_has_them_all_needs_no_ray() -> None:
+    found = shared(4, 2, 8)
+    assert [(v.hosts, v.rank, v.memory.devices) for v in found] == [
+        (1, 0, tuple(range(8))),
+        (2, 1, (0, 1, 2, 3)),
+        (2, 1, (4, 5, 6, 7)),
+        *[(4, 2, (first, first + 1)) for first in (0, 2, 4, 6)],
+    ]
+    alone, half, *_ = found
+    assert (alone.spec.options["executor"], half.spec.options["executor"]) == ("mp", "ray")
+    assert half.part.vram == half.memory.vram
+    assert half.memory.ram + half.part.ram == alone.memory.ram, "the server is once"
+    assert "CUDA_VISIBLE_DEVICES" not in half.spec.environment, "Ray sets it for its workers"
+    chosen = {"devices": [0, 2, 3, 5]}
+    assert [v.memory.devices for v in shared(2, 2, 3, chosen)] == [(0, 2)]
+
+
+def test_a_host_without_the_devices_of_one_stage_has_no_part_of_it() -> None:
+    assert [v.hosts for v in shared(2, 1, 1)] == [2]
+    for pipeline, tensor, devices in ((2, 2, 1), (1, 2, 1), (2, 1, 0)):
+        with pytest.raises(BadRequest, match=f"{pipeline * tensor} workers need a device each, and no part"):
+            shared(pipeline, tensor, devices)
+
+
+def test_a_cluster_by_its_address_places_by_itself() -> None:
+    [variant] = shared(2, 1, 1, {"ray-address": "head:6379"})
+    assert (variant.hosts, variant.memory.vram) == (1, ())
