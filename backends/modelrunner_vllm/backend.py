@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NoReturn
 from modelrunner.sdk import (
     MESSAGES_ENDPOINTS,
     OPENAI_ENDPOINTS,
-    RAY_GROUP,
     ApiShape,
     Backend,
     BackendContext,
@@ -182,9 +181,7 @@ class VllmBackend(Backend):
         return errors.stage(line)
 
     def sleep_level(self, spec: RunSpec) -> int:
-        if self._kind() is not EngineKind.CUDA or RAY_GROUP in spec.environment:  # nobody sees what Ray's workers hold
-            return 0
-        return VllmOptions.of(spec.options).sleep or 0
+        return (VllmOptions.of(spec.options).sleep or 0) if self._kind() is EngineKind.CUDA else 0
 
     async def sleep(self, spec: RunSpec, endpoint: Endpoint) -> None:
         await self._ask(endpoint, f"/sleep?level={self.sleep_level(spec)}&mode=wait")

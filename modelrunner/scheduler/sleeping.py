@@ -59,8 +59,9 @@ class Sleeping:
         self._sleepers: dict[RunnerId, _Sleeper] = {}
 
     def add(self, slot: RunnerSlot) -> None:
-        """Adds a runner that has just become ready, if it can sleep."""
-        if level := slot.runner.sleep_level:
+        """Adds a runner that has just become ready, if it can sleep. What one over several hosts holds asleep cannot be
+        known: its workers are measured nowhere."""
+        if (level := slot.runner.sleep_level) and not slot.option.place.others:
             sleeper = self._sleepers[slot.id] = _Sleeper(slot, level)
             slot.runner.expect(slot.option.memory.most(sleeper.asleep()))
 

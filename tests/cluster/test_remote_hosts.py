@@ -31,6 +31,8 @@ from modelrunner.errors import (
     Unauthorized,
     Unavailable,
 )
+from modelrunner.scheduler import Held
+from modelrunner.scheduler.state import RunnerId
 from modelrunner.store.layout import archive_of
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
@@ -219,6 +221,28 @@ async def test_what_the_cluster_does_not_give_is_not_used(cluster: Cluster) -> N
     with pytest.raises(InsufficientMemory, match="another job has it"):
         await leasing
     assert held[1:] == [Order(held[0].name)]
+
+
+async def test_what_rays_workers_hold_is_ours(cluster: Cluster) -> None:
+    """Their processes are not the host's."""
+    _, other = await cluster.another("c")
+    asked, part = cluster.target("smol"), RequiredMemory(10, (0, 20))
+    runner = cluster.host.start(RunnerId(asked.key), asked.spec, [other])
+    held = [Held(runner, part)]
+
+    def budgets(*, is_fixed: bool = False) -> list[RequiredMemory | None]:
+        for host in (cluster.host, other):
+            assert host.report is not None
+            budget = RequiredMemory(100, (8, 8))  # what is left of device 1
+            host.report = msgspec.structs.replace(host.report, budget=budget, is_fixed=is_fixed)
+        return [host.budget(held) for host in (cluster.host, other)]
+
+    assert budgets() == [RequiredMemory(100, (8, 20))] * 2, "while it loads"
+    runner.ready_at = 1.0
+    assert budgets() == [RequiredMemory(100, (8, 20)), RequiredMemory(110, (8, 20))]
+    assert budgets(is_fixed=True) == [RequiredMemory(100, (8, 20))] * 2
+    other.is_draining = True
+    assert budgets()[1] == part
 
 
 async def test_one_that_is_drained_gets_nothing_new(cluster: Cluster) -> None:

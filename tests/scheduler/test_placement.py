@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelrunner.errors import BadRequest, EngineFailed, HostLost, OutOfMemory
+from modelrunner.errors import BadRequest, EngineFailed, HostLost, OutOfMemory, Unavailable
 from modelrunner.scheduler import Fitting
 from modelrunner.scheduler.state import (
     Action,
@@ -444,6 +444,33 @@ async def test_a_run_that_cannot_start_evicts_nobody() -> None:
     with pytest.raises(BadRequest, match="no device 3"):
         await scheduler.acquire(target("b"))
     assert world.resident() == ["a"]
+    await scheduler.close(0)
+
+
+@virtual
+async def test_a_run_over_hosts_is_offered_for_those_that_join() -> None:
+    worlds = [World(10, {"a": Engine(8)}) for _ in range(4)]
+    made = [FakeHost(world, name) for world, name in zip(worlds, ["", "b", "c", "d"], strict=True)]
+    asked, scheduler = target("a"), worlds[0].scheduler(hosts=made)
+
+    async def over_two(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        return [Variant(spec, RequiredMemory(6), hosts=2, part=RequiredMemory(5))]
+
+    worlds[0].backend.variants = over_two  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="a runs over several hosts, and not as many are there"):
+        await scheduler.diagnostics.fit(asked)
+    for host in made[1:]:
+        host.joins = True
+    forecast = await scheduler.diagnostics.fit(asked)
+    assert forecast.reason == "a fits into what is free on b and on c"
+    assert forecast.figures.needed == RequiredMemory(6, others=(RequiredMemory(5),))
+    assert forecast.figures.budget == RequiredMemory(10, others=(RequiredMemory(10),))
+    ways = [(way.host, *[other.host for other in way.others]) for way in await scheduler._reconciler.variants(asked)]
+    assert sorted(ways) == [(a, b) for a in "bcd" for b in "bcd" if a != b]
+    assert {first for first, _ in ways[:3]} == {"b", "c", "d"}
+    (await scheduler.acquire(asked)).release()
+    assert [view.host for view in scheduler.runners()] == ["b, c"]
+    assert (await scheduler.unload(host="c")).models == ("a",)
     await scheduler.close(0)
 
 
