@@ -270,18 +270,24 @@ class Account:
 
 
 def _together(number: int, offers: Mapping[str, Sequence[Variant]]) -> Iterator[HostedVariant]:
-    """Yields ways to run something on so many hosts together, of what each of them `offers`: every host comes first
-    once before one does again."""
-    names = [*offers]
+    """Yields ways to run something on so many hosts together, of what each of them `offers`: other hosts first, then
+    other devices of theirs."""
+    names, ways = [*offers], list[tuple[list[str], Iterator[tuple[Variant, ...]]]]()
     for step in range(1, len(names)):
         for first in range(len(names)):
-            chosen = [names[(first + i * step) % len(names)] for i in range(number)]
-            if len(set(chosen)) == number:
-                for lead, *others in product(*[offers[name] for name in chosen]):
-                    parts = tuple([other.part for other in others])
-                    places = [RunPlace(part.devices, name) for part, name in zip(parts, chosen[1:], strict=True)]
-                    memory = replace(lead.memory, others=parts)
-                    yield HostedVariant(replace(lead, memory=memory), chosen[0], False, tuple(places))
+            site = [names[(first + i * step) % len(names)] for i in range(number)]
+            if len({*site}) == number:
+                ways.append((site, product(*[offers[name] for name in site])))
+    while ways:
+        left = ways
+        ways = []
+        for site, chosen in left:
+            if (way := next(chosen, None)) is not None:
+                ways.append((site, chosen))
+                lead, *others = way
+                memory = replace(lead.memory, others=tuple([other.part for other in others]))
+                places = [RunPlace(other.part.devices, name) for other, name in zip(others, site[1:], strict=True)]
+                yield HostedVariant(replace(lead, memory=memory), site[0], False, tuple(places))
 
 
 def _may_run(host: Host, target: Target) -> bool:

@@ -474,6 +474,25 @@ async def test_a_run_over_hosts_is_offered_for_those_that_join() -> None:
     await scheduler.close(0)
 
 
+@virtual
+async def test_every_host_has_a_part_in_the_ways_of_a_run_over_hosts_that_a_plan_knows() -> None:
+    worlds = [World(10, {"a": Engine(8)}) for _ in range(21)]
+    made = [FakeHost(world, f"h{i}" if i else "") for i, world in enumerate(worlds)]
+    scheduler = worlds[0].scheduler(hosts=made)
+    devices = [RequiredMemory(1, (0,) * i + (8,)) for i in range(8)]
+
+    async def on_either(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        return [Variant(spec, memory, hosts=2, part=memory) for memory in devices]
+
+    worlds[0].backend.variants = on_either  # type: ignore[method-assign]
+    for host in made[1:]:
+        host.joins = True
+    ways = await scheduler._reconciler.variants(target("a"))
+    assert len(ways) == 64
+    assert len({way.host for way in ways}) == len({other.host for way in ways for other in way.others}) == 20
+    await scheduler.close(0)
+
+
 # Others who ask
 
 
