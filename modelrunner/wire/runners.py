@@ -66,7 +66,8 @@ class RunnerStatus(msgspec.Struct, frozen=True):
     """An entry of `GET /engines/ps`. It was started for `model_name`; `models` are the names of all that it serves, by
     ID: presets of one model share a runner. `state` is starting, ready, sleeping, draining or stopping. Times are RFC
     3339 in UTC; `variant` says how the runner differs from its configuration, "" if it does not; `host` is the machine
-    on which it runs, "" for the daemon's. `drafts` is None for a runner that has drafted nothing, and in lists that are
+    on which it runs, "" for the daemon's; one that runs over several names all ("b, c"), and its memory is that on the
+    first. `drafts` is None for a runner that has drafted nothing, and in lists that are
     sent by themselves (`/engines/now`)."""
 
     id: str
