@@ -3,7 +3,8 @@ its own memory, the runners of one model its files, and those of one card the wh
 one placement group with its memory and cards on all of them, which its engine fills."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -11,6 +12,7 @@ from modelrunner.errors import InsufficientMemory
 from modelrunner.types import RequiredMemory
 
 _LOST = "the Ray cluster is lost, so nothing can be reserved on its nodes: `modelrunner hosts` shows them"
+_LIMIT = 180.0  # seconds; Ray starts a process to tell a card's number, one after the other, and others may be first
 
 
 class GroupBundle(msgspec.Struct, frozen=True):
@@ -47,7 +49,7 @@ class Reservations:
         self.limits: RayLimits | None = None
         self._node, self._cards, self._send = node, cards, send
         self._users: dict[str, set[str]] = {}
-        self._answers: dict[str, asyncio.Future[tuple[str, str]]] = {}
+        self._answers: dict[str, list[asyncio.Future[tuple[str, str]]]] = {}  # Ray's are in the order of the orders
         self._turn = asyncio.Lock()
         self._is_lost = False
 
@@ -61,35 +63,42 @@ class Reservations:
 
     async def take(self, runner: str, files: str, memory: RequiredMemory) -> None:
         """Takes what the runner with that ID needs of the `memory` and is not held yet; `files` is the ID of its model.
-        Raises `InsufficientMemory`, and holds nothing then."""
+        Raises `InsufficientMemory`, also if Ray does not answer for minutes, and holds nothing then."""
         needs = [Order(f"{self._node} {runner}", self._node, memory.ram - memory.shared)]
         needs += [Order(f"{self._node} {files}", self._node, memory.shared)]
         cards = [Order(f"{self._node} {card}", self._node, 0, card) for card in memory.devices if card < self._cards]
-        async with self._turn:
-            try:
-                for order in [*[need for need in needs if need.memory], *cards]:
-                    await self._hold(runner, order)
-            except BaseException:
-                self.give_back(runner)
-                raise
+        async with self._taking(runner):
+            for order in [*[need for need in needs if need.memory], *cards]:
+                await self._hold(runner, order)
 
     async def take_together(self, runner: str, parts: "Sequence[tuple[Reservations, RequiredMemory]]") -> str:
         """Takes what the runner needs on several nodes, first on this one, as one group: a bundle for each card, with
-        its share of the memory there, or one for the memory where no card is. Returns the ID of the group. Raises
-        `InsufficientMemory`, and holds nothing then."""
+        its share of the memory there, or one for the memory where no card is. Returns the ID of the group. Raises as
+        `take` does."""
         bundles = tuple([bundle for there, memory in parts for bundle in there.bundles(memory)])
-        async with self._turn:
-            try:
-                return await self._hold(runner, Order(f"{self._node} {runner}", self._node, bundles=bundles))
-            except BaseException:
-                self.give_back(runner)
-                raise
+        async with self._taking(runner):
+            return await self._hold(runner, Order(f"{self._node} {runner}", self._node, bundles=bundles))
 
     def bundles(self, memory: RequiredMemory) -> list[GroupBundle]:
         """Returns those of this node."""
         cards = [card for card in memory.devices if card < self._cards] or [-1]
         share, rest = divmod(memory.ram, len(cards))
         return [GroupBundle(self._node, share + (rest if i == 0 else 0), card) for i, card in enumerate(cards)]
+
+    @asynccontextmanager
+    async def _taking(self, runner: str) -> AsyncIterator[None]:
+        """One runner after the other takes what it needs, or gives all of it back."""
+        try:
+            async with asyncio.timeout(_LIMIT), self._turn:
+                yield
+        except BaseException as failure:
+            self.give_back(runner)
+            if isinstance(failure, TimeoutError):
+                raise InsufficientMemory(
+                    f"Ray did not say within {_LIMIT:.0f} s whether its node has the memory: try again, and look at "
+                    "`ray status` if it stays so"
+                ) from None
+            raise
 
     async def _hold(self, runner: str, order: Order) -> str:
         if self._users.setdefault(order.name, set()):
@@ -99,20 +108,21 @@ class Reservations:
             raise InsufficientMemory(_LOST)
         self._users[order.name].add(runner)
         answer: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        self._answers[order.name] = answer
+        self._answers.setdefault(order.name, []).append(answer)
         self._send(order)
-        try:
-            problem, group = await answer
-            if problem:
-                raise InsufficientMemory(problem)
-            return group
-        finally:
-            self._answers.pop(order.name, None)
+        problem, group = await answer
+        if problem:
+            raise InsufficientMemory(problem)
+        return group
 
     def answered(self, name: str, problem: str, group: str = "") -> None:
         """Takes Ray's answer to an order: a problem, or the ID of the `group` that was made for bundles."""
-        if (answer := self._answers.get(name)) is not None and not answer.done():
-            answer.set_result((problem, group))
+        if waits := self._answers.get(name):
+            answer = waits.pop(0)
+            if not waits:
+                del self._answers[name]
+            if not answer.done():  # else nobody waits for it any more, and what was taken is given back
+                answer.set_result((problem, group))
 
     def give_back(self, runner: str) -> None:
         """Gives back what no other runner of the host needs."""
@@ -125,5 +135,5 @@ class Reservations:
     def end(self) -> None:
         """Ends the wait of those that take something, and of all that come: the cluster is lost."""
         self._is_lost = True
-        for name in list(self._answers):
+        for name in [name for name, waits in self._answers.items() for _ in waits]:
             self.answered(name, _LOST)

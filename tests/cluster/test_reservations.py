@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from modelrunner.cluster import reservations
 from modelrunner.cluster.reservations import GroupBundle, Order, RayLimits, Reservations
 from modelrunner.errors import InsufficientMemory
 from modelrunner.types import RequiredMemory
@@ -83,6 +84,23 @@ async def test_nobody_waits_for_a_cluster_that_is_lost() -> None:
     ray.reservations.end()
     for each in await asyncio.gather(*taking, return_exceptions=True):
         assert isinstance(each, InsufficientMemory)
+
+
+async def test_ray_has_a_limit_of_time_and_an_answer_that_comes_later_is_no_other_runners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = FakeRay()
+    ray.answers = False
+    with monkeypatch.context() as patch:
+        patch.setattr(reservations, "_LIMIT", 0.01)
+        with pytest.raises(InsufficientMemory, match="Ray did not say"):
+            await ray.reservations.take("a", "model", RequiredMemory(GIB, shared=GIB))
+    taking = asyncio.create_task(ray.reservations.take("b", "model", RequiredMemory(GIB, shared=GIB)))
+    await until(lambda: len(ray.reservations._answers["node model"]) == 2)
+    ray.reservations.answered("node model", "")  # it was given back at once
+    ray.reservations.answered("node model", "another job has it")
+    with pytest.raises(InsufficientMemory, match="another job has it"):
+        await taking
 
 
 def test_what_others_hold_is_not_in_the_budget() -> None:
