@@ -310,11 +310,11 @@ class ListsDevices(Protocol):
     """An engine that says what it computes on. Without it the engine has the devices that drivers know, in the order of
     their PCI addresses."""
 
-    def devices(self) -> Sequence[EngineDevice]:
+    def devices(self) -> Sequence[EngineDevice] | None:
         """Returns the devices of the engine that `run` would start, in the order of their numbers; none for an engine
-        that computes on the processor, or for none at all. The daemon asks in a thread, every few seconds: what costs
-        a process is asked once per engine, in a process that may hang without harm. Raises `BackendUnavailable` or
-        `OSError` if the engine does not say."""
+        that computes on the processor, or for none at all; None for those that drivers know, until one is there. The
+        daemon asks in a thread, every few seconds: what costs a process is asked once per engine, in a process that may
+        hang without harm. Raises `BackendUnavailable` or `OSError` if the engine does not say."""
 
 
 @runtime_checkable

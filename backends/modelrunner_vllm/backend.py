@@ -136,17 +136,20 @@ class VllmBackend(Backend):
     async def required_memory(self, spec: RunSpec) -> RequiredMemory:
         return await asyncio.to_thread(lambda: memory.required(spec, self._kind()))
 
-    def devices(self) -> Sequence[EngineDevice]:
-        engine = engines.find(self.context)
-        return () if engine is None else engines.devices(engine)
+    def devices(self) -> Sequence[EngineDevice] | None:
+        if (engine := engines.find(self.context)) is None:
+            return () if self._kind() is EngineKind.CPU else None
+        return engines.devices(engine)
 
     async def variants(self, spec: RunSpec, budget: RequiredMemory) -> Sequence[Variant]:
-        """Returns a variant for each set of devices."""
+        """Returns a variant for each set of devices. A budget that has some is of the CUDA build, also where the host
+        with it has them and this machine has none."""
+        kind = EngineKind.CUDA if budget.vram else self._kind()
         names = os.environ.get(memory.VISIBLE, "").split(",")
         visible = names if len(names) >= len(budget.vram) else [str(number) for number in range(len(budget.vram))]
 
         def place() -> list[Variant]:
-            return memory.placed(spec, self._kind(), len(budget.vram), visible, self._totals())
+            return memory.placed(spec, kind, len(budget.vram), visible, self._totals())
 
         return await asyncio.to_thread(place)
 
@@ -202,7 +205,7 @@ class VllmBackend(Backend):
     def _totals(self) -> list[int]:
         """Returns the bytes of each of the engine's devices; none where it does not say."""
         try:
-            return [device.total for device in self.devices()]
+            return [device.total for device in self.devices() or ()]
         except OSError:  # the daemon says it, since it asks for the devices itself
             return []
 

@@ -152,9 +152,13 @@ def placed(
     """Returns the run on each set of devices that it may take, of so many `devices` as the budget has; `visible` are
     their names in CUDA_VISIBLE_DEVICES, `totals` their bytes, as far as they are known. There is one way where nothing
     is to be placed: on the processors, where Ray places, or where the budget has no device. With the executor ray
-    several hosts may share it. Raises `BadRequest` if there are too few devices."""
+    several hosts may share it. Raises `BadRequest` if there are too few devices, or none for the executor ray."""
     needed, options = required(spec, kind), VllmOptions.of(spec.options)
-    if options.executor == "ray" and options.ray_address is None and needed.vram:
+    if options.executor == "ray" and options.ray_address is None:
+        if kind is EngineKind.CPU:
+            raise BadRequest(
+                "executor ray needs GPUs: vLLM's build for processors does not run on Ray", param="vllm.executor"
+            )
         return _shared(spec, kind, devices, visible, totals)
     if not devices or not needed.vram:
         return [Variant(spec, needed)]

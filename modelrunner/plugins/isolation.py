@@ -251,7 +251,7 @@ _CALLS: Mapping[str, _OptionalCall] = {
     "default_parallel": _OptionalCall(checks.count),
     "tunings": _OptionalCall(checks.several_flags, otherwise=()),
     "growth": _OptionalCall(checks.memory),
-    "devices": _OptionalCall(checks.devices, limit=WORK_LIMIT),
+    "devices": _OptionalCall(checks.optional(checks.devices), limit=WORK_LIMIT),
     "variants": _OptionalCall(checks.variants),
     "explain": _OptionalCall(checks.optional(checks.instance(str)), otherwise=None),
     "ran_out_of_memory": _OptionalCall(checks.instance(bool), otherwise=False),

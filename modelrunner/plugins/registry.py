@@ -215,7 +215,8 @@ class BackendRegistry:
             if (lists := interface_of(backend, ListsDevices)) is None:
                 continue
             try:
-                devices[backend.name] = lists.devices()
+                if (listed := lists.devices()) is not None:
+                    devices[backend.name] = listed
                 self._silent.discard(backend.name)
             except (ModelRunnerError, OSError) as error:
                 if backend.name not in self._silent:

@@ -75,7 +75,9 @@ def test_the_devices_are_those_of_the_engines_torch(tmp_path: Path) -> None:
     program.write_text('#!/bin/sh\necho a warning >&2\necho \'[["cuda:0", "NVIDIA A30", 24, 24, "ab-cd"]]\'\n')
     program.chmod(0o755)
     backend = VllmBackend(BackendContext(tmp_path / "engines", tmp_path, tmp_path, {}))
-    assert backend.devices() == ()
+    for build, before in (("cpu", ()), ("cuda", None)):
+        settings = {"build": build}
+        assert VllmBackend(BackendContext(tmp_path / "engines", tmp_path, tmp_path, settings)).devices() == before
     for kind, expected in (("cpu", ()), ("cuda", (EngineDevice("cuda:0", "NVIDIA A30", 24, 24, "ab-cd"),))):
         (tmp_path / "engines/vllm/engine.json").write_text(json.dumps({"kind": kind, "version": "1"}))
         assert backend.devices() == expected

@@ -7,9 +7,10 @@ from types import MappingProxyType
 
 import pytest
 
+from modelrunner.backend import BackendContext
 from modelrunner.errors import BadRequest, InvalidModel
-from modelrunner.types import Adapter, Mode, Tensor, Variant
-from modelrunner_vllm import memory
+from modelrunner.types import Adapter, Mode, RequiredMemory, Tensor, Variant
+from modelrunner_vllm import VllmBackend, memory
 from modelrunner_vllm.engines import EngineKind
 from tests.vllm.models import MINILM, MINILM_ELEMENTS, SMOLLM2, SMOLLM2_ELEMENTS, bundle, spec
 
@@ -183,6 +184,15 @@ def test_a_host_without_the_devices_of_one_stage_has_no_part_of_it() -> None:
     for pipeline, tensor, devices in ((2, 2, 1), (1, 2, 1), (2, 1, 0)):
         with pytest.raises(BadRequest, match=f"{pipeline * tensor} workers need a device each, and no part"):
             shared(pipeline, tensor, devices)
+
+
+async def test_a_machine_without_gpus_plans_for_hosts_that_have_them(tmp_path: Path) -> None:
+    backend = VllmBackend(BackendContext(tmp_path / "engines", tmp_path, tmp_path, {"build": "cpu"}))
+    run = spec(options={"executor": "ray", "pipeline-parallel-size": 2})
+    there = await backend.variants(run, RequiredMemory(64 * GIB, (24 * GIB,)))
+    assert [(variant.hosts, variant.memory.devices) for variant in there] == [(2, (0,))]
+    with pytest.raises(BadRequest, match="executor ray needs GPUs"):
+        await backend.variants(run, RequiredMemory(64 * GIB))
 
 
 def test_a_cluster_by_its_address_places_by_itself() -> None:
