@@ -200,7 +200,6 @@ class HostServer:
             self._own(),
             frozenset(self._shared),
             {id: run.report() for id, run in self._runners.items()},
-            self._local.is_fixed,
         )
 
     def _own(self) -> frozenset[str]:
@@ -314,12 +313,12 @@ class HostServer:
             await asyncio.wait([former.transfer])
         async with self._placing:
             id = f"sha256:{digest}"
-            if expected.folder and id not in self._own():
+            if expected.folder:
                 with suppress(ModelNotFound):
                     await asyncio.to_thread(bundle_at, Path(expected.folder), id)
                     self._shared[id] = Path(expected.folder)
             complete = id in self._own() or id in self._shared
-            if not complete:
+            if expected.size and not complete:
                 await self._make_room(expected, path)
             received = _size(path)
         return _json(Received(received, complete, self._own(), frozenset(self._shared)))

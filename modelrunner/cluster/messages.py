@@ -73,7 +73,7 @@ class RunnerReport(msgspec.Struct, frozen=True):
 class HostReport(msgspec.Struct, frozen=True):
     """The state of a host. `machine` is the architecture of its processors, `numbers` are those of `Host.numbers` by
     backend, `models` the IDs of its models, `seen` those of the head's that it reads where they are, `runners` by the
-    ID that the head gave them. The main memory of the `budget` is set there if it `is_fixed`, else measured."""
+    ID that the head gave them."""
 
     version: str
     machine: str
@@ -83,7 +83,6 @@ class HostReport(msgspec.Struct, frozen=True):
     models: frozenset[str]
     seen: frozenset[str]
     runners: dict[str, RunnerReport]
-    is_fixed: bool = False
 
 
 class HostVersion(msgspec.Struct, frozen=True):
@@ -107,8 +106,9 @@ def models_of(spec: RunSpec) -> list[str]:
 
 
 class ModelAnnounced(msgspec.Struct, frozen=True):
-    """Announces a model whose archive has `size` bytes. The models with the IDs in `keep` are not removed for it. It
-    lies in the head's `folder`, which the host may see; "" if it does not."""
+    """Announces a model whose archive has `size` bytes; 0 asks whether it is there, and keeps no room. The models with
+    the IDs in `keep` are not removed for it. It lies in the head's `folder`, which the host may see; "" if it does
+    not."""
 
     size: int
     keep: frozenset[str] = frozenset()

@@ -8,6 +8,7 @@ Ray: https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html."""
 
 import math
 import threading
+from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -64,29 +65,33 @@ class Groups:
         wanted = {(bundle["node"], bundle["card"]) for bundle in bundles if bundle["card"] >= 0}
         nodes = [bundle["node"] for bundle in bundles]
         with self._lock:
-            unwanted: list[_Reserved] = []
+            held, given = dict[tuple[str, int], _Reserved](), None
             try:
                 for node in {node for node, _ in wanted}:
-                    there = list[_Reserved]()
                     while (group := self._any_card(node)) is not None:
-                        there.append(group)
-                    unwanted += [group for group in there if (node, group.card) not in wanted]
-                    for group in there:
-                        if (node, group.card) in wanted:
-                            self._remove(group.group)
+                        held[node, group.card] = group
+                if not wanted <= held.keys():
+                    return self._refused(nodes, wanted)
+                for card in wanted:
+                    self._remove(held.pop(card).group)
                 needs = [{"GPU": 1} if bundle["card"] >= 0 else {} for bundle in bundles]
                 needs = [
                     n | ({"memory": b["memory"]} if b["memory"] else {}) for n, b in zip(needs, bundles, strict=True)
                 ]
-                made = self._make(needs, bundle_label_selector=[{"ray.io/node-id": node} for node in nodes])
-                if made.wait(_GRANT):
-                    held = self._held[name] = [_Reserved(made, b["node"], b["memory"]) for b in bundles if b["memory"]]
-                    held += [_Reserved(made, node, 0, card) for node, card in wanted]
-                    return "", made.id.hex()
-                self._remove(made)
+                given = self._make(needs, bundle_label_selector=[{"ray.io/node-id": node} for node in nodes])
+                if not given.wait(_GRANT):
+                    return self._refused(nodes, wanted)
+                made, given = given, None
+                taken = [_Reserved(made, bundle["node"], bundle["memory"]) for bundle in bundles if bundle["memory"]]
+                self._held[name] = [*taken, *[_Reserved(made, node, 0, card) for node, card in wanted]]
+                return "", made.id.hex()
             finally:
-                for group in unwanted:
-                    self._remove(group.group)
+                for group in [*[each.group for each in held.values()], *([given] if given is not None else [])]:
+                    self._remove(group)
+
+    def _refused(self, nodes: Collection[str], wanted: Collection[tuple[str, int]]) -> tuple[str, str]:
+        for node in nodes:
+            self._cards.pop(node, None)
         cards = f", of {len(wanted)} devices" if wanted else ""
         return (
             f"another job of the Ray cluster has some of the memory{cards} that it needs on {len({*nodes})} nodes: try "

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import math
 import secrets
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import httpcore
 import httpx
@@ -61,8 +62,19 @@ log = logging.getLogger(__name__)
 _AGAIN = 1.0  # seconds between two tries to reach a host
 _CALL = 15.0  # seconds of an ordinary call
 _LONG = 600.0  # seconds of a call that waits for an engine
+_ENDING = 10.0  # seconds in which Ray has ended the workers of a run, and the host has told of it
+_UNSEEN = 60.0  # seconds until a host is asked again whether it reads a model where the head has it
 _NOWHERE = Endpoint(host="127.0.0.1", port=9)  # of a runner whose port is not known yet
 T = TypeVar("T")
+
+
+class _Lent(NamedTuple):
+    """What `workers` of an engine that Ray has started take on a host, whose budget it was `before`; `until` is a time
+    of the monotonic clock."""
+
+    workers: RequiredMemory
+    before: RequiredMemory
+    until: float = math.inf
 
 
 class RemoteHost:
@@ -96,6 +108,8 @@ class RemoteHost:
         self.runners: dict[str, HostRunner] = {}
         self.parts: dict[str, HostRunner] = {}
         """Those whose engines run on another host and have workers here."""
+        self._lent: dict[str, _Lent] = {}  # by runner
+        self._unseen: dict[str, float] = {}  # until when it does not read these models
         self._missing: dict[str, str] = {}  # by backend: why its engine cannot be had there
         self._full = ""  # why the last model could not be brought there
         self.trusted = ssl.create_default_context(cadata=where.certificate)
@@ -136,22 +150,34 @@ class RemoteHost:
         if self.is_draining:
             held = [each.memory for each in runners]
             return sum(held, start=RequiredMemory(0, (0,) * len(self.report.budget.vram)))
-        return self.within(self._with_workers(self.report, runners))
-
-    def _with_workers(self, report: HostReport, runners: Iterable[Held]) -> RequiredMemory:
-        """Returns the budget with what workers hold that Ray has started, which are others' processes to the host:
-        their devices, which they have alone, and their main memory once they are loaded."""
-        budget = report.budget
-        for runner, memory in runners:
-            if isinstance(runner, HostRunner) and runner.others:
-                budget = budget.most(RequiredMemory(0, memory.vram))
-                if not report.is_fixed and runner.id in self.parts and runner.ready_at is not None:
-                    budget += RequiredMemory(memory.ram)
-        return budget
+        return self.within(self.report.budget)
 
     def within(self, budget: RequiredMemory) -> RequiredMemory:
-        """Returns the part of it that the cluster gives us."""
+        """Returns the part of it that the cluster gives us, with what our workers hold."""
+        budget = self._with_workers(budget)
         return self.reservations.within(budget) if self.reservations else budget
+
+    def _with_workers(self, budget: RequiredMemory) -> RequiredMemory:
+        """Returns the budget with what workers hold that Ray has started, which are others' processes to the host:
+        their devices, which they have alone, and as much main memory as they need, up to what there was before."""
+        now, ram = time.monotonic(), budget.ram
+        self._lent = {id: lent for id, lent in self._lent.items() if now < lent.until}
+        for workers, before, _ in self._lent.values():
+            ram += workers.ram
+            vram = [size if number in workers.devices else 0 for number, size in enumerate(before.vram)]
+            budget = budget.most(RequiredMemory(0, tuple(vram)))
+        most = max([lent.before.ram for lent in self._lent.values()], default=0)
+        return budget.most(RequiredMemory(min(ram, most)))
+
+    def lend(self, runner: str, workers: RequiredMemory) -> None:
+        """Notes that Ray starts workers of the runner with that ID, which take so much."""
+        if self.report is not None:
+            self._lent[runner] = _Lent(workers, self._with_workers(self.report.budget))
+
+    def take_back(self, runner: str) -> None:
+        """Notes that these workers are ending."""
+        if (lent := self._lent.get(runner)) is not None:
+            self._lent[runner] = lent._replace(until=time.monotonic() + _ENDING)
 
     def kind(self, devices: tuple[int, ...]) -> str:
         """See `Host`."""
@@ -169,10 +195,12 @@ class RemoteHost:
         """See `Host`."""
         return self.keeps(model_id) or self.sees(model_id)
 
-    @property
-    def joins(self) -> bool:
+    def joins(self, model_id: str, devices: Collection[int]) -> bool:
         """See `Host`: what its workers take is reserved in Ray, and they read a model at the head's path."""
-        return self.reservations is not None and self._shared
+        if self.reservations is None or not self._shared or self.is_draining:
+            return False
+        known = max(devices, default=-1) < self.reservations.cards
+        return known and time.monotonic() >= self._unseen.get(model_id, 0.0)
 
     def sees(self, model_id: str) -> bool:
         """True if it reads the model where the head has it."""
@@ -190,6 +218,21 @@ class RemoteHost:
         """Brings the files of the run's models there that are missing. Raises what `bring` does."""
         for id in models_of(spec):
             await self.bring(id)
+
+    async def show(self, spec: RunSpec) -> None:
+        """Has it read the run's models where the head has them. Raises `EngineFailed` if it does not see them."""
+        for id in models_of(spec):
+            if not self.sees(id) and not await self._sees_now(id):
+                self._unseen[spec.model_id] = time.monotonic() + _UNSEEN
+                raise EngineFailed(
+                    f"the host {self.name} does not read {id[:19]} where the head has it, at the same path, as the "
+                    "workers of a run over several hosts have to: mount the folder of models there"
+                )
+
+    async def _sees_now(self, id: str) -> bool:
+        bundle = await asyncio.to_thread(self._store.bundle, id)
+        await self._announce(id, 0, str(bundle.directory.parents[1]))
+        return self.sees(id)
 
     async def bring(self, id: str) -> None:
         """Sends the model there if it lacks it: one transfer for all that wait for it, which goes on where an earlier
@@ -218,13 +261,11 @@ class RemoteHost:
 
     async def _transfer(self, id: str) -> None:
         archive = await asyncio.to_thread(archive_of, self._store, id)
-        place = f"/models/{id.removeprefix('sha256:')}"
-        if self._shared:
-            bundle = await asyncio.to_thread(self._store.bundle, id)
-            if (await self._announce(place, archive.size, str(bundle.directory.parents[1]))).complete:
-                return
+        place = _place(id)
+        if self._shared and await self._sees_now(id):
+            return
         async with self._turns.turn(id) as sender:
-            if (there := await self._announce(place, archive.size)).complete:
+            if (there := await self._announce(id, archive.size)).complete:
                 return
             if sender is not None:
                 log.info("the host %s gets %s from %s", self.name, id[:19], sender.name)
@@ -235,7 +276,7 @@ class RemoteHost:
                     raise
                 except ModelRunnerError as error:
                     log.warning("%s, so the head sends the rest", error)
-                    sender, there = None, await self._announce(place, archive.size)
+                    sender, there = None, await self._announce(id, archive.size)
             if sender is None and not there.complete:
                 begin, size = there.bytes, archive.size
                 log.info("sending %s to the host %s, from byte %d of %d", id[:19], self.name, begin, size)
@@ -245,12 +286,12 @@ class RemoteHost:
             if self.report is not None:  # so that it can send it at once
                 self.report = msgspec.structs.replace(self.report, models=self.report.models | {id})
 
-    async def _announce(self, place: str, size: int, folder: str = "") -> Received:
+    async def _announce(self, id: str, size: int, folder: str = "") -> Received:
         ours = (*self.runners.values(), *self.parts.values())
         keep = frozenset([each for runner in ours for each in models_of(runner.spec)])
         body = msgspec.json.encode(ModelAnnounced(size, keep, folder))
         try:
-            there = await self.call("POST", place, Received, content=body, timeout=_LONG)
+            there = await self.call("POST", _place(id), Received, content=body, timeout=_LONG)
         except InsufficientDisk as error:
             self._full = str(error)
             raise
@@ -401,6 +442,10 @@ async def _closes_if_cut(request: httpx.Request) -> None:
     request.extensions["trace"] = trace
 
 
+def _place(id: str) -> str:
+    return f"/models/{id.removeprefix('sha256:')}"
+
+
 class HostRunner:
     """A `Runner` of another host. Workers of its engine run on the `others`, too."""
 
@@ -436,8 +481,9 @@ class HostRunner:
         host = self._host
         try:
             for each in (host, *self.others):
-                await each.fetch(self.spec)
+                await (each.show(self.spec) if self.others else each.fetch(self.spec))
                 await each.install(self.key.backend, stage)
+                self._check_hosts()
             spec = self.spec
             if self.others:
                 spec = replace(spec, environment={**spec.environment, RAY_GROUP: await self._take_together()})
@@ -465,8 +511,8 @@ class HostRunner:
             self.abandoned.end()
             self.upstream.close()
             host.runners.pop(self.id, None)
-            for each in self.others:
-                each.parts.pop(self.id, None)
+            for other in self.others:
+                other.parts.pop(self.id, None)
             try:
                 if not self._gone.is_set():
                     with suppress(ModelRunnerError):  # a host that does not answer ends it by itself
@@ -474,18 +520,17 @@ class HostRunner:
             finally:
                 if host.reservations is not None:
                     host.reservations.give_back(self.id)
+                for each in (host, *self.others):
+                    each.take_back(self.id)
 
     async def _take_together(self) -> str:
         """Reserves in Ray on all of its hosts. Returns the ID of the group."""
-        parts = list[tuple[Reservations, RequiredMemory]]()
-        for each, memory in zip((self._host, *self.others), self._memory.each, strict=True):
-            if unseen := [id for id in models_of(self.spec) if not each.sees(id)]:
-                raise EngineFailed(
-                    f"the host {each.name} does not read {unseen[0][:19]} where the head has it, at the same path, as "
-                    "the workers of a run over several hosts have to: mount the folder of models there"
-                )
+        parts, (lead, *others) = list[tuple[Reservations, RequiredMemory]](), self._memory.each
+        workers = [replace(lead, ram=min(lead.ram, others[0].ram)), *others]  # the engine itself is the host's process
+        for each, memory, its in zip((self._host, *self.others), self._memory.each, workers, strict=True):
             if each.reservations is None:
                 raise HostLost(f"the host {each.name} is in no cluster any more")
+            each.lend(self.id, its)
             parts.append((each.reservations, memory))
         return await parts[0][0].take_together(self.id, parts)
 
@@ -497,9 +542,7 @@ class HostRunner:
         finally:
             for wait in waits:
                 wait.cancel()
-        for each, gone in self._lost:
-            if gone.is_set():
-                raise HostLost(f"the host {each.name} does not answer any more, and its engines are lost")
+        self._check_hosts()
         self._news.clear()
         if self._report is not None and self._report.failure is not None:
             raise self._report.failure.error()
@@ -521,6 +564,12 @@ class HostRunner:
     def mark_stopping(self) -> None:
         """See `Runner`."""
         self.stage = "stopping"
+
+    def _check_hosts(self) -> None:
+        """Raises `HostLost` if one of them is gone."""
+        for each, gone in self._lost:
+            if gone.is_set():
+                raise HostLost(f"the host {each.name} does not answer any more, and its engines are lost")
 
     def expect(self, memory: RequiredMemory) -> None:
         """See `Runner`."""

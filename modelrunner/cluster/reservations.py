@@ -47,7 +47,8 @@ class Reservations:
 
     def __init__(self, node: str, cards: int, send: Callable[[Order], None]) -> None:
         self.limits: RayLimits | None = None
-        self._node, self._cards, self._send = node, cards, send
+        self.cards = cards
+        self._node, self._send = node, send
         self._users: dict[str, set[str]] = {}
         self._answers: dict[str, list[asyncio.Future[tuple[str, str]]]] = {}  # Ray's are in the order of the orders
         self._turn = asyncio.Lock()
@@ -57,7 +58,7 @@ class Reservations:
         """Returns the part of a `budget` that Ray gives us."""
         if (limits := self.limits) is None:
             return budget
-        usable = [*limits.cards, *range(self._cards, len(budget.vram))]  # Ray does not know the rest
+        usable = [*limits.cards, *range(self.cards, len(budget.vram))]  # Ray does not know the rest
         vram = [size if number in usable else 0 for number, size in enumerate(budget.vram)]
         return RequiredMemory(min(budget.ram, limits.memory), tuple(vram), budget.shared)
 
@@ -66,7 +67,7 @@ class Reservations:
         Raises `InsufficientMemory`, also if Ray does not answer for minutes, and holds nothing then."""
         needs = [Order(f"{self._node} {runner}", self._node, memory.ram - memory.shared)]
         needs += [Order(f"{self._node} {files}", self._node, memory.shared)]
-        cards = [Order(f"{self._node} {card}", self._node, 0, card) for card in memory.devices if card < self._cards]
+        cards = [Order(f"{self._node} {card}", self._node, 0, card) for card in memory.devices if card < self.cards]
         async with self._taking(runner):
             for order in [*[need for need in needs if need.memory], *cards]:
                 await self._hold(runner, order)
@@ -81,7 +82,7 @@ class Reservations:
 
     def bundles(self, memory: RequiredMemory) -> list[GroupBundle]:
         """Returns those of this node."""
-        cards = [card for card in memory.devices if card < self._cards] or [-1]
+        cards = [card for card in memory.devices if card < self.cards] or [-1]
         share, rest = divmod(memory.ram, len(cards))
         return [GroupBundle(self._node, share + (rest if i == 0 else 0), card) for i, card in enumerate(cards)]
 

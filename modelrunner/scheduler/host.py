@@ -27,10 +27,6 @@ class Host(Protocol):
     labels: Collection[str]
     """What it is labelled with, each as NAME=VALUE."""
 
-    @property
-    def joins(self) -> bool:
-        """True if a run over several hosts may have it as one of them, with others of which this is true."""
-
     def budget(self, runners: Iterable[Held]) -> RequiredMemory | None:
         """Returns the bytes that all our runners there together may hold, of main memory and of each device; `runners`
         are those that it has now. It must not raise. None while the host does not answer: the plan does without it, and
@@ -50,6 +46,9 @@ class Host(Protocol):
 
     def has(self, model_id: str) -> bool:
         """Returns True if the files of the model are there. A place where they are is preferred."""
+
+    def joins(self, model_id: str, devices: Collection[int]) -> bool:
+        """Returns True if a run of the model over several hosts may have these devices of it."""
 
     def lacks(self, backend: str) -> bool:
         """Returns True if the backend's engine is not there and cannot be had: no run of it is placed there."""

@@ -5,7 +5,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import chain, combinations, islice, product
+from math import comb
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -202,7 +203,7 @@ class Account:
             hosted += [HostedVariant(each, host.name, fetches) for each in variants if each.hosts == 1]
             for each in [each for each in variants if each.hosts > 1]:
                 of_several = True
-                if host.joins:
+                if host.joins(model, each.memory.devices):
                     shared.setdefault(each.hosts, {}).setdefault(host.name, []).append(each)
         for number, offers in shared.items():
             together = islice(_together(number, offers), _MOST_TOGETHER)
@@ -270,24 +271,47 @@ class Account:
 
 
 def _together(number: int, offers: Mapping[str, Sequence[Variant]]) -> Iterator[HostedVariant]:
-    """Yields ways to run something on so many hosts together, of what each of them `offers`: other hosts first, then
-    other devices of theirs."""
-    names, ways = [*offers], list[tuple[list[str], Iterator[tuple[Variant, ...]]]]()
-    for step in range(1, len(names)):
-        for first in range(len(names)):
-            site = [names[(first + i * step) % len(names)] for i in range(number)]
-            if len({*site}) == number:
-                ways.append((site, product(*[offers[name] for name in site])))
-    while ways:
-        left = ways
-        ways = []
-        for site, chosen in left:
+    """Yields ways to run something on so many hosts together, of what each of them `offers`: each set of hosts once,
+    the next one with other devices, then all of them with other ones."""
+    sites = list(islice(_sites([*offers], number), _MOST_TOGETHER))
+    left = [(site, _chosen([offers[name] for name in site], first)) for first, site in enumerate(sites)]
+    while left:
+        ways, left = left, []
+        for site, chosen in ways:
             if (way := next(chosen, None)) is not None:
-                ways.append((site, chosen))
+                left.append((site, chosen))
                 lead, *others = way
                 memory = replace(lead.memory, others=tuple([other.part for other in others]))
                 places = [RunPlace(other.part.devices, name) for other, name in zip(others, site[1:], strict=True)]
                 yield HostedVariant(replace(lead, memory=memory), site[0], False, tuple(places))
+
+
+def _sites(names: Sequence[str], number: int) -> Iterator[Sequence[str]]:
+    """Yields sets of so many of these hosts, then the same with another one first; all sets if they are few, else such
+    that all hosts are in one soon."""
+    sets: Iterable[Sequence[str]] = combinations(names, number)
+    if comb(len(names), number) > _MOST_TOGETHER:
+        firsts = [first for begin in range(number) for first in range(begin, len(names), number)]
+        rings = (
+            [names[(first + i * step) % len(names)] for i in range(number)]
+            for step in range(1, len(names))
+            for first in firsts
+        )
+        found = {frozenset(ring): ring for ring in islice(rings, 4 * _MOST_TOGETHER) if len({*ring}) == number}
+        sets = found.values()
+    sets = list(sets)[:_MOST_TOGETHER]
+    for turn in range(number):
+        for i, chosen in enumerate(sets):
+            first = (turn + i) % number
+            yield [*chosen[first:], *chosen[:first]]
+
+
+def _chosen(offers: Sequence[Sequence[Variant]], first: int) -> Iterator[list[Variant]]:
+    """Yields the ways to take one of each, first those that are alike, from the number `first` on."""
+    sizes = [len(each) for each in offers]
+    alike = [tuple([(first + i) % size for size in sizes]) for i in range(max(sizes))]
+    for way in chain(alike, (way for way in product(*map(range, sizes)) if way not in alike)):
+        yield [each[i] for each, i in zip(offers, way, strict=True)]
 
 
 def _may_run(host: Host, target: Target) -> bool:

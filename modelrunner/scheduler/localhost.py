@@ -52,7 +52,6 @@ class LocalHost:
     ) -> None:
         self.name = name
         self.labels: Collection[str] = ()
-        self.joins = False  # nothing of this machine is reserved in Ray
         self._registry = registry
         self._runtime_dir = runtime_dir
         self._logs = logs
@@ -67,11 +66,6 @@ class LocalHost:
     def budget(self, runners: Iterable[Held]) -> RequiredMemory:
         """See `Host`. The figure was measured after the last call, or at most 1.5 seconds before it."""
         return self._probe({held.runner.process.pid: held.memory for held in runners if held.runner.process})
-
-    @property
-    def is_fixed(self) -> bool:
-        """See `MemoryProbe`."""
-        return self._probe.is_fixed
 
     def kind(self, devices: tuple[int, ...]) -> str:
         """See `Host`. The name of a device is its kind, and so is the size of its memory."""
@@ -88,6 +82,10 @@ class LocalHost:
     def has(self, model_id: str) -> bool:
         """See `Host`: the daemon runs models of its own store."""
         return True
+
+    def joins(self, model_id: str, devices: Collection[int]) -> bool:
+        """See `Host`: nothing of this machine is reserved in Ray."""
+        return False
 
     def lacks(self, backend: str) -> bool:
         """See `Host`: a missing engine is an error before there is a run."""

@@ -71,11 +71,6 @@ class MemoryProbe:
         ram, *vram = map(self._ours, self._totals)
         return RequiredMemory(ram if self._budget is None else self._budget, tuple(vram))
 
-    @property
-    def is_fixed(self) -> bool:
-        """True if the figure of main memory is set, so that nothing that other programs take changes it."""
-        return self._budget is not None
-
     def devices(self) -> tuple[Device, ...]:
         """Returns the devices as last measured, in the order of the budget. One that is gone has a `fault`."""
         return self._seen

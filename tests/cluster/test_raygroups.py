@@ -90,6 +90,18 @@ def test_a_group_gets_the_cards_that_the_plan_chose(ray: CardsOfRay) -> None:
     assert ray.made == []
 
 
+def test_nothing_is_held_after_a_fault_of_rays(ray: CardsOfRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(group: Group, seconds: float) -> bool:
+        if len(group.bundles) > 1:
+            raise ConnectionError
+        return group.granted
+
+    monkeypatch.setattr(Group, "wait", wait)
+    with pytest.raises(ConnectionError):
+        Groups(ray).take_together("run", [bundle("b", 1), bundle("c", 1)])
+    assert ray.made == []
+
+
 def test_a_card_of_another_job_is_not_replaced_by_another_one(ray: CardsOfRay) -> None:
     ray.free["c"] = [0]
     problem, group = Groups(ray).take_together("run", [bundle("b", 0), bundle("c", 1)])

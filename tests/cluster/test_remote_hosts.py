@@ -27,16 +27,15 @@ from modelrunner.errors import (
     EngineFailed,
     InsufficientDisk,
     InsufficientMemory,
+    ModelNotFound,
     NotFound,
     Unauthorized,
     Unavailable,
 )
-from modelrunner.scheduler import Held
-from modelrunner.scheduler.state import RunnerId
 from modelrunner.store.layout import archive_of
 from modelrunner.telemetry.counters import EventCounters, RequestCounters
 from modelrunner.telemetry.exposition import Exposition
-from modelrunner.types import KeepAlive, RequiredMemory
+from modelrunner.types import Bundle, KeepAlive, RequiredMemory
 from tests.cluster.machines import MIB, MODEL, Cluster
 from tests.gateway.fakes import until
 from tests.waiting import HUNG
@@ -223,26 +222,48 @@ async def test_what_the_cluster_does_not_give_is_not_used(cluster: Cluster) -> N
     assert held[1:] == [Order(held[0].name)]
 
 
-async def test_what_rays_workers_hold_is_ours(cluster: Cluster) -> None:
+async def test_what_rays_workers_hold_is_ours(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their processes are not the host's."""
-    _, other = await cluster.another("c")
-    asked, part = cluster.target("smol"), RequiredMemory(10, (0, 20))
-    runner = cluster.host.start(RunnerId(asked.key), asked.spec, [other])
-    held = [Held(runner, part)]
 
-    def budgets(*, is_fixed: bool = False) -> list[RequiredMemory | None]:
-        for host in (cluster.host, other):
-            assert host.report is not None
-            budget = RequiredMemory(100, (8, 8))  # what is left of device 1
-            host.report = msgspec.structs.replace(host.report, budget=budget, is_fixed=is_fixed)
-        return [host.budget(held) for host in (cluster.host, other)]
+    def budget(ram: int, *vram: int) -> RequiredMemory | None:
+        assert cluster.host.report is not None
+        cluster.host.report = msgspec.structs.replace(cluster.host.report, budget=RequiredMemory(ram, vram))
+        return cluster.host.budget(())
 
-    assert budgets() == [RequiredMemory(100, (8, 20))] * 2, "while it loads"
-    runner.ready_at = 1.0
-    assert budgets() == [RequiredMemory(100, (8, 20)), RequiredMemory(110, (8, 20))]
-    assert budgets(is_fixed=True) == [RequiredMemory(100, (8, 20))] * 2
-    other.is_draining = True
-    assert budgets()[1] == part
+    assert budget(100, 24, 24) == RequiredMemory(100, (24, 24))
+    cluster.host.lend("runner", RequiredMemory(10, (0, 20)))
+    assert budget(95, 20, 1) == RequiredMemory(100, (20, 24)), "while they load; another program has some of device 0"
+    assert budget(60, 20, 1) == RequiredMemory(70, (20, 24))
+    cluster.host.take_back("runner")
+    assert budget(60, 20, 1) == RequiredMemory(70, (20, 24)), "until the host tells that they are gone"
+    monkeypatch.setattr(remotehost, "_ENDING", 0.0)
+    cluster.host.take_back("runner")
+    assert budget(60, 20, 1) == RequiredMemory(60, (20, 1))
+
+
+async def test_a_run_over_several_hosts_sends_a_model_to_none(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that has a copy of its own reads it at the head's path all the same."""
+    host, spec = cluster.host, cluster.target("smol").spec
+    host.reservations, host._shared = Reservations("node", 2, lambda order: None), True
+    with monkeypatch.context() as patch:
+        patch.setattr(hostserver, "bundle_at", missing)
+        with pytest.raises(EngineFailed, match="mount the folder of models there"):
+            await host.show(spec)
+        assert cluster.there.parts.store.list() == []
+        assert not host.joins(spec.model_id, (1,))
+        await host.fetch(spec)
+    assert [model.tags for model in cluster.there.parts.store.list()] == [["smol"]]
+    await host.show(spec)
+    assert host.sees(spec.model_id)
+    host._unseen.clear()
+    assert host.joins(spec.model_id, (1,))
+    assert not host.joins(spec.model_id, (1, 2)), "which Ray does not know"
+
+
+def missing(folder: Path, id: str) -> Bundle:
+    raise ModelNotFound("it is not mounted")
 
 
 async def test_one_that_is_drained_gets_nothing_new(cluster: Cluster) -> None:

@@ -80,6 +80,8 @@ def test_it_ends_with_either_of_them_and_comes_back(rig: Rig) -> None:
 
 
 def lose(rig: Rig, host: str, engine: psutil.Process) -> None:
-    """The host's process dies, and with it the engine wherever it is."""
-    assert killed(rig.host(host))
+    """The host's process dies, and with it the engine wherever it is. Ray starts the host anew."""
+    process = rig.host(host)
+    assert killed(process)
     until(lambda: ended(engine))
+    until(lambda: rig.host(host) not in (None, process))

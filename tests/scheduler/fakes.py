@@ -334,7 +334,10 @@ class FakeHost:
     def lacks(self, backend: str) -> bool:
         return False
 
-    joins = False
+    is_joining = False
+
+    def joins(self, model_id: str, devices: Collection[int]) -> bool:
+        return self.is_joining
 
     def start(self, id: RunnerId, spec: RunSpec, others: Sequence[Host] = ()) -> Runner:
         runner: Runner = self.world.make_runner(id.key, spec)

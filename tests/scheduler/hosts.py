@@ -79,7 +79,10 @@ class SecondHost:
     def lacks(self, backend: str) -> bool:
         return False
 
-    joins = False
+    is_joining = False
+
+    def joins(self, model_id: str, devices: Collection[int]) -> bool:
+        return self.is_joining
 
     def start(self, runner: RunnerId, spec: RunSpec, others: Sequence[Host] = ()) -> Runner:
         return HostedRunner(self, runner, spec)

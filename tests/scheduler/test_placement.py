@@ -460,7 +460,7 @@ async def test_a_run_over_hosts_is_offered_for_those_that_join() -> None:
     with pytest.raises(Unavailable, match="a runs over several hosts, and not as many are there"):
         await scheduler.diagnostics.fit(asked)
     for host in made[1:]:
-        host.joins = True
+        host.is_joining = True
     forecast = await scheduler.diagnostics.fit(asked)
     assert forecast.reason == "a fits into what is free on b and on c"
     assert forecast.figures.needed == RequiredMemory(6, others=(RequiredMemory(5),))
@@ -474,23 +474,37 @@ async def test_a_run_over_hosts_is_offered_for_those_that_join() -> None:
     await scheduler.close(0)
 
 
-@virtual
-async def test_every_host_has_a_part_in_the_ways_of_a_run_over_hosts_that_a_plan_knows() -> None:
-    worlds = [World(10, {"a": Engine(8)}) for _ in range(21)]
+async def ways_of(hosts: int, number: int, devices: int) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """The places of each way of a run over so many of the hosts, with one device of each."""
+    worlds = [World(10, {"a": Engine(8)}) for _ in range(hosts + 1)]
     made = [FakeHost(world, f"h{i}" if i else "") for i, world in enumerate(worlds)]
     scheduler = worlds[0].scheduler(hosts=made)
-    devices = [RequiredMemory(1, (0,) * i + (8,)) for i in range(8)]
+    each = [RequiredMemory(1, (0,) * i + (8,)) for i in range(devices)]
 
-    async def on_either(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
-        return [Variant(spec, memory, hosts=2, part=memory) for memory in devices]
+    async def on_any(spec: RunSpec, budget: RequiredMemory) -> list[Variant]:
+        return [Variant(spec, memory, hosts=number, part=memory) for memory in each]
 
-    worlds[0].backend.variants = on_either  # type: ignore[method-assign]
+    worlds[0].backend.variants = on_any  # type: ignore[method-assign]
     for host in made[1:]:
-        host.joins = True
+        host.is_joining = True
     ways = await scheduler._reconciler.variants(target("a"))
-    assert len(ways) == 64
-    assert len({way.host for way in ways}) == len({other.host for way in ways for other in way.others}) == 20
     await scheduler.close(0)
+    return [
+        [(way.host, way.variant.memory.devices), *[(other.host, other.devices) for other in way.others]] for way in ways
+    ]
+
+
+@virtual
+@pytest.mark.parametrize(("hosts", "number", "devices"), [(6, 2, 2), (8, 2, 2), (20, 2, 8), (6, 3, 1), (100, 2, 4)])
+async def test_a_plan_knows_ways_on_all_hosts_and_devices(hosts: int, number: int, devices: int) -> None:
+    ways = await ways_of(hosts, number, devices)
+    assert len(ways) == (60 if number == 3 else 64)
+    assert all(len({host for host, _ in way}) == number for way in ways)
+    assert len({host for way in ways for host, _ in way}) == hosts
+    alike = {chosen[0] for way in ways if len(chosen := [*{on for _, on in way}]) == 1}
+    assert alike >= {(device,) for device in range(devices)}, "each is free on all hosts at times"
+    if hosts == 6:
+        assert len({frozenset(host for host, _ in way) for way in ways}) == math.comb(hosts, number), "every set"
 
 
 # Others who ask
