@@ -130,7 +130,7 @@ class Rig:
 
     def start(self) -> None:
         self.head.start()
-        until(lambda: self.states() and set(self.states().values()) == {"ready"})
+        until(lambda: self.states() == {node["name"]: "ready" for node in self.nodes.values()})
 
     def add_models(self) -> None:
         for seed, name in enumerate(self.models):
