@@ -249,19 +249,21 @@ async def test_the_oldest_pictures_make_room_for_new_ones_and_it_is_said(told: P
         await told.reload()
 
 
+CROWDED = """() => {
+    const put = IDBObjectStore.prototype.put;
+    let full = true;
+    IDBObjectStore.prototype.put = function (value, ...more) {
+        if (value.lost) full = false;
+        if (full) throw new DOMException("no room", "QuotaExceededError");
+        return put.call(this, value, ...more);
+    };
+}"""
+"""Leaves no room for anything until a picture goes."""
+
+
 async def test_pictures_go_before_words_where_the_browser_has_no_more_room(told: Page) -> None:
     await told.evaluate(PICTURED, [200, "First"])
-    await told.evaluate(
-        """() => {
-            const put = IDBObjectStore.prototype.put;
-            let full = true;
-            IDBObjectStore.prototype.put = function (value, ...more) {
-                if (value.lost) full = false;
-                if (full) throw new DOMException("no room", "QuotaExceededError");
-                return put.call(this, value, ...more);
-            };
-        }"""
-    )
+    await told.evaluate(CROWDED)
     await say(told, "Second")
     await expect(told.locator(".message.assistant").last).to_contain_text(WHOLE)
     for _ in range(2):  # it is said once it is kept
@@ -305,22 +307,25 @@ async def test_no_more_pictures_go_than_a_new_one_needs(told: Page) -> None:
 
 async def test_a_file_of_a_draft_also_takes_the_room_of_old_pictures(told: Page) -> None:
     await told.evaluate(PICTURED, [1000, "First"])
-    await told.evaluate(
-        """() => {
-            const put = IDBObjectStore.prototype.put;
-            let full = true;
-            IDBObjectStore.prototype.put = function (value, ...more) {
-                if (value.lost) full = false;
-                if (full) throw new DOMException("no room", "QuotaExceededError");
-                return put.call(this, value, ...more);
-            };
-        }"""
-    )
+    await told.evaluate(CROWDED)
     text = FilePayload(name="notes.txt", mimeType="text/plain", buffer=b"some notes")
     await told.locator("input[type=file][multiple]").set_input_files([text])
     await expect(told.locator(".message.user", has_text="First")).to_contain_text("A picture that was here is gone")
     await told.reload()
     await expect(told.get_by_role("button", name="Remove notes.txt")).to_be_visible()
+
+
+async def test_changes_at_once_share_the_room_that_one_of_them_makes(told: Page) -> None:
+    await told.evaluate(PICTURED, [1000, "First"])
+    await told.evaluate(CROWDED)
+    kept = await told.evaluate(
+        """async () => {
+            const { chat, commit, draft } = await import("/ui/talks.js");
+            const { id } = chat.value.talks[0];
+            return Promise.all([draft.setFiles(id, []), commit({ talks: [{ id, title: "Named" }] })]);
+        }"""
+    )
+    assert kept == [True, True]
 
 
 async def test_a_conversation_that_finds_no_room_replaces_none(told: Page) -> None:

@@ -151,9 +151,10 @@ async function keep(change) {
   for (const message of put) if (loose.get(message.id) === message) loose.delete(message.id);
 }
 
-// Keeps a change, and returns whether it is kept. Where the browser has no more room, the older half of the pictures goes,
-// and again, until there is room. That is a transaction of its own: browsers count what one writes, and not what it removes.
-async function write(change) {
+// Keeps a change, and returns whether it is kept. Where the browser has no more room, the older
+// half of the pictures goes, and again, until there is room. That is a transaction of its own: browsers count what one
+// writes, and not what it removes.
+async function written(change) {
   if (chat.value.fault) return false;
   const shares = [1 / 2, 1 / 2, 1 / 2, 0];
   try {
@@ -175,9 +176,13 @@ async function write(change) {
   }
 }
 
-// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages` whole ones, `gone`
-// the IDs of conversations to remove before. What belongs to a conversation that is not here is left out. Ends when it is kept,
-// and returns whether it is.
+// Writes one change after another, so that each finds the room that the one before has made.
+let writing = Promise.resolve();
+const write = (change) => (writing = writing.then(() => written(change)));
+
+// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages`
+// whole ones, `gone` the IDs of conversations to remove before. What belongs to a conversation that is not here is left
+// out. Ends when it is kept, and returns whether it is.
 export async function commit(change) {
   apply(change);
   hold(change.messages || []);
