@@ -427,6 +427,17 @@ async def test_a_page_that_cannot_write_keeps_and_exports_all(told: Page, name: 
     }
 
 
+@pytest.mark.parametrize("name", ["UnknownError", "QuotaExceededError"])
+async def test_another_tab_shows_what_is_kept_where_this_one_cannot_write(told: Page, name: str) -> None:
+    other = await beside(told)
+    await turn(other, "Hello", ["Hello"])
+    await told.evaluate(FAILING, name)
+    await say(told, "More")
+    await expect(told.locator(".message.assistant", has_text=WHOLE)).to_have_count(2)
+    await begin(other, "Second")
+    await turn(other, "Hello", ["Hello"])
+
+
 async def test_a_browser_that_keeps_nothing_exports_what_was_said(
     held: Daemon, open_page: OpenPage, tmp_path: Path
 ) -> None:

@@ -130,7 +130,7 @@ function tellLost(lost) {
 
 async function keep(change) {
   const put = [];
-  tellLost(await together(async (talks, messages, files) => {
+  const lost = await together(async (talks, messages, files) => {
     for (const id of change.gone || []) {
       talks.delete(id);
       files.delete(id);
@@ -147,11 +147,13 @@ async function keep(change) {
     }
     for (const [id, each] of Object.entries(change.files || {})) files.put(each, id);
     return change.messages?.some(length) ? trim(messages, 1) : [];
-  }));
+  });
+  if (!change.files) channel.postMessage(change); // those of a draft are shown in one tab
+  tellLost(lost);
   for (const message of put) if (loose.get(message.id) === message) loose.delete(message.id);
 }
 
-// Keeps a change, and returns whether it is kept. Where the browser has no more room, the older
+// Keeps a change, tells the other tabs of it, and returns whether it is kept. Where the browser has no more room, the older
 // half of the pictures goes, and again, until there is room. That is a transaction of its own: browsers count what one
 // writes, and not what it removes.
 async function written(change) {
@@ -180,13 +182,12 @@ async function written(change) {
 let writing = Promise.resolve();
 const write = (change) => (writing = writing.then(() => written(change)));
 
-// Shows and keeps a change, here and in the other tabs: `talks` are fields of conversations, `messages`
+// Shows and keeps a change, here and, once it is kept, in the other tabs: `talks` are fields of conversations, `messages`
 // whole ones, `gone` the IDs of conversations to remove before. What belongs to a conversation that is not here is left
 // out. Ends when it is kept, and returns whether it is.
 export async function commit(change) {
   apply(change);
   hold(change.messages || []);
-  channel.postMessage(change);
   return write(change);
 }
 
