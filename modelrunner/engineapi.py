@@ -101,11 +101,15 @@ class ServiceCall:
     """Describes the call in the document of the interface."""
 
 
-_PROBES: Mapping[Mode, tuple[str, Mapping[str, Any]]] = {
-    Mode.COMPLETION: ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
-    Mode.EMBEDDING: ("/v1/embeddings", {"input": "a"}),
-    Mode.RERANKING: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
+_PROBES: Mapping[Mode, Mapping[ApiShape, Mapping[str, Any]]] = {
+    Mode.COMPLETION: {
+        ApiShape.COMPLETION: {"prompt": "a", "max_tokens": 1},
+        ApiShape.CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    },
+    Mode.EMBEDDING: {ApiShape.EMBEDDINGS: {"input": "a"}},
+    Mode.RERANKING: {ApiShape.RERANK: {"query": "a", "documents": ["a"]}},
 }
+"""Small requests that prove that an engine serves in a mode, the cheapest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +170,14 @@ class EngineApi:
     @classmethod
     def openai(cls, mode: Mode, model: str) -> "EngineApi":
         """Returns OpenAI's API, of an engine that runs in `mode` and knows the model as `model`."""
-        if mode not in _PROBES:
-            return cls()
-        path, body = _PROBES[mode]
-        return cls(probe=Probe(path, json.dumps({"model": model, **body}).encode()))
+        return cls().probed(mode, model)
+
+    def probed(self, mode: Mode, model: str) -> "EngineApi":
+        """Returns the interface with a probe of one of its endpoints, as it is if none of them has one in this mode."""
+        for shape, fields in _PROBES.get(mode, {}).items():
+            for path in self.paths_of(shape):
+                return replace(self, probe=Probe(path, json.dumps({"model": model, **fields}).encode()))
+        return self
 
     def reading(self, reads: Mapping[str, frozenset[str]]) -> "EngineApi":
         """Returns the interface with the fields that each of these endpoints reads."""

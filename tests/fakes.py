@@ -2,14 +2,16 @@
 moves only by `advance`."""
 
 import asyncio
+import os
 import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from modelrunner.backend import (
@@ -21,6 +23,8 @@ from modelrunner.backend import (
     ProgressCallback,
     check_context,
 )
+from modelrunner.config.enginetables import EngineTable
+from modelrunner.daemon.engines import configured
 from modelrunner.engineapi import MESSAGES_ENDPOINTS, OPENAI_ENDPOINTS, EndpointApi, EngineApi
 from modelrunner.errors import BackendExited, BadRequest
 from modelrunner.processes import process
@@ -184,6 +188,64 @@ class FakeBackend(Backend):
 class FakeTcpBackend(FakeBackend):
     name = "fake-tcp"
     uses_tcp = True
+
+
+BY_TABLE = os.environ.get("FAKE_ENGINE_BY") == "table"
+"""True if the fake engine has no code of its own here: it is described by a table, as in the configuration file."""
+if BY_TABLE and not TYPE_CHECKING:
+
+    def _table(name: str, *where: str) -> type[Backend]:
+        """Returns what the daemon makes of the table `[engines.NAME]` of the fake engine, which listens `where`."""
+        table = {
+            "command": [*_CodeBackend.executable, *where, "--model", "{name}"],
+            "endpoints": {path: api.shape for path, api in _CodeBackend.endpoints.items()},
+            "modes": list(Mode),
+            "memory": "64MiB",
+            "metrics": "/metrics",
+            "permissions": {"processes": "its knobs start processes", "writes": [tempfile.gettempdir()]},
+        }
+        return configured(name, EngineTable.model_validate(table))
+
+    _CodeBackend = FakeBackend
+
+    class _Turned:
+        """Has the part of `FakeBackend` that turns the engine's knobs, which are the last words of the command, and
+        the stages of a start, for which tests wait."""
+
+        executable = _CodeBackend.executable
+        progress = _CodeBackend.progress
+
+        def __init__(self, folder: Path, knobs: Sequence[str] = (), *, memory: RequiredMemory | None = None) -> None:
+            places = {"engines": folder, "cache": folder, "logs": folder, "state": folder / "state"}
+            super().__init__(BackendContext(**places, settings={}))
+            self.knobs, self.runs = tuple(knobs), 0
+            if memory is not None:
+                self.memory = memory
+
+        async def run(self, spec: RunSpec, launch: Launch) -> NoReturn:
+            self.runs += 1
+            written = type(self).command[len(_Turned.executable) :]
+            self.command = (*self.executable, *written, *self.knobs, *spec.flags)
+            await super().run(spec, launch)
+
+        @property
+        def memory(self) -> RequiredMemory:
+            return RequiredMemory(self.memory_base)
+
+        @memory.setter
+        def memory(self, figure: RequiredMemory) -> None:
+            self.memory_base = figure.ram
+
+    class FakeBackend(_Turned, _table("fake", "--socket", "{socket}")):
+        pass
+
+    class FakeTcpBackend(_Turned, _table("fake-tcp", "--host", "{host}", "--port", "{port}")):
+        pass
+
+
+def of_code(reason: str) -> pytest.MarkDecorator:
+    """Marks a test of what an engine has by the code of its backend alone."""
+    return pytest.mark.skipif(BY_TABLE, reason=f"of backends with code: {reason}")
 
 
 class FakeClock:

@@ -129,9 +129,13 @@ class CommandBackend(Backend):
         return RequiredMemory(size) if self.device is None else RequiredMemory(0, (0,) * self.device + (size,))
 
     def api(self, spec: RunSpec) -> EngineApi:
-        if self.engine_api is None:
+        api = self.engine_api
+        if api is None:
             return super().api(spec)
-        return replace(self.engine_api, model_name=_filled(self.engine_api.model_name, _places_of(spec.bundle)))
+        name = _filled(api.model_name, _places_of(spec.bundle))
+        api = replace(api, model_name=name)
+        # The work of a container is not seen: a probe would end one that is busy with a long prompt.
+        return api if api.listens_elsewhere else api.probed(spec.mode, name or spec.bundle.name)
 
     def written_at(self) -> str:
         """See `Configured`."""

@@ -50,6 +50,7 @@ import pytest
 
 from tests.api.conftest import StartDaemon
 from tests.api.test_operations import ask
+from tests.fakes import of_code
 from tests.waiting import HUNG
 
 CHAT = {"model": "smol", "messages": [{"role": "user", "content": "hi"}]}
@@ -177,6 +178,7 @@ async def test_a_loaded_model_is_counted_once(start_daemon: StartDaemon) -> None
     assert before["models_disk_usage"] == after["models_disk_usage"] > 0
 
 
+@of_code("it takes draft models")
 async def test_a_draft_model_replaces_the_runner_without_it(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(models={"smol": 0})
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.fakes import of_code
 
 WAITING, STREAMS, ASKS = 1000, 50, 200
 
@@ -43,6 +44,7 @@ class Client:
         return await self.reader.readexactly(int(length.partition(b":")[2]))
 
 
+@of_code("it takes runtime flags")
 async def test_a_control_request_waits_for_none_of_them(start_daemon: StartDaemon, many_descriptors: None) -> None:
     daemon = await start_daemon(models={"cold": 0, "warm": 1}, listen="", max_queue=2 * WAITING)
     clients: list[Client] = []

@@ -10,6 +10,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from modelrunner.config.enginetables import AnyEngineTable, EngineTable
 from modelrunner.config.locations import ConfigurationError, Locations
 from modelrunner.config.settings import Settings
 from modelrunner.daemon.engines import configured
+from modelrunner.engineapi import EngineApi
 from modelrunner.processes.confinement import landlock_abi
 from modelrunner.processes.processtree import process_tree
 from modelrunner.testing import BackendContract, spec_for
@@ -614,3 +616,23 @@ class TestConfigured(BackendContract):
     def backend(self, context: BackendContext) -> Backend:
         command = [PYTHON, str(FAKE_ENGINE), "--port", "{port}", "--model", "{name}"]
         return configured("mine", EngineTable.model_validate({"command": command}))(context)
+
+    async def test_its_interface_is_that_of_a_backend_with_code(self, backend: Backend, spec: RunSpec) -> None:
+        """So the daemon treats its faults as it treats those of any other."""
+        assert replace(backend.api(spec), metrics="/metrics") == EngineApi.openai(spec.mode, spec.bundle.name)
+
+    @pytest.mark.parametrize(
+        ("table", "path"),
+        [
+            ({"endpoints": {"/chat": "chat", "/v1/own": "opaque"}}, "/chat"),
+            ({"endpoints": {"/v1/own": "opaque"}}, None),
+            ({"stop": {"command": ["true"]}}, None),
+        ],
+    )
+    async def test_a_token_is_asked_of_one_that_seems_to_hang(
+        self, context: BackendContext, spec: RunSpec, table: dict[str, Any], path: str | None
+    ) -> None:
+        """Where it has an endpoint for that, and its work can be seen."""
+        made = configured("mine", EngineTable.model_validate({"command": [PYTHON, "{port}"], **table}))(context)
+        probe = made.api(spec).probe
+        assert (probe and probe.path) == path

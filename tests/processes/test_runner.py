@@ -26,7 +26,7 @@ from modelrunner.errors import (
 from modelrunner.processes import process
 from modelrunner.processes.processtree import activity_of, private_memory, process_tree
 from modelrunner.types import Endpoint, ProcessOptions, RequiredMemory, RunSpec
-from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_launch, fake_spec
+from tests.fakes import FakeBackend, FakeClock, FakeTcpBackend, Observer, fake_key, fake_launch, fake_spec, of_code
 from tests.ports import reserved_port
 from tests.waiting import HUNG
 
@@ -156,6 +156,7 @@ async def test_crash_at_start_is_told_in_the_engine_s_words(watch):
     assert watched.runner.process_phase is ProcessPhase.STOPPING
 
 
+@of_code("it explains the engine's words")
 async def test_crash_while_serving_is_explained_by_the_backend(watch):
     watched = watch("--die", "before-headers")
     runner = await watched.ready()
@@ -373,6 +374,7 @@ class Parting(FakeBackend):
             await asyncio.Event().wait()
 
 
+@of_code("it saves something of a run")
 async def test_the_backend_is_heard_before_a_stop(watch, tmp_path):
     backend = Parting(tmp_path)
     watched = watch(backend=backend)
@@ -381,6 +383,7 @@ async def test_the_backend_is_heard_before_a_stop(watch, tmp_path):
     assert backend.parted
 
 
+@of_code("it saves something of a run")
 async def test_the_backend_is_not_heard_before_readiness_or_after_the_end(watch, tmp_path):
     backend = Parting(tmp_path)
     watched = watch("--never-ready", backend=backend)
@@ -393,6 +396,7 @@ async def test_the_backend_is_not_heard_before_readiness_or_after_the_end(watch,
     assert not backend.parted
 
 
+@of_code("it saves something of a run")
 @pytest.mark.parametrize(
     ("loaded_for", "requests", "used_by"),
     [("", [], ""), ("kim", ["kim"], "kim"), ("kim", ["lee"], None), (None, [], None), (None, ["lee"], "lee")],
@@ -406,6 +410,7 @@ async def test_the_backend_is_told_whose_the_engine_is(watch, tmp_path, loaded_f
     assert (backend.loaded_for, backend.used_by) == ([loaded_for], [used_by])
 
 
+@of_code("it saves something of a run")
 async def test_a_backend_that_cannot_part_holds_up_for_the_grace_at_most(watch, tmp_path, caplog):
     backend = Parting(tmp_path)
     backend.hangs = True

@@ -12,7 +12,7 @@ from modelrunner.errors import BackingOff, EngineFailed
 from modelrunner.plugins.registry import BackendRegistry
 from modelrunner.scheduler import Ledger, LocalHost, MemoryProbe, Scheduler, Target
 from modelrunner.types import KeepAlive, RequiredMemory
-from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec
+from tests.fakes import FakeBackend, FakeTcpBackend, fake_key, fake_spec, of_code
 from tests.waiting import HUNG
 
 MIB = 1 << 20
@@ -69,6 +69,7 @@ async def test_what_a_process_holds_is_measured_and_remembered(tmp_path: Path) -
     ).ram >= measured.ram
 
 
+@of_code("it explains the engine's words")
 async def test_an_engine_that_cannot_start_says_why_to_all_and_rests(tmp_path: Path) -> None:
     backend = FakeBackend(tmp_path)
     scheduler = make(tmp_path, backend)
