@@ -84,6 +84,9 @@ def variants(value: Any) -> list[Variant]:
         memory(variant.memory)
         instance(str)(variant.label)
         byte_count(variant.rank)
+        part = memory(variant.part)
+        if count(variant.hosts) > 1 and (part == RequiredMemory(0) or len(part.devices) != len(variant.memory.devices)):
+            raise ValueError("`part` must say what each other host gives: main memory, and as many devices as `memory`")
     return checked
 
 

@@ -122,6 +122,15 @@ async def test_variants_are_checked(isolated: Any, spec: RunSpec, value: Any) ->
         await isolated(variants=returns(value)).variants(spec, RequiredMemory(1 << 30))
 
 
+@pytest.mark.parametrize("part", [RequiredMemory(0), RequiredMemory(1), RequiredMemory(1, (2, 2)), None])
+async def test_a_variant_over_several_hosts_says_what_each_of_them_gives(
+    isolated: Any, spec: RunSpec, part: Any
+) -> None:
+    wrong = [Variant(spec, RequiredMemory(1, (2,)), hosts=2, part=part)]
+    with pytest.raises(BackendFaulty):
+        await isolated(variants=returns(wrong)).variants(spec, RequiredMemory(1 << 30))
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan, None, "high", True])
 async def test_a_priority_is_a_number(isolated: Any, spec: RunSpec, value: Any) -> None:
     with pytest.raises(BackendFaulty):
