@@ -308,7 +308,7 @@ class HostServer:
         """Makes room for a model. Raises `InsufficientDisk` if there cannot be enough."""
         digest = request.match_info["digest"]
         path, expected = self._partial(digest), msgspec.json.decode(await request.read(), type=ModelAnnounced)
-        if (former := self._coming.get(path)) is not None and former.transfer is not None:
+        if expected.size and (former := self._coming.get(path)) is not None and former.transfer is not None:
             former.transfer.cancel()  # of a head that has left it
             await asyncio.wait([former.transfer])
         async with self._placing:

@@ -72,6 +72,10 @@ def memory(value: Any) -> RequiredMemory:
         byte_count(figure)
     if checked.shared > checked.ram:
         raise ValueError("`shared` is a part of `ram`")
+    if checked.others:
+        raise ValueError(
+            "`others` is filled in by the daemon: say what other hosts give by `hosts` and `part` of a variant"
+        )
     return checked
 
 

@@ -273,8 +273,8 @@ class Account:
 def _together(number: int, offers: Mapping[str, Sequence[Variant]]) -> Iterator[HostedVariant]:
     """Yields ways to run something on so many hosts together, of what each of them `offers`: each set of hosts once,
     the next one with other devices, then all of them with other ones."""
-    sites = list(islice(_sites([*offers], number), _MOST_TOGETHER))
-    left = [(site, _chosen([offers[name] for name in site], first)) for first, site in enumerate(sites)]
+    sites = islice(_sites([*offers], number), _MOST_TOGETHER)
+    left = [(site, _chosen([offers[name] for name in site], first)) for site, first in sites]
     while left:
         ways, left = left, []
         for site, chosen in ways:
@@ -286,9 +286,10 @@ def _together(number: int, offers: Mapping[str, Sequence[Variant]]) -> Iterator[
                 yield HostedVariant(replace(lead, memory=memory), site[0], False, tuple(places))
 
 
-def _sites(names: Sequence[str], number: int) -> Iterator[Sequence[str]]:
+def _sites(names: Sequence[str], number: int) -> Iterator[tuple[Sequence[str], int]]:
     """Yields sets of so many of these hosts, then the same with another one first; all sets if they are few, else such
-    that all hosts are in one soon."""
+    that all hosts are in one soon. With each comes the number of the devices that it tries first: another one for each
+    order of a set, as two orders with the same devices are the same room."""
     sets: Iterable[Sequence[str]] = combinations(names, number)
     if comb(len(names), number) > _MOST_TOGETHER:
         firsts = [first for begin in range(number) for first in range(begin, len(names), number)]
@@ -303,7 +304,7 @@ def _sites(names: Sequence[str], number: int) -> Iterator[Sequence[str]]:
     for turn in range(number):
         for i, chosen in enumerate(sets):
             first = (turn + i) % number
-            yield [*chosen[first:], *chosen[:first]]
+            yield [*chosen[first:], *chosen[:first]], i + turn
 
 
 def _chosen(offers: Sequence[Sequence[Variant]], first: int) -> Iterator[list[Variant]]:
@@ -326,8 +327,8 @@ def _unused(planned: RequiredMemory, measured: RequiredMemory) -> list[int]:
 
 
 def _is_valid(memory: object) -> bool:
-    """True for a `RequiredMemory` of whole bytes, none negative: anything else would fail in every plan."""
-    if not isinstance(memory, RequiredMemory) or not isinstance(memory.vram, tuple):
+    """True for a `RequiredMemory` of one host in whole bytes, none negative: anything else would fail in every plan."""
+    if not isinstance(memory, RequiredMemory) or not isinstance(memory.vram, tuple) or memory.others:
         return False
     figures = (memory.ram, memory.shared, *memory.vram)
     return all(type(figure) is int and figure >= 0 for figure in figures) and memory.shared <= memory.ram

@@ -146,6 +146,17 @@ async def test_what_is_announced_anew_ends_a_transfer_that_hangs(cluster: Cluste
     assert cluster.there.parts.store.verify("a") == ()
 
 
+async def test_a_question_for_what_it_sees_ends_no_transfer(cluster: Cluster) -> None:
+    """As a run over several hosts asks for a model that another run has sent at the same time."""
+    first = Sending(cluster, "a")
+    await first.announce()
+    sending = await first.begun()
+    await first.announce(0)
+    first.go_on.set()
+    assert await sending == 204
+    assert first.is_there
+
+
 async def test_more_bytes_than_were_announced_are_not_taken(cluster: Cluster) -> None:
     """Nor kept: what is announced then begins anew."""
     first = Sending(cluster, "a")

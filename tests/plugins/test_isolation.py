@@ -101,6 +101,7 @@ async def test_results_come_back_from_another_thread(isolated: Any, spec: RunSpe
         ("required_memory", RequiredMemory(1, (2, "3"))),  # type: ignore[arg-type]
         ("required_memory", RequiredMemory(1, [2])),  # type: ignore[arg-type]
         ("required_memory", RequiredMemory(1 << 80)),
+        ("required_memory", RequiredMemory(1, others=(RequiredMemory(1),))),
         ("required_memory", Unprintable()),
         ("growth", RequiredMemory(1, shared=-1)),
         ("api", {"/v1/chat/completions": "chat"}),
