@@ -162,11 +162,13 @@ class RemoteHost:
         their devices, which they have alone, and as much main memory as they need, up to what there was before."""
         now, ram = time.monotonic(), budget.ram
         self._lent = {id: lent for id, lent in self._lent.items() if now < lent.until}
+        if not self._lent:
+            return budget
         for workers, before, _ in self._lent.values():
             ram += workers.ram
             vram = [size if number in workers.devices else 0 for number, size in enumerate(before.vram)]
             budget = budget.most(RequiredMemory(0, tuple(vram)))
-        most = max([lent.before.ram for lent in self._lent.values()], default=0)
+        most = max([lent.before.ram for lent in self._lent.values()])
         return budget.most(RequiredMemory(min(ram, most)))
 
     def lend(self, runner: str, workers: RequiredMemory) -> None:
@@ -295,7 +297,8 @@ class RemoteHost:
         except InsufficientDisk as error:
             self._full = str(error)
             raise
-        self._full = ""
+        if size:
+            self._full = ""
         if self.report is not None:  # some may have gone for it
             self.report = msgspec.structs.replace(self.report, models=there.models, seen=there.seen)
         return there

@@ -206,6 +206,8 @@ class Account:
                 if host.joins(model, each.memory.devices):
                     shared.setdefault(each.hosts, {}).setdefault(host.name, []).append(each)
         for number, offers in shared.items():
+            if number > len(offers):
+                continue
             together = islice(_together(number, offers), _MOST_TOGETHER)
             hosted += [each._replace(fetches=not self._hosts[each.host].has(model)) for each in together]
         if not hosted and refused is not None and not of_several:

@@ -134,8 +134,9 @@ class CommandBackend(Backend):
             return super().api(spec)
         name = _filled(api.model_name, _places_of(spec.bundle))
         api = replace(api, model_name=name)
-        # The work of a container is not seen: a probe would end one that is busy with a long prompt.
-        return api if api.listens_elsewhere else api.probed(spec.mode, name or spec.bundle.name)
+        if api.probe is not None or api.listens_elsewhere:
+            return api  # the work of a container is not seen: a probe would end one that is busy with a long prompt
+        return api.probed(spec.mode, name or spec.bundle.name)
 
     def written_at(self) -> str:
         """See `Configured`."""

@@ -180,7 +180,7 @@ async function written(change) {
 
 // Writes one change after another, so that each finds the room that the one before has made.
 let writing = Promise.resolve();
-const write = (change) => (writing = writing.then(() => written(change)));
+const write = (change) => (writing = writing.catch(() => {}).then(() => written(change)));
 
 // Shows and keeps a change, here and, once it is kept, in the other tabs: `talks` are fields of conversations, `messages`
 // whole ones, `gone` the IDs of conversations to remove before. What belongs to a conversation that is not here is left
