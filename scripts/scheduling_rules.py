@@ -8,7 +8,7 @@ from simulator import Rules
 
 from modelrunner.scheduler.eviction import Eviction, MayGo
 from modelrunner.scheduler.plan import Plan
-from modelrunner.scheduler.state import Group, Phase, Policy, Slot, State
+from modelrunner.scheduler.state import Group, Phase, Policy, Site, Slot, State
 
 
 class _OldestRequestFirst(Plan):
@@ -65,9 +65,9 @@ class _QueueKeepsItsRunner(Eviction):
 class _RestForAll(Eviction):
     """An idle runner rests, whenever the request came that its room is for."""
 
-    def may_go(self, group: Group, host: str) -> MayGo:
+    def may_go(self, group: Group, site: Site) -> MayGo:
         oldest = replace(group.waiting[0], since=-math.inf)
-        return super().may_go(replace(group, waiting=(oldest,), turn=group.since), host)
+        return super().may_go(replace(group, waiting=(oldest,), turn=group.since), site)
 
 
 def _plan(policy: type[Eviction]) -> type[Plan]:
