@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -34,6 +35,8 @@ class HostActor:
         environment = os.environ | {_KEY: key}
         if environment.get("OMP_NUM_THREADS") == "1":  # Ray sets it for actors without processors
             del environment["OMP_NUM_THREADS"]  # engines would compute with one thread
+        with suppress(OSError):  # Ray gives its workers niceness 15 (`RAY_worker_niceness`); only some may take it back
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
         )
