@@ -147,8 +147,11 @@ class HostServer:
         return port
 
     async def close(self) -> None:
-        """Ends every runner. Returns when nothing is left of them. The head is told first: it asks elsewhere then."""
+        """Ends every runner. Returns when nothing is left of them. The head is told first, and cannot come again: it
+        asks elsewhere then."""
         self._watch.cancel()
+        for site in list(self._app.sites):
+            await site.stop()
         self._closing = True
         self._changes.set()
         with suppress(TimeoutError):

@@ -117,15 +117,19 @@ class RemoteHost:
         self._turns, self._is_busy, self._shared = turns or SendTurns(), is_busy, shared
         self._seen = 0.0
         self._fetching: dict[str, JointWork[None, None]] = {}
-        self._client = httpx.AsyncClient(
-            base_url=f"https://{where.address}:{where.port}",
-            headers={"Authorization": f"Bearer {where.key}"},
+        self._following = asyncio.create_task(self._follow(), name=f"host {name}")
+
+    def _client(self) -> httpx.AsyncClient:
+        """A client for one call. One for all of them would leave connections open: those that it puts away when a call
+        is cancelled, and those of calls that begin while it is closed."""
+        return httpx.AsyncClient(
+            base_url=f"https://{self.where.address}:{self.where.port}",
+            headers={"Authorization": f"Bearer {self.where.key}"},
             verify=self.trusted,
             trust_env=False,
             timeout=_CALL,
             event_hooks={"request": [_closes_if_cut]},
         )
-        self._following = asyncio.create_task(self._follow(), name=f"host {name}")
 
     @property
     def state(self) -> str:
@@ -307,7 +311,7 @@ class RemoteHost:
         """Installs the engine there if it is missing; `stage` takes what it does. Raises what the installation
         raises."""
         try:
-            async with self._client.stream("POST", f"/engines/{backend}", timeout=None) as answer:
+            async with self._client() as client, client.stream("POST", f"/engines/{backend}", timeout=None) as answer:
                 async for line in answer.aiter_lines():
                     step = msgspec.json.decode(line)
                     if "fault" in step:
@@ -343,7 +347,8 @@ class RemoteHost:
         end = asyncio.ensure_future((ending or asyncio.Event()).wait())
         try:
             with suppress(httpx.HTTPError, StopAsyncIteration):
-                async with self._client.stream("GET", f"/runners/{id}/log", params=query, timeout=None) as answer:
+                log = f"/runners/{id}/log"
+                async with self._client() as client, client.stream("GET", log, params=query, timeout=None) as answer:
                     pieces = aiter(answer.aiter_bytes())
                     while True:
                         piece: asyncio.Future[bytes] = asyncio.ensure_future(anext(pieces))
@@ -370,17 +375,28 @@ class RemoteHost:
 
     async def call(self, method: str, path: str, kind: type[T], *, timeout: float | None = _CALL, **options: Any) -> T:
         """Asks the host; the answer is of the `kind`. Raises the host's error, and `EngineFailed` if it
-        does not answer."""
+        does not answer, or leaves meanwhile."""
+        asking = asyncio.ensure_future(self._ask(method, path, timeout=timeout, **options))
         try:
-            answer = await self._client.request(method, path, timeout=timeout, **options)
-        except (httpx.HTTPError, RuntimeError) as error:  # a closed client raises the second
+            await asyncio.wait([asking, self._following], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise self.unreachable(HostLost("it has left"))
+            answer = await asking
+        except httpx.HTTPError as error:
             raise self.unreachable(error) from error
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         try:
             if answer.is_error:
                 raise msgspec.json.decode(answer.content, type=Fault).error()
             return msgspec.json.decode(answer.content or b"null", type=kind)
         except msgspec.MsgspecError as error:
             raise EngineFailed(f"the host {self.name} answers in another language: {error}") from error
+
+    async def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async with self._client() as client:
+            return await client.request(method, path, **options)
 
     def unreachable(self, error: Exception) -> EngineFailed:
         why = str(error) or type(error).__name__
@@ -392,7 +408,7 @@ class RemoteHost:
             while True:
                 try:
                     timeout = httpx.Timeout(_CALL, read=SILENCE)
-                    async with self._client.stream("GET", "/state", timeout=timeout) as answer:
+                    async with self._client() as client, client.stream("GET", "/state", timeout=timeout) as answer:
                         async for line in answer.aiter_lines():
                             self._version = msgspec.json.decode(line, type=HostVersion).version
                             await self._learn(msgspec.json.decode(line, type=HostReport))
@@ -403,7 +419,6 @@ class RemoteHost:
                 await asyncio.sleep(_AGAIN)
         finally:
             self._lost()
-            await self._client.aclose()
 
     async def _learn(self, report: HostReport) -> None:
         came = self.report is None

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from tests.cluster.rig import WORDS, Network, Rig, killed
 from tests.e2e.daemons import until
-from tests.waiting import HUNG
+from tests.waiting import HUNG, has_ended
 
 UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
 # httpx leaves a socket open that it could not connect: while the head is dead.
@@ -216,7 +215,7 @@ def test_a_host_that_is_cut_off_for_good_ends_its_engines(tmp_path: Path) -> Non
         [engine] = rig.engines()
         rig.networks["b"].cut(True)
         began = time.monotonic()
-        until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: has_ended(engine))
         print(f"the engine ended after {time.monotonic() - began:.1f} s")
         rig.networks["b"].cut(False)
         until(lambda: rig.states() == {"b": "ready"})

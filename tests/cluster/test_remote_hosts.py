@@ -28,6 +28,7 @@ from modelrunner.errors import (
     InsufficientDisk,
     InsufficientMemory,
     ModelNotFound,
+    ModelRunnerError,
     NotFound,
     Unauthorized,
     Unavailable,
@@ -38,7 +39,7 @@ from modelrunner.telemetry.exposition import Exposition
 from modelrunner.types import Bundle, KeepAlive, RequiredMemory
 from tests.cluster.machines import MIB, MODEL, Cluster
 from tests.gateway.fakes import until
-from tests.waiting import HUNG
+from tests.waiting import HUNG, has_ended
 
 
 async def test_a_model_that_fits_nowhere_else_runs_there_with_its_files(cluster: Cluster) -> None:
@@ -165,6 +166,31 @@ async def test_a_host_that_leaves_in_its_handshake_leaves_no_connection(cluster:
         await asyncio.wait_for(gone.wait(), HUNG)
 
 
+async def test_a_host_that_leaves_at_any_step_leaves_no_connection(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With calls under way, and while it closes them itself. `nothing_left` sees the connections."""
+    monkeypatch.setattr(remotehost, "_AGAIN", 0.0)
+
+    async def leaves(step: int) -> None:
+        server, head = cluster.there.serve(), cluster.head.parts
+        where = msgspec.structs.replace(cluster.where, port=await server.start())
+        host = remotehost.RemoteHost("c", where, head.registry, head.store, lambda: None)
+        await until(lambda: host.state == "ready")
+        calls = [asyncio.create_task(host.call("GET", "/runners/none/memory", type(None))) for _ in range(3)]
+        closing = asyncio.create_task(server.close()) if step % 2 else None
+        for _ in range(step // 2):
+            await asyncio.sleep(0)
+        await host.close()
+        assert all(
+            isinstance(error, ModelRunnerError) for error in await asyncio.gather(*calls, return_exceptions=True)
+        )
+        await (closing or server.close())
+
+    for step in range(80):
+        await leaves(step)
+
+
 async def test_runners_of_a_head_that_is_gone_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = await cluster.lease()
     assert lease.runner.process is not None
@@ -172,7 +198,7 @@ async def test_runners_of_a_head_that_is_gone_end(cluster: Cluster, monkeypatch:
     monkeypatch.setattr(hostserver, "HEADLESS", 1.0)
     monkeypatch.setattr(hostserver, "_BEAT", 0.05)
     cluster.host._following.cancel()  # nothing is closed, but nobody asks any more
-    await until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+    await until(lambda: has_ended(engine))
 
 
 async def test_a_transfer_goes_on_where_it_stopped(cluster: Cluster) -> None:

@@ -9,11 +9,11 @@ import pytest
 from tests.e2e.conftest import GEMMA3, SMOLLM2, StartDaemon
 from tests.e2e.daemons import Daemon, until
 from tests.e2e.engines import counter, processing, sent
-from tests.waiting import HUNG
+from tests.waiting import HUNG, has_ended
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    return all(map(has_ended, processes))
 
 
 def test_two_models_where_one_fits_take_turns(make_daemon: StartDaemon, engine: str) -> None:
