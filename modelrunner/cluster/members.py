@@ -3,9 +3,11 @@ not answer, and Ray's threads, do not touch the daemon."""
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
@@ -23,6 +25,7 @@ from modelrunner.wire import HostStatus, Memory
 
 log = logging.getLogger(__name__)
 _AGAIN = 1.0, 30.0  # seconds until a lost cluster is asked again, at first and at most
+_EXPECTED = 30.0  # seconds in which a host that is lost may come back, and hosts come after the daemon's start
 _LONGEST_LINE = 1 << 20
 
 
@@ -69,6 +72,8 @@ class Members:
         self._problems: dict[str, str] = {}
         self._orders: asyncio.StreamWriter | None = None
         self.problem = f"the Ray cluster at {address} was not reached yet"
+        self._began = time.monotonic()
+        scheduler.expect_hosts(self.expected)
 
     async def run(self) -> None:
         """Follows the cluster until it is cancelled. The nodes are left by then."""
@@ -154,6 +159,11 @@ class Members:
             )
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", member.name, member.address)
+
+    def expected(self) -> float:
+        """Returns the time of the monotonic clock until which hosts are expected."""
+        absent = [host.seen for host in self.hosts.values() if host.report is None] if self.hosts else [self._began]
+        return max(absent, default=-math.inf) + _EXPECTED
 
     def view(self) -> list[HostStatus]:
         """Returns the hosts, sorted by name."""

@@ -115,7 +115,8 @@ class RemoteHost:
         self.trusted = ssl.create_default_context(cadata=where.certificate)
         self._store, self._changed = store, changed
         self._turns, self._is_busy, self._shared = turns or SendTurns(), is_busy, shared
-        self._seen = 0.0
+        self.seen = time.monotonic()
+        """When it was last heard of."""
         self._fetching: dict[str, JointWork[None, None]] = {}
         self._following = asyncio.create_task(self._follow(), name=f"host {name}")
 
@@ -422,7 +423,7 @@ class RemoteHost:
 
     async def _learn(self, report: HostReport) -> None:
         came = self.report is None
-        self._seen = time.monotonic()
+        self.seen = time.monotonic()
         if came:
             for id in report.runners.keys() - self.runners.keys():  # of an earlier connection
                 await self.call("DELETE", f"/runners/{id}", type(None), timeout=_LONG)

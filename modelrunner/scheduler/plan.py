@@ -361,7 +361,7 @@ class Plan:
                 most = add(most, dict(self._awake(sleeper))[sleeper.host])
             if most is not None and covers(most, self.memory[sleeper.host].total(sleeper.id, woken.memory)):
                 return Candidates.only(woken).kinds
-            self._refuse(group, failures.never_fits(group, self.memory))
+            self._fits_nowhere(group)
             return ()
         kinds, pause = placement.candidates(
             group.runner, group.options, self._failures, self.memory, evictable, self.now
@@ -371,8 +371,15 @@ class Plan:
         elif pause is not None:
             self._refuse(group, failures.backing_off(group, pause, self.now))
         elif not kinds:
-            self._refuse(group, failures.never_fits(group, self.memory))
+            self._fits_nowhere(group)
         return kinds
+
+    def _fits_nowhere(self, group: Group) -> None:
+        """Refuses the group, unless hosts may come on which it fits, or have just come."""
+        if self.now < self.state.expected:
+            self._due.append(self.state.expected)
+        elif not group.looking:
+            self._refuse(group, failures.never_fits(group, self.memory))
 
     def _woken(self, sleeper: Slot) -> RunOption:
         """The place and the memory of a runner that is awake again."""

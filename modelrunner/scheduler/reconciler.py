@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
-from modelrunner.errors import EngineFailed, HostLost, ModelRunnerError, code_of
+from modelrunner.errors import EngineFailed, HostLost, ModelRunnerError, Unavailable, code_of
 from modelrunner.scheduler.allocation import allocations
 from modelrunner.scheduler.eventloop import Alarm, Background
 from modelrunner.scheduler.events import Events
@@ -50,14 +50,15 @@ from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
 log = logging.getLogger(__name__)
 _REST, _LONGEST_REST = 9.0, 5.0  # pause after a look for places, in times what it took, and in seconds at most
 _PATIENCE = 0.1  # seconds that the others of a look wait for a slow estimate
+_AGAIN = 0.5  # seconds until a model is looked at again of which no host is there, while hosts are expected
 
 
 class Reconciler:
     """Called only from the event loop's thread. `Scheduler` reads `slots` and `queues`; they are changed here. `stuck`
     is true if the last plan could not be made or carried out. `paused` has the ID of the model that was paused, by its
     files. `load_seconds` has the duration of each key's last load,
-    `failed` the IDs of the models that the last runner of a key served which ended by itself. `unasked` is described at
-    `Scheduler`."""
+    `failed` the IDs of the models that the last runner of a key served which ended by itself. `expected` returns
+    `State.expected`. `unasked` is described at `Scheduler`."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Reconciler:
         self.load_seconds: dict[RunnerKey, float] = {}
         self.failed: dict[RunnerKey, frozenset[str]] = {}
         self.grown: set[RunnerKey] = set()
+        self.expected: Callable[[], float] = lambda: -math.inf
         self._places_changed = self._looking = False
         self.time = clock
         self.policy = policy
@@ -189,6 +191,8 @@ class Reconciler:
         """Has the places of all waiting requests looked for again, and a plan made. A look serves all calls before it,
         and takes a tenth of the time at most: many hosts change all the time."""
         self._places_changed = True
+        for queue in self.queues.values():
+            queue.is_stale = True
         if not self._looking:
             self._looking = True
             self._background.start(self._look_again())
@@ -249,6 +253,7 @@ class Reconciler:
             self._served,
             self._sleeping.view(),
             self._shrunk(budgets),
+            self.expected(),
         )
 
     def _shrunk(self, budgets: Mapping[str, RequiredMemory]) -> frozenset[str]:
@@ -404,12 +409,16 @@ class Reconciler:
             queue.is_looking = False
 
     async def _look(self, queue: Queue) -> None:
-        target = queue.target
+        target, variants = queue.target, None
         try:
-            variants = await self.variants(target)
-            while queue.target is not target:  # its settings have changed meanwhile
+            while variants is None or queue.target is not target:  # its settings have changed meanwhile
                 target = queue.target
-                variants = await self.variants(target)
+                try:
+                    variants = await self.variants(target)
+                except Unavailable:
+                    if not queue.tickets or self.time() >= self.expected():
+                        raise
+                    await asyncio.sleep(_AGAIN)
             queue.learn(variants)
         except Exception as error:
             self._refuse(target.key, tuple(queue.tickets), error)

@@ -246,6 +246,10 @@ class Scheduler:
         self._hosts[host.name] = host
         self._reconciler.hosts_changed()
 
+    def expect_hosts(self, until: Callable[[], float]) -> None:
+        """Lets requests that no host can serve wait `until` that time of its clock: hosts may come by then."""
+        self._reconciler.expected = until
+
     def hosts_changed(self) -> None:
         """Must be called when a host comes, goes or has another budget."""
         self._reconciler.hosts_changed()

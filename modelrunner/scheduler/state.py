@@ -198,7 +198,8 @@ class Group:
     of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
     when one of the requests last got a lease, or when their runner was evicted. The key may have `most` runners at once
     and has `least` where there is room; `number` is that of the runner that would start next, or wake. A model that
-    begins with one sequence may grow to the options in `wider`."""
+    begins with one sequence may grow to the options in `wider`. Nobody is refused while the options are looked for
+    again (`looking`)."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
@@ -211,6 +212,7 @@ class Group:
     most: int = 1
     number: int = 0
     wider: tuple[RunOption, ...] = ()
+    looking: bool = False
 
     @property
     def runner(self) -> RunnerId:
@@ -321,7 +323,8 @@ class State:
     ends. `paused` has the files (`RunnerKey.files`) whose runners stop and whose requests wait. `served` has the time
     of each line's last turn. `asleep` has, for each runner that can sleep, the memory that counts for it in its other
     condition: asleep if it is awake, awake if it sleeps. `shrunk` are the hosts with a smaller budget than when a
-    runner was last started there: other programs have taken memory."""
+    runner was last started there: other programs have taken memory. Until `expected` hosts may come that are not there:
+    what fits on none of the others waits for them."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -333,6 +336,7 @@ class State:
     served: Mapping[Line, float] = field(default_factory=dict)
     asleep: Mapping[RunnerId, RequiredMemory] = field(default_factory=dict)
     shrunk: frozenset[str] = frozenset()
+    expected: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Explains why a model waits, or would wait: asks `plan` and does not carry its actions out. Decides nothing."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -211,11 +212,13 @@ def _with_reason(
         return replace(
             answer, state=Standing.FAILED, reason=reason, waiting_for=Obstacle.BACKOFF, expected_seconds=seconds
         )
+    hosts = " for hosts of the cluster that may still come" if now < state.expected else ""
     if look.error is not None:
         obstacle = Obstacle.PIN if look.pinned else Obstacle.MEMORY
-        return replace(answer, reason=str(look.error), waiting_for=obstacle)
+        return replace(answer, reason=f"{look.error}{hosts and f'; it waits{hosts}'}", waiting_for=obstacle)
     if not group.options:
-        return replace(answer, reason=f"{name} waits for the estimate of its memory", waiting_for=Obstacle.MEMORY)
+        reason = f"{name} waits for the estimate of its memory{hosts and f', or{hosts}'}"
+        return replace(answer, reason=reason, waiting_for=Obstacle.MEMORY)
     sleeps = slot is not None and slot.phase is Phase.SLEEPING
     present, action = ("sleeps", "wakes") if sleeps else ("is not loaded", "loads")
     if look.at_once:
@@ -288,11 +291,12 @@ def _alone(state: State, group: Group, now: float) -> State:
     others = [g for g in state.groups if g.key in loading and g.key != group.key]
     return replace(
         state,
-        groups=(*others, replace(group, waiting=(Request(-1, now),))),
+        groups=(*others, replace(group, waiting=(Request(-1, now),), looking=False)),
         failures={key: replace(failure, until=now) for key, failure in state.failures.items()},
         paused=frozenset(),
         closing=False,
         policy=replace(state.policy, patience=0.0, spare=0.0),
+        expected=-math.inf,
     )
 
 

@@ -409,9 +409,7 @@ async def test_metrics_name_the_host_of_a_runner(cluster: Cluster) -> None:
 
 
 async def test_models_are_brought_to_all_hosts_before_they_are_asked(cluster: Cluster) -> None:
-    parts = cluster.head.parts
-    members = Members(parts.scheduler, parts.registry, parts.store, "auto")
-    members.hosts["b"] = cluster.host
+    members = expecting(cluster)
     target = cluster.target("smol")
     assert await members.preload(target, ()) == {"b": ""}
     assert [model.tags for model in cluster.there.parts.store.list()] == [["smol"]]
@@ -421,6 +419,42 @@ async def test_models_are_brought_to_all_hosts_before_they_are_asked(cluster: Cl
     cluster.there.parts.store.quota = 1
     [problem] = (await members.preload(cluster.target("other"), ["b"])).values()
     assert "the model needs" in problem
+
+
+def expecting(cluster: Cluster) -> Members:
+    """What the daemon has for its cluster, of which the host b is one."""
+    parts = cluster.head.parts
+    members = Members(parts.scheduler, parts.registry, parts.store, "auto")
+    members.hosts["b"] = cluster.host
+    return members
+
+
+@pytest.mark.parametrize("wanted", [(), ("b",)])
+async def test_who_needs_a_host_that_was_just_lost_waits_for_it(cluster: Cluster, wanted: tuple[str, ...]) -> None:
+    """Also a model that may run nowhere else by its settings."""
+    members = expecting(cluster)
+    cluster.host.leave()
+    waiting = asyncio.create_task(cluster.scheduler.acquire(replace(cluster.target("smol"), hosts=wanted)))
+    await until(lambda: bool(cluster.scheduler.waiting()))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    told = await cluster.scheduler.diagnostics.why(cluster.target("smol"))
+    assert "for hosts of the cluster that may still come" in told.reason
+    cluster.join()
+    members.hosts["b"] = cluster.host
+    (await asyncio.wait_for(waiting, HUNG)).release()
+
+
+@pytest.mark.parametrize("wanted", [(), ("b",)])
+async def test_a_host_that_does_not_come_back_is_not_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("modelrunner.cluster.members._EXPECTED", 0.3)
+    expecting(cluster)
+    cluster.host.leave()
+    waiting = asyncio.create_task(cluster.scheduler.acquire(replace(cluster.target("smol"), hosts=wanted)))
+    with pytest.raises(Unavailable if wanted else InsufficientMemory):
+        await asyncio.wait_for(waiting, HUNG)
 
 
 @pytest.mark.usefixtures("not_measured")

@@ -291,6 +291,12 @@ def test_what_can_never_fit_is_refused_with_the_figures_and_evicts_nothing() -> 
     assert "more than there is" in error.message
 
 
+def test_what_fits_nowhere_waits_for_hosts_that_are_expected_and_no_longer() -> None:
+    assert everything(group("x", 11), expected=NOW + 5) == [WakeAt(NOW + 5)]
+    assert isinstance(refusal(decide(group("x", 11), expected=NOW)), InsufficientMemory)
+    assert decide(replace(group("x", 11), looking=True), expected=NOW) == []  # one may have just come
+
+
 def test_a_device_that_is_too_small_is_named() -> None:
     error = refusal(decide(group("x", 1, vram=(9,)), vram=(8,)))
     assert "device 0: needed 9, free 8, budget 8 bytes" in error.message
