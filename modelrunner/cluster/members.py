@@ -3,7 +3,6 @@ not answer, and Ray's threads, do not touch the daemon."""
 
 import asyncio
 import logging
-import math
 import os
 import secrets
 import sys
@@ -25,7 +24,6 @@ from modelrunner.wire import HostStatus, Memory
 
 log = logging.getLogger(__name__)
 _AGAIN = 1.0, 30.0  # seconds until a lost cluster is asked again, at first and at most
-_EXPECTED = 30.0  # seconds in which a host that is lost may come back, and hosts come after the daemon's start
 _LONGEST_LINE = 1 << 20
 
 
@@ -73,7 +71,7 @@ class Members:
         self._orders: asyncio.StreamWriter | None = None
         self.problem = f"the Ray cluster at {address} was not reached yet"
         self._began = time.monotonic()
-        scheduler.expect_hosts(self.expected)
+        scheduler.expect_hosts(self.moved)
 
     async def run(self) -> None:
         """Follows the cluster until it is cancelled. The nodes are left by then."""
@@ -160,10 +158,9 @@ class Members:
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", member.name, member.address)
 
-    def expected(self) -> float:
-        """Returns the time of the monotonic clock until which hosts are expected."""
-        absent = [host.seen for host in self.hosts.values() if host.report is None] if self.hosts else [self._began]
-        return max(absent, default=-math.inf) + _EXPECTED
+    def moved(self) -> float:
+        """Returns the time of the monotonic clock when a host last came or was lost, the daemon's start at first."""
+        return max([self._began, *[host.moved for host in self.hosts.values()]])
 
     def view(self) -> list[HostStatus]:
         """Returns the hosts, sorted by name."""

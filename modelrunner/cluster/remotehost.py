@@ -6,7 +6,7 @@ import math
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -115,14 +115,14 @@ class RemoteHost:
         self.trusted = ssl.create_default_context(cadata=where.certificate)
         self._store, self._changed = store, changed
         self._turns, self._is_busy, self._shared = turns or SendTurns(), is_busy, shared
-        self.seen = time.monotonic()
-        """When it was last heard of."""
+        self.moved = time.monotonic()
+        """When it last came or was lost."""
         self._fetching: dict[str, JointWork[None, None]] = {}
         self._following = asyncio.create_task(self._follow(), name=f"host {name}")
 
     def _client(self) -> httpx.AsyncClient:
-        """A client for one call. One for all of them would leave connections open: those that it puts away when a call
-        is cancelled, and those of calls that begin while it is closed."""
+        """A client for one call at a time. One for all of them would leave connections open: those that it puts away
+        when a call is cancelled, and those of calls that begin while it is closed."""
         return httpx.AsyncClient(
             base_url=f"https://{self.where.address}:{self.where.port}",
             headers={"Authorization": f"Bearer {self.where.key}"},
@@ -250,21 +250,11 @@ class RemoteHost:
             await work.follow()
 
     def _sending(self, id: str) -> JointWork[None, None]:
-        work: JointWork[None, None] = JointWork(lambda report: self._send(id), stops_alone=True, name=f"send {id[:19]}")
+        work: JointWork[None, None] = JointWork(
+            lambda report: self._while_there(self._transfer(id)), stops_alone=True, name=f"send {id[:19]}"
+        )
         work.task.add_done_callback(lambda task: self._fetching.pop(id, None))
         return work
-
-    async def _send(self, id: str) -> None:
-        sending, gone = asyncio.ensure_future(self._transfer(id)), asyncio.ensure_future(self.gone.wait())
-        try:
-            await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise HostLost(f"the host {self.name} does not answer any more, and the model was not sent whole")
-            await sending
-        finally:
-            gone.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
 
     async def _transfer(self, id: str) -> None:
         archive = await asyncio.to_thread(archive_of, self._store, id)
@@ -311,21 +301,21 @@ class RemoteHost:
     async def install(self, backend: str, stage: Callable[[str], None]) -> None:
         """Installs the engine there if it is missing; `stage` takes what it does. Raises what the installation
         raises."""
-        try:
-            async with self._client() as client, client.stream("POST", f"/engines/{backend}", timeout=None) as answer:
-                async for line in answer.aiter_lines():
-                    step = msgspec.json.decode(line)
-                    if "fault" in step:
-                        error = msgspec.convert(step["fault"], Fault).error()
-                        if isinstance(error, BackendUnavailable):
-                            self._missing[backend] = f"{backend} cannot be had there: {error}"
-                            self._changed()
-                        raise error
-                    stage(f"on {self.name}: {step['message']}")
-            if self._missing.pop(backend, None) is not None:
-                self._changed()
-        except httpx.HTTPError as failure:
-            raise self.unreachable(failure) from failure
+        await self._while_there(self._install(backend, stage))
+
+    async def _install(self, backend: str, stage: Callable[[str], None]) -> None:
+        async with self._client() as client, client.stream("POST", f"/engines/{backend}", timeout=None) as answer:
+            async for line in answer.aiter_lines():
+                step = msgspec.json.decode(line)
+                if "fault" in step:
+                    error = msgspec.convert(step["fault"], Fault).error()
+                    if isinstance(error, BackendUnavailable):
+                        self._missing[backend] = f"{backend} cannot be had there: {error}"
+                        self._changed()
+                    raise error
+                stage(f"on {self.name}: {step['message']}")
+        if self._missing.pop(backend, None) is not None:
+            self._changed()
 
     def start(self, runner: RunnerId, spec: RunSpec, others: Sequence[Host] = ()) -> Runner:
         """See `Host`."""
@@ -346,14 +336,16 @@ class RemoteHost:
         query = {"lines": str(lines)} if lines is not None else {}
         query |= {"follow": "1"} if ending is not None else {}
         end = asyncio.ensure_future((ending or asyncio.Event()).wait())
+        lost = asyncio.ensure_future(self.gone.wait())
         try:
-            with suppress(httpx.HTTPError, StopAsyncIteration):
-                log = f"/runners/{id}/log"
-                async with self._client() as client, client.stream("GET", log, params=query, timeout=None) as answer:
+            with suppress(httpx.HTTPError, EngineFailed, StopAsyncIteration):
+                async with self._client() as client:
+                    question = client.build_request("GET", f"/runners/{id}/log", params=query, timeout=None)
+                    answer = await self._while_there(client.send(question, stream=True))
                     pieces = aiter(answer.aiter_bytes())
                     while True:
                         piece: asyncio.Future[bytes] = asyncio.ensure_future(anext(pieces))
-                        waits: list[asyncio.Future[Any]] = [piece, end]
+                        waits: list[asyncio.Future[Any]] = [piece, end, lost, self._following]
                         try:
                             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                             if not piece.done():
@@ -363,6 +355,7 @@ class RemoteHost:
                         yield piece.result()
         finally:
             end.cancel()
+            lost.cancel()
 
     async def close(self) -> None:
         """See `Host`."""
@@ -376,18 +369,8 @@ class RemoteHost:
 
     async def call(self, method: str, path: str, kind: type[T], *, timeout: float | None = _CALL, **options: Any) -> T:
         """Asks the host; the answer is of the `kind`. Raises the host's error, and `EngineFailed` if it
-        does not answer, or leaves meanwhile."""
-        asking = asyncio.ensure_future(self._ask(method, path, timeout=timeout, **options))
-        try:
-            await asyncio.wait([asking, self._following], return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise self.unreachable(HostLost("it has left"))
-            answer = await asking
-        except httpx.HTTPError as error:
-            raise self.unreachable(error) from error
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        does not answer, or is lost meanwhile."""
+        answer = await self._while_there(self._ask(method, path, timeout=timeout, **options))
         try:
             if answer.is_error:
                 raise msgspec.json.decode(answer.content, type=Fault).error()
@@ -399,6 +382,25 @@ class RemoteHost:
         async with self._client() as client:
             return await client.request(method, path, **options)
 
+    async def _while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which ends with `HostLost` if the host is lost. Raises `EngineFailed` if it does not
+        answer."""
+        coming = asyncio.current_task() is self._following  # what is asked before it counts as there
+        gone = asyncio.Event() if coming else self.gone
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())]
+        try:
+            await asyncio.wait([*waits, self._following], return_when=asyncio.FIRST_COMPLETED)
+            if not waits[0].done():
+                raise HostLost(f"the host {self.name} does not answer any more")
+            result: T = waits[0].result()
+            return result
+        except httpx.HTTPError as error:
+            raise self.unreachable(error) from error
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
     def unreachable(self, error: Exception) -> EngineFailed:
         why = str(error) or type(error).__name__
         return EngineFailed(f"the host {self.name} does not answer ({why}): `modelrunner hosts` shows the hosts")
@@ -406,25 +408,25 @@ class RemoteHost:
     async def _follow(self) -> NoReturn:
         """Keeps the newest report, for as long as the host tells one."""
         try:
-            while True:
-                try:
-                    timeout = httpx.Timeout(_CALL, read=SILENCE)
-                    async with self._client() as client, client.stream("GET", "/state", timeout=timeout) as answer:
-                        async for line in answer.aiter_lines():
-                            self._version = msgspec.json.decode(line, type=HostVersion).version
-                            await self._learn(msgspec.json.decode(line, type=HostReport))
-                except (httpx.HTTPError, msgspec.MsgspecError, ModelRunnerError) as error:
-                    if self.report is not None:
-                        log.warning("the host %s is lost: %s", self.name, str(error) or type(error).__name__)
-                self._lost()
-                await asyncio.sleep(_AGAIN)
+            async with self._client() as client:
+                while True:
+                    try:
+                        timeout = httpx.Timeout(_CALL, read=SILENCE)
+                        async with client.stream("GET", "/state", timeout=timeout) as answer:
+                            async for line in answer.aiter_lines():
+                                self._version = msgspec.json.decode(line, type=HostVersion).version
+                                await self._learn(msgspec.json.decode(line, type=HostReport))
+                    except (httpx.HTTPError, msgspec.MsgspecError, ModelRunnerError) as error:
+                        if self.report is not None:
+                            log.warning("the host %s is lost: %s", self.name, str(error) or type(error).__name__)
+                    self._lost()
+                    await asyncio.sleep(_AGAIN)
         finally:
             self._lost()
 
     async def _learn(self, report: HostReport) -> None:
-        came = self.report is None
-        self.seen = time.monotonic()
-        if came:
+        if came := self.report is None:
+            self.moved = time.monotonic()
             for id in report.runners.keys() - self.runners.keys():  # of an earlier connection
                 await self.call("DELETE", f"/runners/{id}", type(None), timeout=_LONG)
             self.gone = asyncio.Event()
@@ -438,7 +440,7 @@ class RemoteHost:
 
     def _lost(self) -> None:
         if self.report is not None or not self.gone.is_set():
-            self.report = None
+            self.report, self.moved = None, time.monotonic()
             self.gone.set()
             self._changed()
 

@@ -31,6 +31,7 @@ from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.placement import Candidates
 from modelrunner.scheduler.state import (
     LEAVING,
+    REJOIN,
     SUSPECT_TURN,
     Action,
     Forget,
@@ -375,10 +376,11 @@ class Plan:
         return kinds
 
     def _fits_nowhere(self, group: Group) -> None:
-        """Refuses the group, unless hosts may come on which it fits, or have just come."""
-        if self.now < self.state.expected:
-            self._due.append(self.state.expected)
-        elif not group.looking:
+        """Refuses the group, unless hosts may come on which it fits. Each request waits for them at its beginning."""
+        until = min(self.state.moved, group.waiting[0].since) + REJOIN if group.waiting else -math.inf
+        if self.now < until:
+            self._due.append(until)
+        else:
             self._refuse(group, failures.never_fits(group, self.memory))
 
     def _woken(self, sleeper: Slot) -> RunOption:

@@ -64,9 +64,7 @@ class Queue:
         waiting = tuple([ticket.request for ticket in self.tickets.values()])
         target, options = self.target, self._options
         pinned = any(ticket.asked.pinned for ticket in self.tickets.values()) or target.pinned
-        looking = self.is_looking or self.is_stale
         group = Group(target.key, waiting, options, target.name, pinned, load_seconds, self.turn, *target.replicas)
-        group = replace(group, looking=looking) if looking else group
         return replace(group, options=self._first, wider=options) if target.grows and not grown else group
 
 

@@ -21,6 +21,7 @@ from modelrunner.scheduler.queues import Queue, Queues, Ticket
 from modelrunner.scheduler.sleeping import Sleeping
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots
 from modelrunner.scheduler.state import (
+    REJOIN,
     Action,
     Failure,
     Forget,
@@ -50,15 +51,15 @@ from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
 log = logging.getLogger(__name__)
 _REST, _LONGEST_REST = 9.0, 5.0  # pause after a look for places, in times what it took, and in seconds at most
 _PATIENCE = 0.1  # seconds that the others of a look wait for a slow estimate
-_AGAIN = 0.5  # seconds until a model is looked at again of which no host is there, while hosts are expected
+_AGAIN = 0.5  # seconds until a model is looked at again that may run on no host that is there, while more may come
 
 
 class Reconciler:
     """Called only from the event loop's thread. `Scheduler` reads `slots` and `queues`; they are changed here. `stuck`
     is true if the last plan could not be made or carried out. `paused` has the ID of the model that was paused, by its
     files. `load_seconds` has the duration of each key's last load,
-    `failed` the IDs of the models that the last runner of a key served which ended by itself. `expected` returns
-    `State.expected`. `unasked` is described at `Scheduler`."""
+    `failed` the IDs of the models that the last runner of a key served which ended by itself. `moved` returns
+    `State.moved`. `unasked` is described at `Scheduler`."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Reconciler:
         self.load_seconds: dict[RunnerKey, float] = {}
         self.failed: dict[RunnerKey, frozenset[str]] = {}
         self.grown: set[RunnerKey] = set()
-        self.expected: Callable[[], float] = lambda: -math.inf
+        self.moved: Callable[[], float] = lambda: -math.inf
         self._places_changed = self._looking = False
         self.time = clock
         self.policy = policy
@@ -191,8 +192,6 @@ class Reconciler:
         """Has the places of all waiting requests looked for again, and a plan made. A look serves all calls before it,
         and takes a tenth of the time at most: many hosts change all the time."""
         self._places_changed = True
-        for queue in self.queues.values():
-            queue.is_stale = True
         if not self._looking:
             self._looking = True
             self._background.start(self._look_again())
@@ -253,7 +252,7 @@ class Reconciler:
             self._served,
             self._sleeping.view(),
             self._shrunk(budgets),
-            self.expected(),
+            self.moved(),
         )
 
     def _shrunk(self, budgets: Mapping[str, RequiredMemory]) -> frozenset[str]:
@@ -412,11 +411,12 @@ class Reconciler:
         target, variants = queue.target, None
         try:
             while variants is None or queue.target is not target:  # its settings have changed meanwhile
-                target = queue.target
+                target, variants = queue.target, None
                 try:
                     variants = await self.variants(target)
                 except Unavailable:
-                    if not queue.tickets or self.time() >= self.expected():
+                    since = min([ticket.request.since for ticket in queue.tickets.values()], default=-math.inf)
+                    if self.time() >= min(self.moved(), since) + REJOIN:
                         raise
                     await asyncio.sleep(_AGAIN)
             queue.learn(variants)

@@ -246,9 +246,10 @@ class Scheduler:
         self._hosts[host.name] = host
         self._reconciler.hosts_changed()
 
-    def expect_hosts(self, until: Callable[[], float]) -> None:
-        """Lets requests that no host can serve wait `until` that time of its clock: hosts may come by then."""
-        self._reconciler.expected = until
+    def expect_hosts(self, moved: Callable[[], float]) -> None:
+        """Has requests that no host can serve wait for others that may come soon after one came or was lost, at the
+        time of its clock that `moved` returns."""
+        self._reconciler.moved = moved
 
     def hosts_changed(self) -> None:
         """Must be called when a host comes, goes or has another budget."""

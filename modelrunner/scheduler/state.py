@@ -30,6 +30,7 @@ class Phase(StrEnum):
 
 
 SUSPECT = 2  # crashes after which a request is suspected
+REJOIN = 30.0  # seconds after a host came or was lost in which more may come, and come back
 SUSPECT_TURN = 5.0  # seconds until the next suspect is asked, if the engine has not begun to answer the last one
 LEAVING = (Phase.DRAINING, Phase.STOPPING)  # a runner that takes no more requests, and will give its memory back
 
@@ -198,8 +199,7 @@ class Group:
     of a `pinned` group will be pinned. `load_seconds` is how long the last load took, 0 if there was none. `turn` is
     when one of the requests last got a lease, or when their runner was evicted. The key may have `most` runners at once
     and has `least` where there is room; `number` is that of the runner that would start next, or wake. A model that
-    begins with one sequence may grow to the options in `wider`. Nobody is refused while the options are looked for
-    again (`looking`)."""
+    begins with one sequence may grow to the options in `wider`."""
 
     key: RunnerKey
     waiting: tuple[Request, ...]
@@ -212,7 +212,6 @@ class Group:
     most: int = 1
     number: int = 0
     wider: tuple[RunOption, ...] = ()
-    looking: bool = False
 
     @property
     def runner(self) -> RunnerId:
@@ -323,8 +322,7 @@ class State:
     ends. `paused` has the files (`RunnerKey.files`) whose runners stop and whose requests wait. `served` has the time
     of each line's last turn. `asleep` has, for each runner that can sleep, the memory that counts for it in its other
     condition: asleep if it is awake, awake if it sleeps. `shrunk` are the hosts with a smaller budget than when a
-    runner was last started there: other programs have taken memory. Until `expected` hosts may come that are not there:
-    what fits on none of the others waits for them."""
+    runner was last started there: other programs have taken memory. A host last came or was lost at `moved`."""
 
     groups: tuple[Group, ...]
     slots: tuple[Slot, ...]
@@ -336,7 +334,7 @@ class State:
     served: Mapping[Line, float] = field(default_factory=dict)
     asleep: Mapping[RunnerId, RequiredMemory] = field(default_factory=dict)
     shrunk: frozenset[str] = frozenset()
-    expected: float = -math.inf
+    moved: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     LEAVING,
+    REJOIN,
     Action,
     Failure,
     Group,
@@ -212,7 +213,8 @@ def _with_reason(
         return replace(
             answer, state=Standing.FAILED, reason=reason, waiting_for=Obstacle.BACKOFF, expected_seconds=seconds
         )
-    hosts = " for hosts of the cluster that may still come" if now < state.expected else ""
+    coming = answer.position and now < min(state.moved, group.waiting[0].since) + REJOIN
+    hosts = " for hosts of the cluster that may still come" if coming else ""
     if look.error is not None:
         obstacle = Obstacle.PIN if look.pinned else Obstacle.MEMORY
         return replace(answer, reason=f"{look.error}{hosts and f'; it waits{hosts}'}", waiting_for=obstacle)
@@ -291,12 +293,12 @@ def _alone(state: State, group: Group, now: float) -> State:
     others = [g for g in state.groups if g.key in loading and g.key != group.key]
     return replace(
         state,
-        groups=(*others, replace(group, waiting=(Request(-1, now),), looking=False)),
+        groups=(*others, replace(group, waiting=(Request(-1, now),))),
         failures={key: replace(failure, until=now) for key, failure in state.failures.items()},
         paused=frozenset(),
         closing=False,
         policy=replace(state.policy, patience=0.0, spare=0.0),
-        expected=-math.inf,
+        moved=-math.inf,
     )
 
 

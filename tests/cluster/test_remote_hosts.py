@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -25,6 +25,7 @@ from modelrunner.errors import (
     BackendUnavailable,
     BadRequest,
     EngineFailed,
+    HostLost,
     InsufficientDisk,
     InsufficientMemory,
     ModelNotFound,
@@ -164,6 +165,41 @@ async def test_a_host_that_leaves_in_its_handshake_leaves_no_connection(cluster:
         await asyncio.wait_for(hello.wait(), HUNG)
         cluster.host.leave()
         await asyncio.wait_for(gone.wait(), HUNG)
+
+
+@pytest.mark.parametrize("way", ["leave", "_lost"])
+async def test_no_question_to_a_host_outlives_it(cluster: Cluster, way: str) -> None:
+    """Though the host neither answers nor closes anything."""
+    asked = asyncio.Semaphore(0)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(4096):
+            if b"/state" not in piece:
+                asked.release()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0, ssl=cluster.server._tls) as server:
+        cluster.where = msgspec.structs.replace(cluster.where, port=server.sockets[0].getsockname()[1])
+        cluster.host.leave()
+        cluster.join()
+        questions = [
+            cluster.host.install("fake", lambda stage: None),
+            cluster.host.call("GET", "/runners/none/memory", type(None), timeout=None),
+            anext(cluster.host._log("none", None, asyncio.Event()), b""),
+        ]
+        asking = [asyncio.create_task(question) for question in map(awaited, questions)]
+        for _ in asking:
+            await asyncio.wait_for(asked.acquire(), HUNG)
+        getattr(cluster.host, way)()
+        async with asyncio.timeout(HUNG):
+            *errors, piece = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(error) for error in errors] == [HostLost, HostLost]
+        assert piece == b"", "a log ends"
+        cluster.host.leave()
+
+
+async def awaited(question: Awaitable[Any]) -> Any:
+    return await question
 
 
 async def test_a_host_that_leaves_at_any_step_leaves_no_connection(
@@ -449,7 +485,8 @@ async def test_who_needs_a_host_that_was_just_lost_waits_for_it(cluster: Cluster
 async def test_a_host_that_does_not_come_back_is_not_waited_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("modelrunner.cluster.members._EXPECTED", 0.3)
+    for module in ("plan", "reconciler"):
+        monkeypatch.setattr(f"modelrunner.scheduler.{module}.REJOIN", 0.3)
     expecting(cluster)
     cluster.host.leave()
     waiting = asyncio.create_task(cluster.scheduler.acquire(replace(cluster.target("smol"), hosts=wanted)))

@@ -13,6 +13,7 @@ from modelrunner.errors import (
 )
 from modelrunner.scheduler.failures import REMEMBERED, after, is_past
 from modelrunner.scheduler.state import (
+    REJOIN,
     Failure,
     Forget,
     Grant,
@@ -291,10 +292,12 @@ def test_what_can_never_fit_is_refused_with_the_figures_and_evicts_nothing() -> 
     assert "more than there is" in error.message
 
 
-def test_what_fits_nowhere_waits_for_hosts_that_are_expected_and_no_longer() -> None:
-    assert everything(group("x", 11), expected=NOW + 5) == [WakeAt(NOW + 5)]
-    assert isinstance(refusal(decide(group("x", 11), expected=NOW)), InsufficientMemory)
-    assert decide(replace(group("x", 11), looking=True), expected=NOW) == []  # one may have just come
+def test_what_fits_nowhere_waits_for_hosts_that_may_come_and_no_longer() -> None:
+    """Soon after one came or was lost, and each request in its first seconds."""
+    assert everything(group("x", 11), moved=NOW - 5) == [WakeAt(NOW - 5 + REJOIN)]
+    assert everything(group("x", 11, NOW - 8), moved=NOW - 5) == [WakeAt(NOW - 8 + REJOIN)]
+    for late in (decide(group("x", 11), moved=NOW - REJOIN), decide(group("x", 11, NOW - REJOIN), moved=NOW)):
+        assert isinstance(refusal(late), InsufficientMemory)
 
 
 def test_a_device_that_is_too_small_is_named() -> None:
