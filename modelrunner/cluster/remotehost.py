@@ -395,6 +395,10 @@ class RemoteHost:
             result: T = waits[0].result()
             return result
         except httpx.HTTPError as error:
+            if not coming:  # the connection on which it tells its state may break a moment later
+                await asyncio.wait([waits[1], self._following], timeout=_AGAIN, return_when=asyncio.FIRST_COMPLETED)
+            if gone.is_set() or self._following.done():
+                raise HostLost(f"the host {self.name} does not answer any more") from error
             raise self.unreachable(error) from error
         finally:
             for wait in waits:
@@ -426,11 +430,11 @@ class RemoteHost:
 
     async def _learn(self, report: HostReport) -> None:
         if came := self.report is None:
-            self.moved = time.monotonic()
             for id in report.runners.keys() - self.runners.keys():  # of an earlier connection
                 await self.call("DELETE", f"/runners/{id}", type(None), timeout=_LONG)
             self.gone = asyncio.Event()
             self._missing.clear()
+            self.moved = time.monotonic()
         before, self.report = self.report, report
         for id, runner_report in report.runners.items():
             if id in self.runners:

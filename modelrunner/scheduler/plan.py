@@ -31,7 +31,6 @@ from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.placement import Candidates
 from modelrunner.scheduler.state import (
     LEAVING,
-    REJOIN,
     SUSPECT_TURN,
     Action,
     Forget,
@@ -376,9 +375,8 @@ class Plan:
         return kinds
 
     def _fits_nowhere(self, group: Group) -> None:
-        """Refuses the group, unless hosts may come on which it fits. Each request waits for them at its beginning."""
-        until = min(self.state.moved, group.waiting[0].since) + REJOIN if group.waiting else -math.inf
-        if self.now < until:
+        """Refuses the group, unless hosts may come on which it fits."""
+        if self.now < (until := self.state.waits_for_hosts(group)):
             self._due.append(until)
         else:
             self._refuse(group, failures.never_fits(group, self.memory))

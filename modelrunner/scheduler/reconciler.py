@@ -21,7 +21,6 @@ from modelrunner.scheduler.queues import Queue, Queues, Ticket
 from modelrunner.scheduler.sleeping import Sleeping
 from modelrunner.scheduler.slots import Lease, RunnerSlot, Slots
 from modelrunner.scheduler.state import (
-    REJOIN,
     Action,
     Failure,
     Forget,
@@ -44,6 +43,7 @@ from modelrunner.scheduler.state import (
     WakeAt,
     first_of,
     options_of,
+    waits_for_hosts,
 )
 from modelrunner.scheduler.target import Target
 from modelrunner.types import KeepAlive, RequiredMemory, RunnerKey
@@ -415,8 +415,8 @@ class Reconciler:
                 try:
                     variants = await self.variants(target)
                 except Unavailable:
-                    since = min([ticket.request.since for ticket in queue.tickets.values()], default=-math.inf)
-                    if self.time() >= min(self.moved(), since) + REJOIN:
+                    waiting = [ticket.request for ticket in queue.tickets.values()]
+                    if self.time() >= waits_for_hosts(self.moved(), waiting, self.policy):
                         raise
                     await asyncio.sleep(_AGAIN)
             queue.learn(variants)

@@ -315,6 +315,12 @@ class Policy:
     waited so many seconds for a place."""
 
 
+def waits_for_hosts(moved: float, waiting: Sequence[Request], policy: Policy) -> float:
+    """See `State.waits_for_hosts`; minus infinity if nobody is `waiting`."""
+    oldest = min([request.since for request in waiting], default=-math.inf)
+    return min(moved + REJOIN, oldest + policy.max_wait / 2)
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything that a plan depends on; `slots` are oldest first. `hosts` has the budget of each host that answers: a
@@ -335,6 +341,11 @@ class State:
     asleep: Mapping[RunnerId, RequiredMemory] = field(default_factory=dict)
     shrunk: frozenset[str] = frozenset()
     moved: float = -math.inf
+
+    def waits_for_hosts(self, group: Group) -> float:
+        """The time until which requests that fit on no host wait for others: soon after one came or was lost, and for
+        half of the longest wait at most, since in a large cluster some host may come or go all the time."""
+        return waits_for_hosts(self.moved, group.waiting, self.policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from modelrunner.scheduler.fairness import Turns
 from modelrunner.scheduler.plan import plan
 from modelrunner.scheduler.state import (
     LEAVING,
-    REJOIN,
     Action,
     Failure,
     Group,
@@ -213,8 +212,7 @@ def _with_reason(
         return replace(
             answer, state=Standing.FAILED, reason=reason, waiting_for=Obstacle.BACKOFF, expected_seconds=seconds
         )
-    coming = answer.position and now < min(state.moved, group.waiting[0].since) + REJOIN
-    hosts = " for hosts of the cluster that may still come" if coming else ""
+    hosts = " for hosts of the cluster that may still come" if now < state.waits_for_hosts(group) else ""
     if look.error is not None:
         obstacle = Obstacle.PIN if look.pinned else Obstacle.MEMORY
         return replace(answer, reason=f"{look.error}{hosts and f'; it waits{hosts}'}", waiting_for=obstacle)

@@ -198,6 +198,30 @@ async def test_no_question_to_a_host_outlives_it(cluster: Cluster, way: str) -> 
         cluster.host.leave()
 
 
+async def test_a_host_whose_connections_break_together_is_lost(cluster: Cluster) -> None:
+    """Though the one on which it tells its state breaks last: what was asked there is asked elsewhere."""
+    writers: dict[bool, asyncio.StreamWriter] = {}
+    both = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers[b"/state" in await reader.read(4096)] = writer
+        if len(writers) == 2:
+            both.set()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0, ssl=cluster.server._tls) as server:
+        cluster.where = msgspec.structs.replace(cluster.where, port=server.sockets[0].getsockname()[1])
+        cluster.host.leave()
+        cluster.join()
+        question = asyncio.create_task(cluster.host.call("GET", "/runners/none/memory", type(None)))
+        await asyncio.wait_for(both.wait(), HUNG)
+        for of_state in False, True:
+            writers[of_state].transport.abort()
+            await asyncio.sleep(0)
+        with pytest.raises(HostLost):
+            await asyncio.wait_for(question, HUNG)
+        cluster.host.leave()
+
+
 async def awaited(question: Awaitable[Any]) -> Any:
     return await question
 
@@ -485,8 +509,7 @@ async def test_who_needs_a_host_that_was_just_lost_waits_for_it(cluster: Cluster
 async def test_a_host_that_does_not_come_back_is_not_waited_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, ...]
 ) -> None:
-    for module in ("plan", "reconciler"):
-        monkeypatch.setattr(f"modelrunner.scheduler.{module}.REJOIN", 0.3)
+    monkeypatch.setattr("modelrunner.scheduler.state.REJOIN", 0.3)
     expecting(cluster)
     cluster.host.leave()
     waiting = asyncio.create_task(cluster.scheduler.acquire(replace(cluster.target("smol"), hosts=wanted)))

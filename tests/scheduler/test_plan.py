@@ -20,6 +20,7 @@ from modelrunner.scheduler.state import (
     Phase,
     Reason,
     Refuse,
+    State,
     Stop,
     WakeAt,
 )
@@ -293,10 +294,12 @@ def test_what_can_never_fit_is_refused_with_the_figures_and_evicts_nothing() -> 
 
 
 def test_what_fits_nowhere_waits_for_hosts_that_may_come_and_no_longer() -> None:
-    """Soon after one came or was lost, and each request in its first seconds."""
+    """Soon after one came or was lost, and for half of the longest wait (100 s) at most."""
     assert everything(group("x", 11), moved=NOW - 5) == [WakeAt(NOW - 5 + REJOIN)]
-    assert everything(group("x", 11, NOW - 8), moved=NOW - 5) == [WakeAt(NOW - 8 + REJOIN)]
-    for late in (decide(group("x", 11), moved=NOW - REJOIN), decide(group("x", 11, NOW - REJOIN), moved=NOW)):
+    assert everything(group("x", 11, NOW - 40, NOW), moved=NOW - 5) == [WakeAt(NOW + 10)]
+    nobody = replace(group("x", 11), waiting=())
+    assert State((nobody,), (), {}, moved=NOW).waits_for_hosts(nobody) < NOW
+    for late in (decide(group("x", 11), moved=NOW - REJOIN), decide(group("x", 11, NOW - 50), moved=NOW)):
         assert isinstance(refusal(late), InsufficientMemory)
 
 
