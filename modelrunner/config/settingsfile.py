@@ -16,7 +16,7 @@ EDITABLE = (
     *("download_rate", "verify_every", "telemetry", "log_level", "access_log"),
 )
 _RAW = re.compile(r"true|false|-?(?:0|[1-9][0-9]{0,17})")  # the same in TOML and JSON, as a quoted text is
-_TABLE = re.compile(r"^\s*\[", re.MULTILINE)
+_TABLE = re.compile(r"(?<![ \t\r\n])(?:\A|[ \t]*\r?\n)([ \t\r\n]*\[)")  # tried once for each run of blank lines
 
 
 class SettingsFile:
@@ -75,7 +75,7 @@ def with_values(text: str, values: Mapping[str, str]) -> str:
     """Returns the text of a TOML file with other values of top-level settings, "" for none; the rest stays as it is.
     Raises `BadRequest` where they are not written on a line each."""
     first = _TABLE.search(text)
-    top, rest = (text[: first.start()], text[first.start() :]) if first else (text, "")
+    top, rest = (text[: first.start(1)], text[first.start(1) :]) if first else (text, "")
     wanted, end = dict(tomllib.loads(text)), "\r\n" if "\r\n" in text else "\n"
     for name, value in values.items():
         top = re.sub(rf"^[ \t]*{name}[ \t]*=.*(\n|$)", "", top, flags=re.MULTILINE)

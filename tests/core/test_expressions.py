@@ -13,19 +13,24 @@ from typing import Any
 import pytest
 
 import modelrunner
+import modelrunner_diffusers
 import modelrunner_llamacpp
+import modelrunner_piper
 import modelrunner_vllm
+import modelrunner_whisper
 
-_LONG = (
-    8000  # characters: a step for each pair of them takes a fifth of a second, a step for each of them a millisecond
-)
+_LONG = 20_000  # characters: a step for each pair of lines takes half a second, one for each of them some milliseconds
 _MOST = 0.1  # seconds of the processor
+_PACKAGES = (
+    *(modelrunner, modelrunner_diffusers, modelrunner_llamacpp, modelrunner_piper),
+    *(modelrunner_vllm, modelrunner_whisper),
+)
 _METHODS = frozenset(("match", "fullmatch", "search", "sub", "split", "findall", "finditer"))
 
 
 def expressions() -> Iterator[tuple[str, re.Pattern[Any], str]]:
     """Yields the name of each expression at the top of a module, the expression, and each method it is used with."""
-    for package in (modelrunner, modelrunner_llamacpp, modelrunner_vllm):
+    for package in _PACKAGES:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if found.name.endswith("__main__"):
                 continue
