@@ -176,6 +176,17 @@ def test_the_map_names_what_exists() -> None:
     assert sorted(scripts) == sorted(path.name for path in (ROOT / "scripts").iterdir() if _is_program(path))
 
 
+@pytest.mark.parametrize("page", ["architecture.md", "scheduling.md"])
+def test_the_pages_name_no_class_or_function_that_is_gone(page: str) -> None:
+    named = set(re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)`", (ROOT / "docs" / page).read_text()))
+    folders = [ROOT / name for name in ("modelrunner", "backends", "tests", "scripts")]
+    sources = [path for folder in folders for path in folder.rglob("*.py")] + [ROOT / "pyproject.toml"]
+    words = {word for path in sources for word in re.findall(r"\w+", path.read_text())}
+    files = {path.stem for path in sources}
+    assert "plan" in words
+    assert not {name for name in named if not set(name.removesuffix(".py").split(".")) <= words | files | {"md"}}
+
+
 def _is_program(path: Path) -> bool:
     return path.is_file() and not path.suffix
 
