@@ -113,6 +113,7 @@ class HostServer:
         self._placing = asyncio.Lock()  # while room is made, and while a runner takes its files
         self._key, self._address, self._tls, self._folder = key, address, tls, folder
         self._runners: dict[str, HostedRun] = {}
+        self._starting: set[str] = set()  # the runners whose orders were not carried out yet
         self._changes = asyncio.Event()
         self._heads = 0
         self._left = asyncio.Event()  # while there is none
@@ -170,6 +171,7 @@ class HostServer:
                 await self._end_all()
 
     async def _end_all(self) -> None:
+        self._starting.clear()
         await asyncio.gather(*(self._end(id) for id in list(self._runners)))
 
     async def _end(self, id: str) -> None:
@@ -241,11 +243,22 @@ class HostServer:
 
     async def _start(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
-        order = msgspec.json.decode(await request.read(), type=RunnerOrder)
-        if id in self._runners:
+        if id in self._runners or id in self._starting:
             raise BadRequest(f"there is a runner {id} already")
+        self._starting.add(id)
+        try:
+            run = await self._begin(id, msgspec.json.decode(await request.read(), type=RunnerOrder))
+        finally:
+            self._starting.discard(id)
+        await run.listen(self._address, self._tls)
+        return _json(RunnerStarted(run.port, run.secret))
+
+    async def _begin(self, id: str, order: RunnerOrder) -> "HostedRun":
+        """Raises `BadRequest` if the head has the runner ended before there is one: nobody would end it later."""
         async with self._placing:
             spec = await asyncio.to_thread(self._specs.opened, bytes(order.values), self._bundle)
+            if id not in self._starting:
+                raise BadRequest(f"the runner {id} was ended before it began")
             key = RunnerKey(order.backend, order.files, Mode(order.mode), order.revision)
             runner = self._local.start(RunnerId(key, order.number), spec)
             if not isinstance(runner, LocalRunner):
@@ -253,10 +266,10 @@ class HostServer:
             runner.expect(order.memory)
             self._note_use(spec)
             run = self._runners[id] = HostedRun(runner, order.memory, self._changes.set)
-        await run.listen(self._address, self._tls)
-        return _json(RunnerStarted(run.port, run.secret))
+        return run
 
     async def _stop(self, request: web.Request) -> web.Response:
+        self._starting.discard(request.match_info["id"])
         await self._end(request.match_info["id"])
         return web.Response(status=204)
 

@@ -78,7 +78,10 @@ class Members:
         first, most = _AGAIN
         pause = first
         while True:
-            await self._follow()
+            try:
+                await self._follow()
+            except OSError as error:  # no process can be made, or no file opened
+                self.problem = f"Ray cannot be asked: {error}"
             pause = min(2 * pause, most) if self.problem else first
             for host in self.hosts.values():
                 host.leave()
@@ -131,30 +134,40 @@ class Members:
             self.problem = member.problem
         elif member.gone:
             self._problems.pop(member.name, None)
-            if (host := self.hosts.get(member.name)) is not None:
+            ours = self._reservations.pop(member.node, None)
+            if (host := self.hosts.get(member.name)) is not None and host.reservations is ours:
                 host.leave()
         elif member.problem:
             self._problems[member.name] = member.problem
             log.warning("the host %s cannot be used: %s", member.name, member.problem)
         else:
-            self._problems.pop(member.name, None)
             where = HostAddress(member.address, member.port, self._key, member.certificate)
-            reservations = self._reservations[member.node] = Reservations(member.node, member.cards, self._order)
+            reservations = Reservations(member.node, member.cards, self._order)
             changed: Callable[[], None] = self._scheduler.hosts_changed
+            try:
+                host = RemoteHost(
+                    member.name,
+                    where,
+                    self._registry,
+                    self._store,
+                    changed,
+                    reservations,
+                    member.labels,
+                    turns=self._turns,
+                    is_busy=self._scheduler.awaited,
+                    shared=self._shared,
+                )
+            except (OSError, ValueError) as error:
+                self._problems[member.name] = f"its certificate cannot be read: {error}"
+                return
+            self._problems.pop(member.name, None)
             if (former := self.hosts.get(member.name)) is not None:
+                if former.is_usable:
+                    log.warning("two nodes are named %s: the one at %s is used", member.name, member.address)
                 former.leave()
-            host = self.hosts[member.name] = RemoteHost(
-                member.name,
-                where,
-                self._registry,
-                self._store,
-                changed,
-                reservations,
-                member.labels,
-                turns=self._turns,
-                is_busy=self._scheduler.awaited,
-                shared=self._shared,
-            )
+                host.is_draining = former.is_draining
+            self._reservations[member.node] = reservations
+            self.hosts[member.name] = host
             self._scheduler.add_host(host)
             log.info("the host %s at %s has joined", member.name, member.address)
 

@@ -128,19 +128,23 @@ class Groups:
     def _look_for_cards(self, node: str, held: list[_Reserved]) -> tuple[int, ...]:
         """Returns ours, and those that Ray gives when it is asked for one after the other."""
         cards: list[_Reserved] = []
-        while (group := self._any_card(node)) is not None:
-            cards.append(group)
-        for group in cards:
-            self._remove(group.group)
+        try:
+            while (group := self._any_card(node)) is not None:
+                cards.append(group)
+        finally:
+            for group in cards:
+                self._remove(group.group)
         return tuple(sorted([group.card for group in (*held, *cards) if not group.memory]))
 
     def _card(self, node: str, card: int) -> _Reserved | None:
         others: list[_Reserved] = []
-        while (group := self._any_card(node)) is not None and group.card != card:
-            others.append(group)
-        for other in others:
-            self._remove(other.group)
-        return group
+        try:
+            while (group := self._any_card(node)) is not None and group.card != card:
+                others.append(group)
+            return group
+        finally:
+            for other in others:
+                self._remove(other.group)
 
     def _any_card(self, node: str) -> _Reserved | None:
         if (reserved := self._granted(node, 0)) is None:
@@ -157,10 +161,13 @@ class Groups:
         group = self._make(
             [{"memory": memory} if memory else {"GPU": 1}], bundle_label_selector=[{"ray.io/node-id": node}]
         )
-        if group.wait(_GRANT):
-            return _Reserved(group, node, memory)
-        self._remove(group)
-        return None
+        is_granted = False
+        try:
+            is_granted = group.wait(_GRANT)
+        finally:
+            if not is_granted:
+                self._remove(group)
+        return _Reserved(group, node, memory) if is_granted else None
 
 
 def _card_of_task() -> int:

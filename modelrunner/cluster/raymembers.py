@@ -41,12 +41,10 @@ class HostActor:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
         )
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        try:
-            report: dict[str, Any] = json.loads(line)
-        except ValueError:
-            report = {"problem": f"modelrunner does not start there: exit code {self._process.wait()}"}
-        return {"address": address, **report}
+        for line in self._process.stdout:
+            with suppress(ValueError, TypeError):  # another program's words, as of what a Python is told to import
+                return {"address": address, **json.loads(line)}
+        return {"address": address, "problem": f"modelrunner does not start there: exit code {self._process.wait()}"}
 
     def is_there(self) -> bool:
         return self._process.poll() is None

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeVar
+from urllib.parse import quote
 
 import httpcore
 import httpx
@@ -34,6 +35,7 @@ from modelrunner.cluster.messages import (
 from modelrunner.cluster.reservations import Reservations
 from modelrunner.cluster.transfers import SendTurns, rest_of
 from modelrunner.concurrency.joint import JointWork
+from modelrunner.concurrency.threads import ended
 from modelrunner.engine.abandoned import Abandoned
 from modelrunner.engine.connections import UpstreamPool
 from modelrunner.engine.lastwords import fault_of_answer
@@ -118,6 +120,8 @@ class RemoteHost:
         self.moved = time.monotonic()
         """When it last came or was lost."""
         self._fetching: dict[str, JointWork[None, None]] = {}
+        self._strangers: dict[str, asyncio.Task[None]] = {}
+        """What ends the runners that it tells of and nobody has here, by their IDs."""
         self._following = asyncio.create_task(self._follow(), name=f"host {name}")
 
     def _client(self) -> httpx.AsyncClient:
@@ -245,7 +249,9 @@ class RemoteHost:
         """Sends the model there if it lacks it: one transfer for all that wait for it, which goes on where an earlier
         one stopped. Raises `InsufficientDisk` and other `ModelRunnerError`."""
         if not self.has(id):
-            if (work := self._fetching.get(id)) is None:
+            while (work := self._fetching.get(id)) is not None and work.abandoned:
+                await ended(work.task)
+            if work is None:
                 work = self._fetching[id] = self._sending(id)
             await work.follow()
 
@@ -342,6 +348,8 @@ class RemoteHost:
                 async with self._client() as client:
                     question = client.build_request("GET", f"/runners/{id}/log", params=query, timeout=None)
                     answer = await self._while_there(client.send(question, stream=True))
+                    if answer.is_error:  # there is no runner yet, or no more: as empty as its log
+                        return
                     pieces = aiter(answer.aiter_bytes())
                     while True:
                         piece: asyncio.Future[bytes] = asyncio.ensure_future(anext(pieces))
@@ -360,7 +368,7 @@ class RemoteHost:
     async def close(self) -> None:
         """See `Host`."""
         self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
+        await asyncio.gather(self._following, *self._strangers.values(), return_exceptions=True)
 
     def leave(self) -> None:
         """Ends the connection: the cluster says that the host is gone."""
@@ -420,7 +428,7 @@ class RemoteHost:
                             async for line in answer.aiter_lines():
                                 self._version = msgspec.json.decode(line, type=HostVersion).version
                                 await self._learn(msgspec.json.decode(line, type=HostReport))
-                    except (httpx.HTTPError, msgspec.MsgspecError, ModelRunnerError) as error:
+                    except Exception as error:  # whatever a host tells, it is tried again
                         if self.report is not None:
                             log.warning("the host %s is lost: %s", self.name, str(error) or type(error).__name__)
                     self._lost()
@@ -429,18 +437,33 @@ class RemoteHost:
             self._lost()
 
     async def _learn(self, report: HostReport) -> None:
+        for number in [number for numbers in report.numbers.values() for number in numbers or ()]:
+            if not -1 <= number < len(report.budget.vram):
+                raise EngineFailed(f"the host {self.name} tells of a device {number} that it has not")
+        strangers = report.runners.keys() - self.runners.keys()
         if came := self.report is None:
-            for id in report.runners.keys() - self.runners.keys():  # of an earlier connection
-                await self.call("DELETE", f"/runners/{id}", type(None), timeout=_LONG)
+            for id in strangers:  # of an earlier connection: it holds their memory until they have ended
+                await self._end_stranger(id)
             self.gone = asyncio.Event()
             self._missing.clear()
             self.moved = time.monotonic()
         before, self.report = self.report, report
+        for id in [] if came else strangers - self._strangers.keys():
+            self._strangers[id] = asyncio.create_task(self._end_stranger(id), name=f"end {id[:8]}")
         for id, runner_report in report.runners.items():
             if id in self.runners:
                 self.runners[id].learn(runner_report)
         if came or (before is not None and (_offer(before) != _offer(report))):
             self._changed()
+
+    async def _end_stranger(self, id: str) -> None:
+        """Ends a runner that nobody has here, and of whose end the host was not told: it did not answer then."""
+        try:
+            await self.call("DELETE", f"/runners/{quote(id, safe='')}", type(None), timeout=_LONG)
+        except ModelRunnerError as error:  # the next report tells of it again
+            log.warning("the runner %s on %s is nobody's, and does not end: %s", id[:80], self.name, error)
+        finally:
+            self._strangers.pop(id, None)
 
     def _lost(self) -> None:
         if self.report is not None or not self.gone.is_set():
@@ -511,10 +534,11 @@ class HostRunner:
                 self._check_hosts()
             spec = self.spec
             if self.others:
-                spec = replace(spec, environment={**spec.environment, RAY_GROUP: await self._take_together()})
+                group = await self._while_there(self._take_together())
+                spec = replace(spec, environment={**spec.environment, RAY_GROUP: group})
             elif host.reservations is not None:
-                await host.reservations.take(self.id, self.key.files, self._memory)
-            self.api = await call_backend(self._backend.api, self.spec)
+                await self._while_there(host.reservations.take(self.id, self.key.files, self._memory))
+            self.api = await self._while_there(call_backend(self._backend.api, self.spec))
             backend, files, mode, revision = self.key
             values = msgspec.Raw(values_of(spec))
             order = RunnerOrder(backend, files, str(mode), revision, self._number, values, self._memory)
@@ -535,7 +559,6 @@ class HostRunner:
             self.process = None
             self.abandoned.end()
             self.upstream.close()
-            host.runners.pop(self.id, None)
             for other in self.others:
                 other.parts.pop(self.id, None)
             try:
@@ -543,6 +566,7 @@ class HostRunner:
                     with suppress(ModelRunnerError):  # a host that does not answer ends it by itself
                         await host.call("DELETE", f"/runners/{self.id}", type(None), timeout=_LONG)
             finally:
+                host.runners.pop(self.id, None)
                 if host.reservations is not None:
                     host.reservations.give_back(self.id)
                 for each in (host, *self.others):
@@ -559,15 +583,22 @@ class HostRunner:
             parts.append((each.reservations, memory))
         return await parts[0][0].take_together(self.id, parts)
 
-    async def _next(self) -> None:
-        """Waits for the next report. Raises `HostLost` when one of its hosts is gone, and the failure of the engine."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._news, *[gone for _, gone in self._lost])]
+    async def _while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which ends with `HostLost` when one of its hosts is gone."""
+        doing = asyncio.ensure_future(work)
+        waits: list[asyncio.Future[Any]] = [doing, *[asyncio.ensure_future(gone.wait()) for _, gone in self._lost]]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            self._check_hosts()
+            return await doing
         finally:
             for wait in waits:
                 wait.cancel()
-        self._check_hosts()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _next(self) -> None:
+        """Waits for the next report. Raises `HostLost` when one of its hosts is gone, and the failure of the engine."""
+        await self._while_there(self._news.wait())
         self._news.clear()
         if self._report is not None and self._report.failure is not None:
             raise self._report.failure.error()

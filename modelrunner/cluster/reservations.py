@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from modelrunner.errors import InsufficientMemory
+from modelrunner.errors import HostLost, InsufficientMemory
 from modelrunner.types import RequiredMemory
 
 _LOST = "the Ray cluster is lost, so nothing can be reserved on its nodes: `modelrunner hosts` shows them"
@@ -50,6 +50,7 @@ class Reservations:
         self.cards = cards
         self._node, self._send = node, send
         self._users: dict[str, set[str]] = {}
+        self._shared: dict[str, int] = {}  # bytes that are held for files, by the name of their order
         self._answers: dict[str, list[asyncio.Future[tuple[str, str]]]] = {}  # Ray's are in the order of the orders
         self._turn = asyncio.Lock()
         self._is_lost = False
@@ -64,11 +65,15 @@ class Reservations:
 
     async def take(self, runner: str, files: str, memory: RequiredMemory) -> None:
         """Takes what the runner with that ID needs of the `memory` and is not held yet; `files` is the ID of its model.
-        Raises `InsufficientMemory`, also if Ray does not answer for minutes, and holds nothing then."""
-        needs = [Order(f"{self._node} {runner}", self._node, memory.ram - memory.shared)]
-        needs += [Order(f"{self._node} {files}", self._node, memory.shared)]
+        Raises `InsufficientMemory`, also if Ray does not answer for minutes, and `HostLost` if the cluster is lost. It
+        holds nothing then."""
         cards = [Order(f"{self._node} {card}", self._node, 0, card) for card in memory.devices if card < self.cards]
         async with self._taking(runner):
+            name = f"{self._node} {files}"
+            if not self._users.get(name):
+                self._shared[name] = memory.shared
+            shared = min(memory.shared, self._shared[name])  # what is mapped beyond it counts as the runner's own
+            needs = [Order(f"{self._node} {runner}", self._node, memory.ram - shared), Order(name, self._node, shared)]
             for order in [*[need for need in needs if need.memory], *cards]:
                 await self._hold(runner, order)
 
@@ -106,12 +111,14 @@ class Reservations:
             self._users[order.name].add(runner)
             return ""
         if self._is_lost:
-            raise InsufficientMemory(_LOST)
+            raise HostLost(_LOST)
         self._users[order.name].add(runner)
         answer: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self._answers.setdefault(order.name, []).append(answer)
         self._send(order)
         problem, group = await answer
+        if self._is_lost:
+            raise HostLost(_LOST)
         if problem:
             raise InsufficientMemory(problem)
         return group
@@ -131,6 +138,7 @@ class Reservations:
             self._users[name].discard(runner)
             if not self._users[name]:
                 del self._users[name]
+                self._shared.pop(name, None)
                 self._send(Order(name))
 
     def end(self) -> None:

@@ -204,6 +204,7 @@ class Daemon:
             observers.add(self._traces)
             self._telemetry.exposition.traces = self._traces
         self._members = _members(settings, parts)
+        self._cluster: asyncio.Task[None] | None = None
         self._reloader = make_reloader(settings, parts, self._pipeline, self._access_log, port)
         self.lifecycle.on_reload = self._reloader.in_background
         self._runner = web.AppRunner(
@@ -245,7 +246,7 @@ class Daemon:
             asyncio.create_task(self._doorway.watch(self._serve_unix), name="doorway"),
         ]
         if self._members is not None:
-            self._background.append(asyncio.create_task(self._members.run(), name="cluster"))
+            self._cluster = asyncio.create_task(self._members.run(), name="cluster")
         if certificate is not None:
             self._background.append(asyncio.create_task(certificate.watch(), name="certificate"))
         self._counting = asyncio.create_task(self._telemetry.count_events(), name="events")
@@ -264,6 +265,9 @@ class Daemon:
         draining = _drain(self._parts.scheduler, self.lifecycle, self._settings.drain_limit)
         # What ends meanwhile is counted: the metrics are read until the last answer.
         await asyncio.gather(draining, asyncio.wait([*self._background, self._counting]))
+        if self._cluster is not None:  # only now: the answers of its hosts end with it
+            self._cluster.cancel()
+            await asyncio.wait([self._cluster])
         if self._tcp_server:
             self._tcp_server.close()
         self._doorway.close()

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from modelrunner.backend import Backend, Grows, HasVariants, Versioned
-from modelrunner.errors import BadRequest, EngineFailed, ModelRunnerError, Unavailable
+from modelrunner.errors import EngineFailed, ModelRunnerError, Unavailable
 from modelrunner.jsonfile import JsonFile
 from modelrunner.plugins.isolation import call_backend, interface_of
 from modelrunner.plugins.registry import BackendRegistry
@@ -196,7 +196,7 @@ class Account:
             if (variants := alike.get(like)) is None:
                 try:
                     variants = await self._variants(target, host, budget)
-                except BadRequest as error:  # this machine cannot run it so; another one may
+                except ModelRunnerError as error:  # it cannot run there, or what it tells is wrong; another one may
                     refused, variants = error, []
                 alike[like] = variants
             fetches = not host.has(model)

@@ -109,3 +109,19 @@ def test_a_card_of_another_job_is_not_replaced_by_another_one(ray: CardsOfRay) -
     assert group == ""
     assert ray.made == []
     assert ray.free == {"b": [0, 1, 2], "c": [0]}
+
+
+@pytest.mark.parametrize("breaks", [1, 2, 3])
+def test_a_ray_that_breaks_off_keeps_no_card(ray: CardsOfRay, monkeypatch: pytest.MonkeyPatch, breaks: int) -> None:
+    waits = iter(range(1, 9))
+
+    def wait(group: Group, seconds: float) -> bool:
+        if next(waits) == breaks:
+            raise ConnectionError("the cluster is gone")
+        return group.granted
+
+    monkeypatch.setattr(Group, "wait", wait)
+    with pytest.raises(ConnectionError):
+        Groups(ray).take("node", "b", 0, 2)
+    assert ray.made == []
+    assert ray.free["b"] == [0, 1, 2]

@@ -6,7 +6,7 @@ import pytest
 
 from modelrunner.cluster import reservations
 from modelrunner.cluster.reservations import GroupBundle, Order, RayLimits, Reservations
-from modelrunner.errors import InsufficientMemory
+from modelrunner.errors import HostLost, InsufficientMemory
 from modelrunner.types import RequiredMemory
 from tests.gateway.fakes import until
 
@@ -83,7 +83,7 @@ async def test_nobody_waits_for_a_cluster_that_is_lost() -> None:
     await until(lambda: bool(ray.reservations._answers))
     ray.reservations.end()
     for each in await asyncio.gather(*taking, return_exceptions=True):
-        assert isinstance(each, InsufficientMemory)
+        assert isinstance(each, HostLost), "no lack of memory, so it is asked elsewhere"
 
 
 async def test_ray_has_a_limit_of_time_and_an_answer_that_comes_later_is_no_other_runners(
@@ -109,3 +109,13 @@ def test_what_others_hold_is_not_in_the_budget() -> None:
     assert reservations.within(budget) == budget
     reservations.limits = RayLimits(16 * GIB, (1,))
     assert reservations.within(budget) == RequiredMemory(16 * GIB, (0, 24 * GIB, 8 * GIB))
+
+
+async def test_what_a_later_runner_maps_beyond_the_first_is_held_too() -> None:
+    ray = FakeRay()
+    await ray.reservations.take("a", "model", RequiredMemory(3 * GIB, (), shared=GIB))
+    await ray.reservations.take("b", "model", RequiredMemory(9 * GIB, (), shared=8 * GIB))
+    assert sum([order.memory for order in ray.held.values()]) == (2 + 1 + 8) * GIB
+    for runner in ("a", "b"):
+        ray.reservations.give_back(runner)
+    assert ray.held == {}
