@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from modelrunner.batches.batch import Batch, Line
 from modelrunner.batches.batchstore import LineAnswer
-from modelrunner.errors import ModelRunnerError, Unauthorized
+from modelrunner.errors import EngineProtocolError, ModelRunnerError, Unauthorized
 from modelrunner.gateway.calls import InferenceHead, Route
+from modelrunner.gateway.dialects.assembly import BODY_TOO_LARGE, LARGEST_BODY
 from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.interceptors.embedding_batcher import EmbeddingBatcher
 from modelrunner.gateway.request.pipeline import Pipeline
@@ -65,6 +66,9 @@ class Asker:
         except asyncio.CancelledError:
             work.cancel()
             raise
+        except EngineProtocolError as error:
+            work.stop(error)
+            return LineAnswer(line, error.status, route.dialect.error(error, request_id)[1], request_id)
         if sink.status in _AGAIN and not sink.is_final and self._may_try_again(line):
             await asyncio.sleep(sink.retry_after or _PAUSE)
             return None
@@ -83,7 +87,8 @@ def _route(batch: Batch) -> Route:
 
 
 class _AnswerSink:
-    """Keeps an answer whole. `over` is done at its end; a status of 0 means that it failed after its head."""
+    """Keeps an answer whole. `over` is done at its end; a status of 0 means that it failed after its head.
+    `over` fails with an `EngineProtocolError` for an answer that is too large."""
 
     takes_chunks = False
 
@@ -99,10 +104,14 @@ class _AnswerSink:
         fields = dict(headers)
         self.retry_after = float(fields.get(b"Retry-After", b"0"))
         self.is_final = b"x-should-retry" in fields
-        self.body += data
+        self.write(data)
 
     def write(self, data: bytes) -> None:
         self.body += data
+        if len(self.body) > LARGEST_BODY:
+            self.body.clear()
+            if not self.over.done():
+                self.over.set_exception(EngineProtocolError(BODY_TOO_LARGE))
 
     def finish(self, *, failed: bool = False) -> None:
         if failed:

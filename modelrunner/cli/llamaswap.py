@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ _DEEPEST = 16
 """How often macros may stand in each other."""
 _MOST_BRACKETS = 100
 """How many may be open at once: PyYAML's work grows with their square, and what llama-swap reads has a few."""
+_MOST_WRITTEN = 4 * MOST_BYTES
+"""The characters and values of a file whose aliases (`*NAME`) are written out: a few bytes can stand for any number."""
 _WITHOUT = {
     "concurrencyLimit": "requests wait here, at most `max_queue` of them",
     "unlisted": "every model is listed",
@@ -51,6 +54,25 @@ _INPUTS = {"image": "vision", "audio": "audio"}
 
 
 class _Loader(yaml.SafeLoader):
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._written = 0
+        self._sizes: dict[str, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event, before = self.peek_event(), self._written  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        if not isinstance(event, yaml.AliasEvent):
+            self._written += 1 + (len(event.value) if isinstance(event, yaml.ScalarEvent) else 0)
+            self._sizes[event.anchor] = self._written - before
+        elif event.anchor in self._sizes:
+            self._written += self._sizes[event.anchor]
+        else:
+            raise yaml.YAMLError(f"the alias *{event.anchor} stands in itself")
+        if self._written > _MOST_WRITTEN:
+            raise yaml.YAMLError(f"its aliases stand for more than {_MOST_WRITTEN >> 20} MiB")
+        return node
+
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         if self.flow_level >= _MOST_BRACKETS:
             raise yaml.YAMLError(f"more than {_MOST_BRACKETS} brackets are open at line {self.line + 1}")
@@ -67,11 +89,14 @@ class _Conversion:
         self.lines: list[str] = []
         self.notes: list[str] = []
         self._models: dict[str, dict[str, Any]] = {}
+        self._macros: dict[str, str] = {}
         self._aliases: dict[str, Any] = {}
         self._engines: set[str] = set()
 
     def run(self) -> None:
         source = self._source
+        macros = _table(source.get("macros"), "macros")
+        self._macros = {str(name): str(value) for name, value in macros.items()}
         for id, model in _table(source.get("models"), "models").items():
             self._model(str(id), _table(model, f"models.{id}"))
         self._groups()
@@ -97,8 +122,9 @@ class _Conversion:
             self.lines += ["[aliases]", *(f"{_text(name)} = {_value(value)}" for name, value in self._aliases.items())]
 
     def _model(self, id: str, model: Mapping[str, Any]) -> None:
-        macros = {**_table(self._source.get("macros"), "macros"), **_table(model.get("macros"), f"models.{id}.macros")}
-        values = {str(name): str(value) for name, value in macros.items()} | {"MODEL_ID": id, "PORT": "{port}"}
+        macros = _table(model.get("macros"), f"models.{id}.macros")
+        own = {str(name): str(value) for name, value in macros.items()} | {"MODEL_ID": id, "PORT": "{port}"}
+        values = ChainMap(own, self._macros)
 
         def said(text: Any) -> str:
             return self._expanded(str(text), values, id)
@@ -241,7 +267,10 @@ def converted(data: bytes, environ: Mapping[str, str] = os.environ) -> tuple[str
     if not table.get("models"):
         raise BadRequest("the file has no `models`: that is no configuration of llama-swap")
     conversion = _Conversion(table, environ)
-    conversion.run()
+    try:
+        conversion.run()
+    except RecursionError:
+        raise BadRequest("the file has lists and tables that stand too deep in each other") from None
     return "\n".join(conversion.lines).strip() + "\n", conversion.notes
 
 

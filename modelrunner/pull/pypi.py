@@ -127,7 +127,7 @@ class PypiSource(Source):
 
 async def _find(indexes: Indexes, name: str, version: str) -> _Package:
     offers = await indexes.links(name)
-    link = choose_wheel([link for link, _ in offers], name, version)
+    link = await in_thread(lambda _: choose_wheel([link for link, _ in offers], name, version))
     page = next(page for offered, page in offers if offered == link)
     return _Package(link, page, version_of(link, name), await indexes.remote(link, page))
 

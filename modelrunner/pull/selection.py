@@ -1,6 +1,7 @@
 """Chooses the files of the wanted model from those in one place. Pure: names in, names out."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -150,8 +151,16 @@ def folder_in(names: Iterable[str], *, trust: bool) -> dict[str, str]:
     names = sorted(names)
     files = [(name, name.rpartition("/")[2]) for name in names]
     roots = {name.removesuffix(file) for name, file in files if file == CONFIG or foreignformats.is_file(file)}
+    # Files of a root and of its folders can be chosen. Of those deeper, it only matters whether there are weights.
+    inside: dict[str, set[str]] = {root: set() for root in roots}
+    for name, file in files:
+        folder = name.removesuffix(file)
+        for root in roots.intersection((folder, folder[: folder.rfind("/", 0, -1) + 1])):
+            inside[root].add(name.removeprefix(root))
+    weights = [name for name in names if name.endswith(WEIGHTS)]
     for root in sorted(roots, key=lambda root: (root.count("/"), root)):
-        inside = [name.removeprefix(root) for name in names if name.startswith(root)]
-        if chosen := folder_files(inside, trust=trust):
+        first = bisect_left(weights, root)
+        inside[root].update(name.removeprefix(root) for name in weights[first : first + 1] if name.startswith(root))
+        if chosen := folder_files(inside[root], trust=trust):
             return {name: root + name for name in chosen}
     return {}

@@ -1,7 +1,9 @@
 """Package indexes as values: the pages of the simple repository API (HTML of PEP 503, JSON of PEP 691) and the choice
 of a wheel. This module uses neither network nor disk."""
 
+import contextlib
 import functools
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from modelrunner.errors import ModelNotFound, SourceFailed
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_LISTED = 20
+_LONGEST_NAME = 255  # characters: no file system has longer names
+_MOST_TAGS = 1000  # of a wheel: its name may list interpreters, ABIs and platforms, and has a tag for each combination
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +54,25 @@ def links_in(body: bytes, content_type: str, url: str) -> list[Link]:
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in ("application/vnd.pypi.simple.v1+json", "application/json"):
         parser = _Anchors(url)
-        parser.feed(body.decode("utf-8", errors="replace"))
+        try:
+            parser.feed(body.decode("utf-8", errors="replace"))
+        except AssertionError:  # of a declaration that is none
+            raise _no_page(url) from None
         return parser.links
     try:
         page = msgspec.json.decode(body, type=_Page)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise SourceFailed(f"{urlsplit(url).hostname}: the answer is not a page of a package index") from None
-    return [
-        Link(
-            file.filename,
-            urljoin(url, file.url),
-            _digest(file.hashes.get("sha256")),
-            file.size,
-            file.yanked is not False,
-        )
-        for file in page.files
-    ]
+        raise _no_page(url) from None
+    links = []
+    for file in page.files:
+        with contextlib.suppress(ValueError):  # an invalid address
+            address, digest = urljoin(url, file.url), _digest(file.hashes.get("sha256"))
+            links.append(Link(file.filename, address, digest, file.size, file.yanked is not False))
+    return links
+
+
+def _no_page(url: str) -> SourceFailed:
+    return SourceFailed(f"{urlsplit(url).hostname}: the answer is not a page of a package index")
 
 
 class _Anchors(HTMLParser):
@@ -118,12 +125,20 @@ def version_of(link: Link, name: str) -> str:
 
 
 def _wheel(link: Link, name: str) -> tuple[Version, bool] | None:
-    """Returns the wheel's version, and whether it is for this machine; None for any other file."""
+    """Returns the wheel's version, and whether it is for this machine; None for any other file, and for a wheel with
+    more tags than any has."""
+    if len(link.file) > _LONGEST_NAME:
+        return None
+    package, *others = link.file.removesuffix(".whl").split("-")
+    if canonicalize_name(package) != canonicalize_name(name):
+        return None
+    if math.prod(part.count(".") + 1 for part in others[-3:]) > _MOST_TAGS:
+        return None
     try:
-        package, version, _, tags = parse_wheel_filename(link.file)
+        _, version, _, tags = parse_wheel_filename(link.file)
     except (InvalidWheelFilename, InvalidVersion, ValueError):
         return None
-    return (version, not _supported().isdisjoint(tags)) if package == canonicalize_name(name) else None
+    return version, not _supported().isdisjoint(tags)
 
 
 def _is(version: Version, wanted: str) -> bool:

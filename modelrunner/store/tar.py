@@ -15,9 +15,13 @@ BLOCK = 512
 _MOST_MEMBERS = 10_000
 _LONGEST_NAME = 1024
 _LONGEST_EXTENSION = 1 << 16  # bytes of a pax header, or of a GNU long name
+_MOST_RECORDS = 100  # in a pax header: programs write a few for a file's times and owner, and some for its attributes
+_LONGEST_LENGTH = 20  # digits of the length of a record, and a space
+_MOST_EXTENSIONS = 8  # before one member: programs write one of each kind
 _PIECE = 1 << 20
 _FILE, _FOLDER = b"0\x007", b"5"
 _PAX, _PAX_OF_ALL, _LONG_NAME = b"x", b"g", b"L"
+_SPARSE = "GNU.sparse"
 _GZIP = 16 + zlib.MAX_WBITS
 _MOST_GZIP_MEMBERS = 1000
 _LEAST_OF_GZIP_MEMBER = 4096  # bytes of an archive for each further member
@@ -61,26 +65,32 @@ class Member:
 def members(stream: Stream, *, limit: int) -> Iterator[Member]:
     """Yields the regular files of the archive, in its order; folders are skipped. The unread rest of a member is
     skipped with the next one. Raises `InvalidModel` for links, devices and sparse files, for names that lead out of a
-    folder or come twice, and for more than 10,000 members or `limit` bytes in all."""
+    folder or come twice, and for more than 10,000 members or, with pax headers and long names, `limit` bytes in all."""
     seen: set[str] = set()
-    total = count = 0
-    attributes: dict[str, str] = {}
+    total = count = extensions = 0
+    attributes: dict[bytes, dict[str, str]] = {}
     while (block := _block(stream)) is not None:
         kind, size, name = block[156:157], _number(block[124:136]), _name(block)
         count += 1
         if count > _MOST_MEMBERS:
             raise InvalidModel(f"the archive has more than {_MOST_MEMBERS} members")
         if kind in (_PAX, _PAX_OF_ALL, _LONG_NAME):
+            extensions += 1
+            if extensions > _MOST_EXTENSIONS:
+                raise InvalidModel(f"the archive has more than {_MOST_EXTENSIONS} headers before one file")
             data = _extension(stream, size)
+            total += size
+            attributes.pop(kind, None)
             if kind == _PAX:
-                attributes |= _records(data)
+                attributes[kind] = _records(data)
             elif kind == _LONG_NAME:
-                attributes["path"] = _text(data.rstrip(b"\0"))
+                attributes[kind] = {"path": _text(data.rstrip(b"\0"))}
             continue
-        name, size = attributes.get("path", name), _size(attributes.get("size"), size)
-        if any(key.startswith("GNU.sparse") for key in attributes):
-            raise InvalidModel("the archive has a sparse file, which no model needs")
-        attributes = {}
+        for own in attributes.values():
+            name, size = own.get("path", name), _size(own.get("size"), size)
+            if any(key.startswith(_SPARSE) for key in own):
+                raise InvalidModel("the archive has a sparse file, which no model needs")
+        attributes, extensions = {}, 0
         total += size
         if total > limit:
             raise InvalidModel(f"the archive unpacks to more than {limit} bytes")
@@ -160,17 +170,23 @@ def _extension(stream: Stream, size: int) -> bytes:
 
 
 def _records(data: bytes) -> dict[str, str]:
-    """Returns the records `LENGTH KEY=VALUE\\n`, which follow one another."""
+    """Returns those of the records `LENGTH KEY=VALUE\\n`, which follow one another, that are needed here."""
     records = {}
-    while data:
-        head, _, _ = data.partition(b" ")
-        length = _size(head.decode("ascii", "replace"), 0)
-        record = data[len(head) + 1 : length]
-        if not len(head) + 1 < length <= len(data) or record[-1:] != b"\n":
+    start = count = 0
+    while start < len(data):
+        head, _, _ = data[start : start + _LONGEST_LENGTH].partition(b" ")
+        end = start + _size(head.decode("ascii", "replace"), 0)
+        record = data[start + len(head) + 1 : end]
+        if not start + len(head) + 1 < end <= len(data) or record[-1:] != b"\n":
             raise InvalidModel("the archive has a damaged header")
+        count += 1
+        if count > _MOST_RECORDS:
+            raise InvalidModel(f"the archive has a header with more than {_MOST_RECORDS} records")
         key, _, value = record[:-1].partition(b"=")
-        records[_text(key)] = _text(value)
-        data = data[length:]
+        name, text = _text(key), _text(value)
+        if name in ("path", "size") or name.startswith(_SPARSE):
+            records[name] = text
+        start = end
     return records
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 _FILE = re.compile(r"(data:(?:[\w.+-]|\\?/)*(?:;[\w=.+-]+)*,)((?:[^\"'\\\s<>)]|\\/)+)", re.ASCII)
-# It begins where a word does: a search from each character of a word that is too short would take seconds.
-_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])(?:[A-Za-z0-9+/_-]|\\/){512,}={0,2}")
+# It begins where a word does, and not within `\/`: a search from each character of a word that is too short would take
+# seconds.
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])(?!(?<=\\)/)(?:[A-Za-z0-9+/_-]|\\/){512,}={0,2}")
 # Keys of a known form: ours, and those of model services, hubs and clouds.
 _KEY = re.compile(
     r"mr-[\w-]{43}|\bmr-[\w-]{16,}|\bsk-[\w-]{16,}|\b(?:hf|gh[opsur]|glpat|npm)[_-]\w{16,}|\bgithub_pat_\w{16,}|\bxox[a-z]-[\w-]{10,}"

@@ -1,5 +1,6 @@
 """A configuration of llama-swap becomes a part of ours, and what has no counterpart is named."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,38 @@ def test_what_is_no_such_file_is_said_with_its_place(text: str, said: str) -> No
     with pytest.raises(BadRequest) as wrong:
         convert(text)
     assert said in wrong.value.message
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 1500))
+
+
+@pytest.mark.parametrize(
+    "model", ["cmd: {}", "cmd: x, env: [{}]", "cmd: x, filters: {{setParams: {{a: {}}}}}", "{}: 1"]
+)
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        (BOMB, "*a8", "its aliases stand for more than 4 MiB"),
+        ("a: &a " + "x" * 100_000 + f"\nb: &b [{'*a, ' * 100}]\n", "*b", "its aliases stand for more than 4 MiB"),
+        ("b: &b [&a [*b, *b]]\n", "*a", "the alias *b stands in itself"),
+    ],
+)
+def test_aliases_that_stand_for_any_number_of_values(model: str, text: str, name: str, said: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(said)):
+        convert(f"{text}models: {{m: {{{model.format(name)}}}}}")
+
+
+@pytest.mark.parametrize("model", ["cmd: *a1499", "cmd: x, filters: {setParams: {a: *a1499}}"])
+def test_lists_that_stand_too_deep_in_each_other(model: str) -> None:
+    with pytest.raises(BadRequest, match="stand too deep in each other"):
+        convert(f"{CHAIN}models: {{m: {{{model}}}}}")
+
+
+def test_aliases_are_read() -> None:
+    ours, _ = convert("base: &base {ttl: 60, env: [A=1]}\nmodels: {a: {<<: *base, cmd: x}, b: {<<: *base, cmd: y}}")
+    assert [engine["environment"] for engine in ours["engines"].values()] == [{"A": "1"}] * 2
+    assert {model["keep_alive"] for model in ours["models"].values()} == {"60s"}
 
 
 def test_a_file_that_is_too_large_is_not_read() -> None:

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from modelrunner.concurrency.threads import HASHING, TRANSFERS
-from modelrunner.errors import InvalidModel, ModelRunnerError, SourceFailed
+from modelrunner.errors import InvalidModel, ModelNotFound, ModelRunnerError, SourceFailed
 from modelrunner.pull import Puller
 from modelrunner.pull.huggingface import HuggingFaceSource
 from modelrunner.pull.pypi import PypiSource
@@ -24,6 +24,7 @@ from modelrunner.store import Store
 from modelrunner.web.download import Downloader
 from modelrunner.web.partial import RemoteFile
 from modelrunner.web.session import ask, explain, new_client, retry_after
+from tests.cost import cost
 from tests.pull.hub import Fault, Hub, Repository, sha256
 from tests.pull.models import gguf, wheel
 from tests.pull.test_puller import ignore
@@ -386,3 +387,34 @@ def test_anchors_that_lead_nowhere_are_passed_over() -> None:
     links = links_in(page, "text/html", "https://index.example/simple/m/")
     url = "https://index.example/simple/m/m-2.0-py3-none-any.whl"
     assert choose(links, "m", "") == Link("m-2.0-py3-none-any.whl", url)
+
+
+def test_a_page_with_a_declaration_that_is_none() -> None:
+    with pytest.raises(SourceFailed, match=r"index\.example: the answer is not a page"):
+        links_in(b"<![foo[ ]>", "text/html", "https://index.example/simple/m/")
+
+
+def test_a_listed_file_whose_address_is_none_is_passed_over() -> None:
+    files = [{"filename": f"m-{n}.0-py3-none-any.whl", "url": url} for n, url in ((1, "m"), (2, "http://[x"))]
+    page = json.dumps({"files": files}).encode()
+    links = links_in(page, "application/vnd.pypi.simple.v1+json", "https://index.example/simple/m/")
+    assert links == [Link("m-1.0-py3-none-any.whl", "https://index.example/simple/m/m")]
+
+
+def test_wheels_with_more_tags_than_any_has_cost_nothing() -> None:
+    good = Link("m-1.0-py2.py3-none-any.whl", "")
+    assert choose([good], "m", "") == good  # the tags of this machine are known from here on
+    long, short = (".".join(f"a{n}" for n in range(count)) for count in (100, 18))
+    bad = [Link(f"m-9.{n}-{tags}-{tags}-{tags}.whl", "") for n in range(2) for tags in (long, short)]
+    assert max(len(link.file) for link in bad[1::2]) < 255
+    assert cost(lambda: choose([*bad, good], "m", "")) < 5
+    assert choose([*bad, good], "m", "") == good
+    with pytest.raises(ModelNotFound):
+        choose(bad, "m", "")
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_wheel_with_many_tags_is_chosen(count: int) -> None:
+    tags = ".".join(f"a{n}" for n in range(count))
+    link = Link(f"M.x-1.0-1-{tags}-{tags}-{tags}.whl", "")
+    assert choose([link], "m-x", "1") == link

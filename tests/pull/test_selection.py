@@ -1,7 +1,11 @@
+import time
+
 import pytest
 
 from modelrunner.errors import InvalidModel, ModelNotFound, UnsupportedModel
-from modelrunner.pull.selection import choose, quantization_of, quantizations, with_shards
+from modelrunner.pull.selection import choose, folder_in, quantization_of, quantizations, with_shards
+from modelrunner.store import foreignformats
+from modelrunner_piper.model import FORMAT as VOICE
 
 
 @pytest.mark.parametrize(
@@ -78,3 +82,36 @@ def test_shards_in_other_letters() -> None:
     expected = {"model-00001-of-00002.gguf": names[0], "model-00002-of-00002.gguf": names[1]}
     assert choose(names, "q8_0", "x") == expected
     assert with_shards(names, names[0]) == expected
+
+
+def test_the_outermost_folder_with_a_model_is_taken() -> None:
+    names = [
+        *("a/config.json", "a/README.md", "a/b/c/config.json", "a/b/c/model.safetensors"),
+        "a/b/c/1_Pooling/x.json",
+    ]
+    inner = {"config.json": "a/b/c/config.json", "1_Pooling/x.json": "a/b/c/1_Pooling/x.json"}
+    assert folder_in(names, trust=False) == {**inner, "model.safetensors": "a/b/c/model.safetensors"}
+    outer = {"config.json": "a/config.json", "m.safetensors": "a/m.safetensors"}
+    assert folder_in([*names, "a/m.safetensors"], trust=False) == outer
+    assert folder_in(["config.json", "model.safetensors"], trust=False).keys() == {"config.json", "model.safetensors"}
+
+
+def test_weights_at_any_depth_tell_the_formats_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(foreignformats._formats, VOICE.format, VOICE)
+    names = ["a/joe.onnx", "a/joe.onnx.json"]
+    assert folder_in(names, trust=False) == {"joe.onnx": "a/joe.onnx", "joe.onnx.json": "a/joe.onnx.json"}
+    assert folder_in([*names, "a/b/c/d/other.safetensors"], trust=False) == {}
+
+
+@pytest.mark.parametrize("name", ["a{}/config.json", "{}config.json"])
+def test_the_work_grows_with_the_names(name: str) -> None:
+    def seconds(count: int) -> float:
+        names = [name.format(n) for n in range(count)]
+        best = float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            assert folder_in(names, trust=False) == {}
+            best = min(best, time.process_time() - began)
+        return best
+
+    assert seconds(8000) < 8 * seconds(2000)

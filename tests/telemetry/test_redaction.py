@@ -115,7 +115,7 @@ def test_the_work_grows_with_the_text(piece: str) -> None:
     assert search(160_000) < 40 * search(20_000) + 40
 
 
-@pytest.mark.parametrize("word", ["a" * 511, "eyJ-" * 127, "/" * 511])
+@pytest.mark.parametrize("word", ["a" * 511, "eyJ-" * 127, "/" * 511, "\\/" * 511, "\\/a" * 255])
 def test_words_that_are_nearly_files_cost_little_more_than_others(word: str) -> None:
     def search(word: str) -> float:
         return cost(lambda: redacted(word * (200_000 // len(word))))
@@ -132,6 +132,8 @@ def test_files() -> None:
         assert "redacted" in json.loads(text)["url"]
         cut, _ = redacted(f'{{"url": "{url}'[:-3])  # the middle of a body
         assert image[:30] not in cut
+    for before in ("\\n", "\\/", "\\\\", "\\\\\\/", "a\\/\\/", ""):  # the escapes of JSON in the middle of a body
+        assert "A" * 9 not in redacted(f'"x": "{before}' + "A" * 600)[0], before
     assert redacted(json.dumps({"data": "A" * 600}))[1] == 1
     assert redacted(json.dumps({"text": "a dataset: 5, and data: that"}))[1] == 0
 

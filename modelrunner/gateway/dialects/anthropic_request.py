@@ -187,20 +187,23 @@ class MessageRequest(msgspec.Struct):
 
 
 def _assistant(blocks: list[Block]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    thoughts, calls = "", []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls = []
     for block in blocks:
         match block.type:
             case "thinking":
-                thoughts += block.thinking or ""
+                thoughts.append(block.thinking or "")
             case "redacted_thinking":
                 continue  # encrypted by the service that wrote it
             case "tool_use":
                 function = {"name": block.name, "arguments": msgspec.json.encode(block.input or {}).decode()}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case _:
-                message["content"] += _text(block)
-    return message | ({"reasoning_content": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
+                texts.append(_text(block))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    thought = "".join(thoughts)
+    return message | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})
 
 
 def _user(role: str, blocks: list[Block]) -> list[dict[str, Any]]:

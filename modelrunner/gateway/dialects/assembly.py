@@ -111,8 +111,9 @@ class Assembly(ABC):
     def answer(self) -> Mapping[str, Any]: ...
 
 
-_LARGEST_BODY = 256 << 20
+LARGEST_BODY = 256 << 20
 """The limit of an answer that is not streamed (embeddings, rankings), in bytes."""
+BODY_TOO_LARGE = "the engine's answer is too large: ask for less at once"
 _Decoded = TypeVar("_Decoded")
 
 
@@ -130,8 +131,8 @@ class WholeBody(ABC):
     def piece(self, data: bytes) -> bytes:
         """Keeps the bytes. Raises `EngineProtocolError` for an answer that is too large."""
         self._body += data
-        if len(self._body) > _LARGEST_BODY:
-            raise EngineProtocolError("the engine's answer is too large: ask for less at once")
+        if len(self._body) > LARGEST_BODY:
+            raise EngineProtocolError(BODY_TOO_LARGE)
         return b""
 
     def decoded(self, kind: type[_Decoded]) -> _Decoded:

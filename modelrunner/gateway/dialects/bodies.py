@@ -5,6 +5,7 @@ refused."""
 import codecs
 import re
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import Any, ClassVar
 
 import msgspec
@@ -28,6 +29,10 @@ _LAST_DIGIT = _LONGEST - 1
 _NUMBER = b"0" * _LONGEST
 _NUMBER_OR_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([0-9]{309})|[0-9]++', re.DOTALL)
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],]', re.DOTALL)
+# Up to the next bracket outside of a text. A long way takes several matches, so that other threads have their turn.
+_TO_BRACKET = re.compile(rb'(?:[^"{\[]++|"(?:[^"\\]++|\\.)*+"?+){0,9999}+([{\[])?+', re.DOTALL)
+_MOST_VALUES = 100_000
+"""Objects and lists of a body: each takes microseconds of the event loop, and hundreds of bytes."""
 _MOST_TOKENS = 1_000_000  # a search takes half a second; it is done only for a body with several `"model"`
 
 
@@ -38,8 +43,9 @@ class JsonBodies(Dialect):
 
     def read(self, body: bytes) -> Fields:
         """Returns the fields. Raises `BadRequest` unless the body is one JSON object in UTF-8 with one `model`, bounded
-        depth, and numbers that fit in a double."""
+        depth and number of objects and lists, and numbers that fit in a double."""
         small = len(body) <= _SLICE
+        _check_values(body)
         try:
             fields: Fields = decode_with_room(self.decoder.decode, body)
         except msgspec.ValidationError as error:
@@ -146,6 +152,15 @@ def _slices(body: bytes, length: int) -> Iterable[bytes]:
     """Yields the body in pieces that overlap by `length - 1` bytes, so that each text of `length` bytes is whole in
     exactly one piece."""
     return (body[start : start + _SLICE + length - 1] for start in range(0, len(body), _SLICE))
+
+
+def _check_values(body: bytes) -> None:
+    """Raises `BadRequest` for more than `_MOST_VALUES` objects and lists."""
+    if len(body) <= _MOST_VALUES or body.count(b"{") + body.count(b"[") <= _MOST_VALUES:
+        return
+    brackets = (found for found in _TO_BRACKET.finditer(body) if found.lastindex)
+    if next(islice(brackets, _MOST_VALUES, None), None) is not None:
+        raise BadRequest(f"the body has more than {_MOST_VALUES:,} objects and lists: ask in several smaller requests")
 
 
 def _unlike_schema(error: msgspec.ValidationError) -> BadRequest:

@@ -216,42 +216,56 @@ def _is_used(option: str, known: Collection[str] | None) -> bool:
     return any(name in known for name in SamplingOptions.names(option))
 
 
+class _OpenCalls:
+    """The calls of a message that have no result yet, from their IDs and names."""
+
+    def __init__(self, calls: Sequence[tuple[str, str]]) -> None:
+        self._ids = [id for id, _ in calls]
+        self._open = set(range(len(calls)))
+        self._places: dict[tuple[str, str], list[int]] = {}  # the first at the end; it may be taken already
+        for place in reversed(range(len(calls))):
+            id, name = calls[place]
+            for key in (("id", id), ("name", name), ("", "")):
+                self._places.setdefault(key, []).append(place)
+
+    def take(self, id: str | None, name: str | None) -> str | None:
+        """Takes the first call with this ID, without an ID that of this tool, without both any; returns its ID."""
+        places = self._places.get(("id", id) if id else ("name", name) if name else ("", ""), [])
+        while places:
+            place = places.pop()
+            if place in self._open:
+                self._open.remove(place)
+                return self._ids[place]
+        return None
+
+
 def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """Returns OpenAI's messages. Their tool calls have IDs, which Ollama's may lack: a result belongs to the call with
     its ID, else to the first call of its tool without a result. Raises `BadRequest` for an image that is not
     base64."""
     converted: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # ID and name
+    open_calls = _OpenCalls(())
     for number, message in enumerate(messages):
         one: dict[str, Any] = {"role": message.role, "content": _content(message)}
         if message.thinking:
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
-            names = [call.function for call in message.tool_calls]
-            open_calls = [
-                (call.id or f"call_{number}_{place}", call.function.name)
-                for place, call in enumerate(message.tool_calls)
-            ]
+            functions = [call.function for call in message.tool_calls]
+            ids = [call.id or f"call_{number}_{place}" for place, call in enumerate(message.tool_calls)]
+            open_calls = _OpenCalls([(id, function.name) for id, function in zip(ids, functions, strict=True)])
             one["tool_calls"] = [
                 {
                     "id": id,
                     "type": "function",
                     "function": {"name": function.name, "arguments": msgspec.json.encode(function.arguments).decode()},
                 }
-                for (id, _), function in zip(open_calls, names, strict=True)
+                for id, function in zip(ids, functions, strict=True)
             ]
         if message.role == "tool":
-            call = next((call for call in open_calls if _answers(message, *call)), None)
-            one["tool_call_id"] = message.tool_call_id or (call[0] if call else "call_0")
-            if call:
-                open_calls.remove(call)
+            answered = open_calls.take(message.tool_call_id, message.tool_name)
+            one["tool_call_id"] = message.tool_call_id or answered or "call_0"
         converted.append(one)
     return converted
-
-
-def _answers(message: OllamaMessage, id: str, name: str) -> bool:
-    """Returns whether a tool's message may be the result of this call."""
-    return message.tool_call_id == id if message.tool_call_id else (message.tool_name or name) == name
 
 
 def _content(message: OllamaMessage) -> Any:

@@ -64,17 +64,21 @@ def _shorter_chat(ask: Inference, chat: ChatFields, error: ContextTooLong) -> In
     messages = list(chat.messages or ())
     whole = sum(map(_length, messages)) or 1
     too_much = _excess(chat, error) * whole
-    kept, dropped = list(messages), 0
+    kept: list[OllamaMessage] = []
+    dropped = 0
     for message in messages[:-1]:
         orphan = message.role == "tool" and dropped  # the call that it answers is gone
         if message.role != "system" and (too_much > 0 or orphan):
-            kept.remove(message)
             too_much -= _length(message)
             dropped += 1
+        else:
+            kept.append(message)
     if dropped:
         before = sum(int(name.removeprefix("messages.")) for name in ask.lost if name.startswith("messages."))
         others = tuple(name for name in ask.lost if not name.startswith("messages."))
-        return _with(msgspec.structs.replace(ask, lost=others), (f"messages.{before + dropped}",), messages=kept)
+        return _with(
+            msgspec.structs.replace(ask, lost=others), (f"messages.{before + dropped}",), messages=[*kept, messages[-1]]
+        )
     longest = max(range(len(messages)), key=lambda place: len(messages[place].content or ""))
     text = _cut(messages[longest].content or "", _excess(chat, error), whole)
     if not text:

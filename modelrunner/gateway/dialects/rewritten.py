@@ -8,6 +8,9 @@ from modelrunner.gateway.dialects.assembly import LIMIT, UNLIKE
 from modelrunner.gateway.request.tokens import Tokens
 from modelrunner.http.answers import Header
 
+_ENDS = (b"\n\n", b"\n\r\n")
+"""The ends of an event, after the last line's own CR."""
+
 
 class RewrittenEvents(ABC):
     """A `Translation` that changes events one by one."""
@@ -24,18 +27,20 @@ class RewrittenEvents(ABC):
         return None
 
     def piece(self, data: bytes) -> bytes:
+        new = max(0, len(self._rest) - 2)  # the end of an event may have begun before
         self._rest += data
-        if b"\n" in data:
-            *events, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n\n")
-            self._rest = bytearray(rest)
-        else:
-            events = []
+        ends = ((self._rest.rfind(last, new), len(last)) for last in _ENDS)
+        end = max((at + length for at, length in ends if at >= 0), default=0)
+        events: list[bytes] = []
+        if end:
+            *events, rest = bytes(self._rest[:end]).replace(b"\r\n", b"\n").split(b"\n\n")
+            self._rest[:end] = rest
         if len(self._rest) > LIMIT:
             raise EngineProtocolError(f"the engine's stream has an event of more than {LIMIT >> 20} MiB")
         return b"".join([written + b"\n\n" for event in events if (written := self._rewritten(event))])
 
     def end(self) -> bytes:
-        return bytes(self._rest)
+        return bytes(self._rest).replace(b"\r\n", b"\n")
 
     def _rewritten(self, event: bytes) -> bytes:
         try:

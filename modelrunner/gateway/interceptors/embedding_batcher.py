@@ -14,6 +14,7 @@ from modelrunner.engine.runner import Runner
 from modelrunner.engineapi import ApiShape
 from modelrunner.errors import EngineProtocolError, ModelRunnerError
 from modelrunner.gateway.calls import Inference, Sink, client_of
+from modelrunner.gateway.dialects.assembly import BODY_TOO_LARGE, LARGEST_BODY
 from modelrunner.gateway.dialects.dialect import engine_model
 from modelrunner.gateway.headers import new_request_id
 from modelrunner.gateway.interceptors.forwarded_request import ForwardedRequest
@@ -158,10 +159,15 @@ class _EmbeddingBatch:
 
     def respond(self, status: int, headers: tuple[Header, ...], own: bytes, length: int | None, data: bytes) -> None:
         self._status, self._headers = status, headers
-        self._body += data
+        self.write(data)
 
     def write(self, data: bytes) -> None:
         self._body += data
+        if len(self._body) > LARGEST_BODY:
+            self._body.clear()
+            assert self._exchange is not None
+            # Once the exchange is done with this piece.
+            asyncio.get_running_loop().call_soon(self._exchange.stop, EngineProtocolError(BODY_TOO_LARGE))
 
     def finish(self, *, failed: bool = False) -> None:
         self._work = asyncio.create_task(self._answer(self._work))

@@ -147,21 +147,22 @@ def _literal(sign: str) -> str:
 
 def _class(text: str, at: int) -> tuple[str, int] | None:
     """Returns a class of characters with its escapes written out."""
-    pattern, at = "[", at + 1
+    parts, at = ["["], at + 1
     if text[at : at + 1] == "^":
-        pattern, at = r'[^"\\\x00-\x1F', at + 1
+        parts, at = [r'[^"\\\x00-\x1F'], at + 1
     while at < len(text) and text[at] != "]":
         sign, letter = text[at], text[at + 1 : at + 2]
         if sign != "\\":
             if sign in '["':
                 return None
-            pattern, at = pattern + sign, at + 1
+            part, at = sign, at + 1
         elif (code := _CODE.match(text, at)) is not None:
-            pattern, at = pattern + code[0], code.end()
+            part, at = code[0], code.end()
         elif letter in _CLASSES:
-            pattern, at = pattern + _CLASSES[letter], at + 2
+            part, at = _CLASSES[letter], at + 2
         elif not letter or letter.isalnum() or letter in '"\\':
             return None
         else:
-            pattern, at = pattern + rf"\x{ord(letter):02X}", at + 2
-    return (f"{pattern}]", at + 1) if at < len(text) else None
+            part, at = rf"\x{ord(letter):02X}", at + 2
+        parts.append(part)
+    return (f"{''.join(parts)}]", at + 1) if at < len(text) else None

@@ -6,7 +6,7 @@ Source of the shapes: https://platform.openai.com/docs/api-reference/chat/create
 https://docs.claude.com/en/api/messages
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 from modelrunner.engineapi import ApiShape
@@ -14,6 +14,8 @@ from modelrunner.errors import BadRequest
 from modelrunner.gateway.engine_request import EngineRequest
 
 _LIST = "allowed_tools"
+_MOST_TOLD = 8  # names in an error
+_LONGEST_TOLD = 80  # characters of one
 
 
 def choose_tools(request: EngineRequest, shape: ApiShape, *, by_word: bool) -> None:
@@ -27,13 +29,15 @@ def choose_tools(request: EngineRequest, shape: ApiShape, *, by_word: bool) -> N
             return
         word: Any = {**choice, "type": "any"}
         word.pop("name", None)
-        names: Collection[Any] = (choice.get("name"),)
+        names: Sequence[Any] = (choice.get("name"),)
     else:
         word, names = _of_a_chat(choice)
     tools = request.get("tools")
-    offered = [tool for tool in tools if name_of(tool) in names] if isinstance(tools, list) else []
+    chosen = {name for name in names if name is None or isinstance(name, str)}
+    offered = [tool for tool in tools if name_of(tool) in chosen] if isinstance(tools, list) else []
     if not offered:
-        listed = ", ".join(repr(name) for name in names)
+        listed = ", ".join(repr(name)[:_LONGEST_TOLD] for name in names[:_MOST_TOLD])
+        listed += " and others" if len(names) > _MOST_TOLD else ""
         raise BadRequest(f"`tool_choice` names {listed}, which is none of the tools", param="tool_choice")
     request.set({"tools": offered, "tool_choice": word})
 
@@ -55,7 +59,7 @@ def word_of(choice: Any) -> Any:
     return allowed.get("mode") if kind == "allowed_tools" and isinstance(allowed, dict) else kind
 
 
-def _of_a_chat(choice: dict[str, Any]) -> tuple[str, Collection[str | None]]:
+def _of_a_chat(choice: dict[str, Any]) -> tuple[str, Sequence[str | None]]:
     """Returns the word, and the names of the tools that may be called. Raises `BadRequest`."""
     match choice.get("type"):
         case "function" if (name := name_of(choice)) is not None:
