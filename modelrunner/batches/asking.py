@@ -68,6 +68,7 @@ class Asker:
             raise
         except EngineProtocolError as error:
             work.stop(error)
+            self._turned_away.pop((line.batch, line.number), None)
             return LineAnswer(line, error.status, route.dialect.error(error, request_id)[1], request_id)
         if sink.status in _AGAIN and not sink.is_final and self._may_try_again(line):
             await asyncio.sleep(sink.retry_after or _PAUSE)

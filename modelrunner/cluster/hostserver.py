@@ -500,6 +500,7 @@ class HostedRun:
         self._changed = changed
         self._failure: Fault | None = None
         self._front: asyncio.Server | None = None
+        self._is_ending = False
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"runner {runner.id}")
 
     async def _run(self) -> None:
@@ -517,8 +518,11 @@ class HostedRun:
         loop = asyncio.get_running_loop()
         self._front = await loop.create_server(lambda: _Front(self.runner, self.secret), address, 0, ssl=tls)
         self.port = self._front.sockets[0].getsockname()[1]
+        if self._is_ending:
+            self._front.close()
 
     async def stop(self) -> None:
+        self._is_ending = True
         if self._front is not None:
             self._front.close()
         if not self.task.done():

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import NoReturn
 
 import msgspec
 
@@ -75,6 +76,12 @@ class Members:
 
     async def run(self) -> None:
         """Follows the cluster until it is cancelled. The nodes are left by then."""
+        try:
+            await self._follow_on()
+        finally:  # also those that came while the scheduler closed its hosts
+            await asyncio.gather(*[host.close() for host in self.hosts.values()])
+
+    async def _follow_on(self) -> NoReturn:
         first, most = _AGAIN
         pause = first
         while True:
@@ -97,7 +104,13 @@ class Members:
         command = [sys.executable, "-m", "modelrunner.cluster.raymembers", self._address, self._label]
         environment = os.environ | {"MODELRUNNER_HOST_KEY": self._key, "RAY_USAGE_STATS_ENABLED": "0"}
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=-1, stdout=-1, stderr=asyncio.subprocess.DEVNULL, env=environment, limit=_LONGEST_LINE
+            *command,
+            stdin=-1,
+            stdout=-1,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=environment,
+            limit=_LONGEST_LINE,
+            start_new_session=True,  # Ctrl-C is for the daemon, which lets answers end before it ends this one
         )
         assert process.stdin is not None
         assert process.stdout is not None

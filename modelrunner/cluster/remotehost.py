@@ -199,8 +199,11 @@ class RemoteHost:
         return self.report.devices if self.report else ()
 
     def numbers(self, backend: str) -> tuple[int, ...] | None:
-        """See `Host`."""
-        return self.report.numbers.get(backend) if self.report else None
+        """See `Host`. A device that its budget has not, or not yet, counts as the one behind the last: nothing fits
+        there."""
+        if self.report is None or (numbers := self.report.numbers.get(backend)) is None:
+            return None
+        return tuple([min(number, len(self.report.budget.vram)) for number in numbers])
 
     def has(self, model_id: str) -> bool:
         """See `Host`."""
@@ -437,9 +440,6 @@ class RemoteHost:
             self._lost()
 
     async def _learn(self, report: HostReport) -> None:
-        for number in [number for numbers in report.numbers.values() for number in numbers or ()]:
-            if not -1 <= number < len(report.budget.vram):
-                raise EngineFailed(f"the host {self.name} tells of a device {number} that it has not")
         strangers = report.runners.keys() - self.runners.keys()
         if came := self.report is None:
             for id in strangers:  # of an earlier connection: it holds their memory until they have ended
@@ -458,12 +458,9 @@ class RemoteHost:
 
     async def _end_stranger(self, id: str) -> None:
         """Ends a runner that nobody has here, and of whose end the host was not told: it did not answer then."""
-        try:
+        with suppress(ModelRunnerError):  # the next report tells of it again
             await self.call("DELETE", f"/runners/{quote(id, safe='')}", type(None), timeout=_LONG)
-        except ModelRunnerError as error:  # the next report tells of it again
-            log.warning("the runner %s on %s is nobody's, and does not end: %s", id[:80], self.name, error)
-        finally:
-            self._strangers.pop(id, None)
+        self._strangers.pop(id, None)
 
     def _lost(self) -> None:
         if self.report is not None or not self.gone.is_set():

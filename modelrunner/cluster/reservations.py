@@ -50,7 +50,7 @@ class Reservations:
         self.cards = cards
         self._node, self._send = node, send
         self._users: dict[str, set[str]] = {}
-        self._shared: dict[str, int] = {}  # bytes that are held for files, by the name of their order
+        self._sizes: dict[str, int] = {}  # bytes that the orders hold, by their names
         self._answers: dict[str, list[asyncio.Future[tuple[str, str]]]] = {}  # Ray's are in the order of the orders
         self._turn = asyncio.Lock()
         self._is_lost = False
@@ -70,9 +70,8 @@ class Reservations:
         cards = [Order(f"{self._node} {card}", self._node, 0, card) for card in memory.devices if card < self.cards]
         async with self._taking(runner):
             name = f"{self._node} {files}"
-            if not self._users.get(name):
-                self._shared[name] = memory.shared
-            shared = min(memory.shared, self._shared[name])  # what is mapped beyond it counts as the runner's own
+            held = self._sizes[name] if self._users.get(name) else memory.shared
+            shared = min(memory.shared, held)  # what is mapped beyond it counts as the runner's own
             needs = [Order(f"{self._node} {runner}", self._node, memory.ram - shared), Order(name, self._node, shared)]
             for order in [*[need for need in needs if need.memory], *cards]:
                 await self._hold(runner, order)
@@ -113,6 +112,7 @@ class Reservations:
         if self._is_lost:
             raise HostLost(_LOST)
         self._users[order.name].add(runner)
+        self._sizes[order.name] = order.memory
         answer: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self._answers.setdefault(order.name, []).append(answer)
         self._send(order)
@@ -138,7 +138,7 @@ class Reservations:
             self._users[name].discard(runner)
             if not self._users[name]:
                 del self._users[name]
-                self._shared.pop(name, None)
+                self._sizes.pop(name, None)
                 self._send(Order(name))
 
     def end(self) -> None:

@@ -360,7 +360,7 @@ class Scheduler:
             self._reconciler.end(slot, Reason.SHUTDOWN)
         await _gone(slots, None)
         await self._reconciler.finish()
-        for host in self._hosts.values():
+        for host in list(self._hosts.values()):  # one may come meanwhile
             await host.close()
         self.events.close()
 

@@ -145,18 +145,19 @@ async def test_a_host_that_tells_nonsense_is_tried_again(cluster: Cluster, monke
         return cluster.host.report
 
     runner = RunnerReport("", True, None, {}, 0, None, Sandbox())
-    for lie in ({"runners": {"a\x00b\n/..": runner}}, {"numbers": {"fake": (10**15,)}}):
-        with monkeypatch.context() as patched:
-            patched.setattr(
-                hostserver.HostServer, "_report", lambda self, lie=lie: msgspec.structs.replace(report(self), **lie)
-            )
-            cluster.server._changes.set()
-            if "numbers" in lie:
-                await until(lambda: cluster.host.report is None)
-            else:
-                await until(lambda: bool(told().runners))
+    numbers = {"fake": (10**15,)}  # of a device that its budget has not
+
+    def lies(server: hostserver.HostServer) -> HostReport:
+        return msgspec.structs.replace(report(server), runners={"a\x00b\n/..": runner}, numbers=numbers)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hostserver.HostServer, "_report", lies)
         cluster.server._changes.set()
-        await until(lambda: cluster.host.state == "ready" and not told().runners)
+        await until(lambda: bool(told().runners))
+        assert cluster.host.numbers("fake") == (0,)
+    cluster.server._changes.set()
+    await until(lambda: not told().runners)
+    assert not cluster.host._following.done()
     (await cluster.lease()).release()
 
 

@@ -119,3 +119,18 @@ async def test_what_a_later_runner_maps_beyond_the_first_is_held_too() -> None:
     for runner in ("a", "b"):
         ray.reservations.give_back(runner)
     assert ray.held == {}
+
+
+async def test_files_that_are_given_back_while_another_runner_waits_are_held_anew() -> None:
+    ray = FakeRay()
+    await ray.reservations.take("a", "model", RequiredMemory(3 * GIB, (), shared=2 * GIB))
+    taking = asyncio.create_task(ray.reservations.take("b", "model", RequiredMemory(3 * GIB, (), shared=2 * GIB)))
+    await until(lambda: "node b" in ray.held)
+    ray.reservations.give_back("a")
+    await taking
+    await ray.reservations.take("c", "model", RequiredMemory(3 * GIB, (), shared=2 * GIB))
+    assert {order.name: order.memory for order in ray.held.values()} == {
+        "node b": GIB,
+        "node c": GIB,
+        "node model": 2 * GIB,
+    }
