@@ -76,7 +76,7 @@ def _plan(policy: type[Eviction]) -> type[Plan]:
 
 RULES = {
     "all rules": Rules(),
-    "without wait": Rules(Policy(patience=0.0)),
+    "without patience": Rules(Policy(patience=0.0)),
     "without sparing": Rules(Policy(spare=0.0)),
     "without turns of models": Rules(plan=_OldestRequestFirst),
     "batches as all others": Rules(Policy(ageing=0.0)),
