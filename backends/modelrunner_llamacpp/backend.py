@@ -125,7 +125,8 @@ class LlamaCppBackend(Backend):
         if engine.kind is EngineKind.NATIVE and (listed := self._devices_of(engine)):
             options = args.by_name(options, listed)
         shaders = await asyncio.to_thread(environment.shader_folder, engine, self.context.cache)
-        argv, env = args.command(engine, options), environment.variables(spec, shaders)
+        env = environment.variables(spec, shaders, environment.has_bound_threads(engine, options))
+        argv = args.command(engine, options)
         permissions = environment.permissions(engine, [each for each in (folder, shaders) if each], options)
         try:
             with self._servers.used(options["--rpc"].split(",") if "--rpc" in options else ()):

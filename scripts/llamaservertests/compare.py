@@ -28,6 +28,7 @@ from modelrunner.pull.file import LocalFiles
 from modelrunner.store import Store
 from modelrunner_llamacpp.build import fetch_source
 from modelrunner_llamacpp.engines import SOURCE_TREE, SOURCE_VERSION
+from modelrunner_llamacpp.environment import BOUND
 from tests.models.prepare import SMOLLM2, ignore, prepared
 
 HERE = Path(__file__).resolve().parent
@@ -115,13 +116,13 @@ def _start(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = os.environ | {
+    environment = os.environ | BOUND  # two engines on the same processors slow each other by spinning
+    environment |= {
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1], tests))),
         "LLAMA_SERVER_BIN_PATH": str(engine),
         "LLAMA_TESTS_SIDE": side,
         "LLAMA_TESTS_DATA": str(data),
         "PORT": str(port),
-        "GOMP_SPINCOUNT": "300",  # two engines on the same processors slow each other by spinning
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "harness", "-p", "no:cacheprovider", "-m", "not slow"]
     options = ["--tb=short", "--junitxml", str(results / f"{side}.xml"), "-o", "junit_family=xunit1"]

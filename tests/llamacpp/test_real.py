@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from modelrunner.store import Store
 from modelrunner.testing import BackendContract, running
 from modelrunner.types import Adapter, Bundle, Mode, RunSpec
 from modelrunner_llamacpp import LlamaCppBackend
+from modelrunner_llamacpp.engines import limited_threads
 from tests.models import lora, predicting, random_llama
 from tests.models.prompts import MESSAGES, PARIS
 from tests.waiting import HUNG
@@ -100,7 +102,29 @@ async def test_its_threads_leave_the_processors_to_others(
     if own:
         monkeypatch.setenv("GOMP_SPINCOUNT", own)
     async with serving(backend, spec) as runner:
-        assert psutil.Process(runner.pid).environ()["GOMP_SPINCOUNT"] == (own or "300")
+        assert psutil.Process(runner.pid).environ()["GOMP_SPINCOUNT"] in ((own,) if own else ("300", "3000"))
+
+
+async def test_each_core_has_a_thread_that_stays_there(
+    backend: LlamaCppBackend, spec: RunSpec, own_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But threads that are fewer than the cores stay free: those of all engines would share the first ones. So do all
+    where whoever started the daemon says so."""
+    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+    if limited_threads() is not None:
+        pytest.skip("the daemon may not use all cores of this machine")
+
+    async def places(spec: RunSpec) -> set[frozenset[int]]:
+        async with serving(backend, spec) as runner:
+            assert (await ask(runner, "/v1/completions", prompt="Hello", max_tokens=4))[0] == 200
+            return {frozenset(os.sched_getaffinity(thread.id)) for thread in psutil.Process(runner.pid).threads()}
+
+    assert len(await places(spec)) == psutil.cpu_count(logical=False)
+    anywhere = {frozenset(os.sched_getaffinity(0))}
+    assert await places(replace(spec, flags=("--threads", "1"))) == anywhere
+    monkeypatch.setenv("OMP_PROC_BIND", "false")
+    assert await places(spec) == anywhere
 
 
 async def test_the_work_that_it_counts_grows(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:
