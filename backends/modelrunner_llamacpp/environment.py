@@ -15,6 +15,7 @@ INSIDE = Path(__file__).with_name("inside")
 _FREE = {"GOMP_SPINCOUNT": "300"}
 BOUND = {"GOMP_SPINCOUNT": "3000", "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
 """Variables of GNU's OpenMP for an engine with a thread for each core: libgomp, "Environment Variables"."""
+_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 _COUNTS = ("--threads", "--threads-batch", "--numa")
 # LLAMA_ARG_* is not among them: those variables would be flags past the allow-list.
 _KEPT = ("GGML_*", "LLAMA_CPP_LIB_PATH", "GOMP_*", "OMP_*")
@@ -50,7 +51,7 @@ def shader_folder(engine: Engine, cache: Path) -> Path | None:
 
 def variables(spec: RunSpec, shaders: Path | None, bound: bool) -> dict[str, str]:
     """Returns the environment of the engine's process. `shaders` is the folder for compiled ones (Mesa: envvars.html),
-    None where none are kept. `bound` gives each thread a core of its own."""
+    None where none are kept. `bound` gives each thread a core of its own, unless somebody chose where they run."""
     kept = {"MESA_SHADER_CACHE_DIR": str(shaders)} if shaders else {}
-    threads = BOUND if bound else _FREE
-    return threads | scrubbed_environment(keep=_KEPT) | DEVICE_ORDER | kept | dict(spec.environment)
+    chosen = scrubbed_environment(keep=_KEPT) | DEVICE_ORDER | kept | dict(spec.environment)
+    return (BOUND if bound and not any(name in chosen for name in _PLACES) else _FREE) | chosen

@@ -238,10 +238,8 @@ def _home_of(environment: Path) -> Path | None:
 
 def _binding(env: Mapping[str, str]) -> str:
     """Returns the reason for `Permissions.affinity` where variables of OpenMP ask for it: GNU's library gives up if it
-    cannot bind a thread. `OMP_PROC_BIND=false` has it ignore the others."""
-    if env.get("OMP_PROC_BIND", "").lower() == "false":
-        return ""
-    names = [name for name in _BINDING_VARIABLES if name in env]
+    cannot bind a thread."""
+    names = [name for name in _BINDING_VARIABLES if env.get(name, "false").lower() != "false"]
     return f"{names[0]} binds threads to processors" if names else ""
 
 

@@ -120,11 +120,15 @@ async def test_each_core_has_a_thread_that_stays_there(
             assert (await ask(runner, "/v1/completions", prompt="Hello", max_tokens=4))[0] == 200
             return {frozenset(os.sched_getaffinity(thread.id)) for thread in psutil.Process(runner.pid).threads()}
 
-    assert len(await places(spec)) == psutil.cpu_count(logical=False)
+    cores = psutil.cpu_count(logical=False) or 1
+    assert min(cores, 2) <= len(await places(spec)) <= cores  # llama.cpp leaves the slow cores of some processors alone
     anywhere = {frozenset(os.sched_getaffinity(0))}
     assert await places(replace(spec, flags=("--threads", "1"))) == anywhere
     monkeypatch.setenv("OMP_PROC_BIND", "false")
     assert await places(spec) == anywhere
+    monkeypatch.delenv("OMP_PROC_BIND")
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", "0")
+    assert await places(spec) == {frozenset({0})}
 
 
 async def test_the_work_that_it_counts_grows(backend: LlamaCppBackend, spec: RunSpec, own_server: None) -> None:

@@ -165,12 +165,6 @@ async def test_a_variable_that_binds_threads_is_a_permission_and_is_reported(gro
     assert observer.sandbox.gaps == ("processors of other processes: OMP_PROC_BIND binds threads to processors",)
 
 
-def test_threads_that_are_not_to_be_bound_need_no_permission() -> None:
-    env = {"OMP_PROC_BIND": "false", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0-1"}
-    gaps = confinement.confined("/bin/true", env, Permissions()).sandbox.gaps
-    assert not any(gap.startswith("processors") for gap in gaps)
-
-
 async def test_an_endpoint_on_tcp_is_the_only_port(ground, daemon, listener) -> None:
     code = "import socket, sys\nfor port in map(int, sys.argv[1:]):\n try: socket.create_server(('127.0.0.1', port))\n"
     code += " except OSError as error: print(port, error.errno)\n else: print(port, 'listens')"
