@@ -66,6 +66,7 @@ _CALL = 15.0  # seconds of an ordinary call
 _LONG = 600.0  # seconds of a call that waits for an engine
 _ENDING = 10.0  # seconds in which Ray has ended the workers of a run, and the host has told of it
 _UNSEEN = 60.0  # seconds until a host is asked again whether it reads a model where the head has it
+_LONGEST = 16 << 20  # bytes of an answer, and of a line of one that goes on: a report with 10,000 models takes 1 MB
 _NOWHERE = Endpoint(host="127.0.0.1", port=9)  # of a runner whose port is not known yet
 T = TypeVar("T")
 
@@ -314,7 +315,7 @@ class RemoteHost:
 
     async def _install(self, backend: str, stage: Callable[[str], None]) -> None:
         async with self._client() as client, client.stream("POST", f"/engines/{backend}", timeout=None) as answer:
-            async for line in answer.aiter_lines():
+            async for line in _lines(answer):
                 step = msgspec.json.decode(line)
                 if "fault" in step:
                     error = msgspec.convert(step["fault"], Fault).error()
@@ -390,8 +391,13 @@ class RemoteHost:
             raise EngineFailed(f"the host {self.name} answers in another language: {error}") from error
 
     async def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        async with self._client() as client:
-            return await client.request(method, path, **options)
+        async with self._client() as client, client.stream(method, path, **options) as answer:
+            content = bytearray()
+            async for piece in answer.aiter_raw():
+                content += piece
+                if len(content) > _LONGEST:
+                    raise EngineFailed(f"the host {self.name} answers with more than {_LONGEST:,} bytes")
+            return httpx.Response(answer.status_code, content=bytes(content))
 
     async def _while_there(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which ends with `HostLost` if the host is lost. Raises `EngineFailed` if it does not
@@ -428,7 +434,7 @@ class RemoteHost:
                     try:
                         timeout = httpx.Timeout(_CALL, read=SILENCE)
                         async with client.stream("GET", "/state", timeout=timeout) as answer:
-                            async for line in answer.aiter_lines():
+                            async for line in _lines(answer):
                                 self._version = msgspec.json.decode(line, type=HostVersion).version
                                 await self._learn(msgspec.json.decode(line, type=HostReport))
                     except Exception as error:  # whatever a host tells, it is tried again
@@ -485,6 +491,19 @@ async def _closes_if_cut(request: httpx.Request) -> None:
             await stream.aclose()
 
     request.extensions["trace"] = trace
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of an answer that goes on, without their ends. Raises `ValueError` for one that is too long."""
+    line = bytearray()
+    async for piece in answer.aiter_raw():
+        line += piece
+        *whole, rest = line.split(b"\n") if b"\n" in piece else [line]
+        for each in whole:
+            yield bytes(each)
+        line = rest
+        if len(line) > _LONGEST:
+            raise ValueError(f"it sends a line of more than {_LONGEST:,} bytes")
 
 
 def _place(id: str) -> str:

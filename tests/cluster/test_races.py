@@ -161,6 +161,22 @@ async def test_a_host_that_tells_nonsense_is_tried_again(cluster: Cluster, monke
     (await cluster.lease()).release()
 
 
+async def test_a_host_that_sends_without_end_is_lost_and_tried_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remotehost, "_AGAIN", 0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr(remotehost, "_LONGEST", 10_000)
+        patched.setattr(cluster.server, "_own", lambda: frozenset(["x" * 20_000]))
+        cluster.server._changes.set()
+        await until(lambda: cluster.host.report is None)
+        assert "it sends a line of more than 10,000 bytes" in caplog.text
+        with pytest.raises(EngineFailed, match="more than 10,000 bytes"):
+            await cluster.host._ask("GET", "/state")
+    await cluster.ready()
+    (await cluster.lease()).release()
+
+
 async def test_a_host_where_the_estimate_fails_refuses_for_itself_alone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
