@@ -9,6 +9,7 @@ from modelrunner.api.documented import documented
 from modelrunner.api.messages import json_response, query_flag, reference_in_path
 from modelrunner.api.reach import Reach
 from modelrunner.errors import ModelNotFound, NotImplementedHere
+from modelrunner.http.requests import NO_SESSIONS
 from modelrunner.models.abilities import Abilities
 from modelrunner.models.library import Library
 from modelrunner.store import StoredModel
@@ -23,10 +24,6 @@ _NOT_OFFERED = {
     "responses/input_tokens": "no engine here counts what a response would read: `usage` of its answer says so, and "
     "POST /anthropic/v1/messages/count_tokens counts the tokens of messages",
 }
-_REALTIME = (
-    "there are no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream set to true; "
-    "/v1/audio/transcriptions writes sound down, and it comes as it is made from /v1/audio/speech"
-)
 
 
 class OpenAIRoutes:
@@ -97,7 +94,7 @@ class OpenAIRoutes:
     @documented(errors=(501,))
     async def refuse_realtime(self, request: web.Request) -> web.Response:
         """Answers 501: an answer in pieces comes over HTTP."""
-        raise NotImplementedHere(_REALTIME)
+        raise NotImplementedHere(NO_SESSIONS)
 
     def _is_served(self, request: web.Request, model: StoredModel) -> bool:
         """Returns True unless the path names a backend that cannot serve the model."""

@@ -26,6 +26,7 @@ from modelrunner.wire import HostStatus, Memory
 log = logging.getLogger(__name__)
 _AGAIN = 1.0, 30.0  # seconds until a lost cluster is asked again, at first and at most
 _LONGEST_LINE = 1 << 20
+_SHOWN = 3600.0  # seconds for which a host that is gone is still listed
 
 
 class ClusterMember(msgspec.Struct, frozen=True):
@@ -49,8 +50,8 @@ class ClusterMember(msgspec.Struct, frozen=True):
 
 class Members:
     """Keeps the scheduler's hosts as the cluster has them. `address` is Ray's; nodes must have the `label`
-    (`NAME=VALUE`), "" for all; `shared` ones see the store at the same path. `hosts` are those that were ever there, by
-    name; `problem` says why the cluster cannot be used, "" if it can."""
+    (`NAME=VALUE`), "" for all; `shared` ones see the store at the same path. `hosts` are those that are there or
+    were, by name; `problem` says why the cluster cannot be used, "" if it can."""
 
     def __init__(
         self,
@@ -182,7 +183,18 @@ class Members:
             self._reservations[member.node] = reservations
             self.hosts[member.name] = host
             self._scheduler.add_host(host)
+            self._forget()
             log.info("the host %s at %s has joined", member.name, member.address)
+
+    def _forget(self) -> None:
+        """Drops the hosts that went long ago, which grow in number where a node has a new name each time. One that was
+        drained stays: it is not to be used when it comes again."""
+        before = time.monotonic() - _SHOWN
+        for name, host in list(self.hosts.items()):
+            in_use = host.runners or host.parts or host.is_draining
+            if host.state == "gone" and host.moved < before and not in_use:
+                del self.hosts[name]
+                self._scheduler.remove_host(name)
 
     def moved(self) -> float:
         """Returns the time of the monotonic clock when a host last came or was lost, the daemon's start at first."""

@@ -19,6 +19,11 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"
 _REFUSED = frozenset(("CONNECT", "TRACE"))
 _FRAMING = ("host", "content-length", "transfer-encoding")
 
+NO_SESSIONS = (
+    "there are no WebSockets and no realtime sessions here: POST to /v1/chat/completions or /v1/responses with stream "
+    "set to true; /v1/audio/transcriptions writes sound down, and it comes as it is made from /v1/audio/speech"
+)
+"""What is said to a client that asks for a session in both directions."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """The first bytes of a client that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
 _EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -119,9 +124,7 @@ class RequestHead:
         self.length = int(get("content-length", "-1"))
         self.chunked = "transfer-encoding" in self._fields
         if self._to_websocket and line.method == "GET":
-            raise NotImplementedHere(
-                "there are no WebSockets here: POST the request, with stream set to true for an answer in pieces"
-            )
+            raise NotImplementedHere(NO_SESSIONS)
         if get("host") is None and not line.http_1_0:
             raise BadRequest("the request has no Host")
         if self.chunked and line.http_1_0:

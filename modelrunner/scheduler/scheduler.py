@@ -246,6 +246,10 @@ class Scheduler:
         self._hosts[host.name] = host
         self._reconciler.hosts_changed()
 
+    def remove_host(self, name: str) -> None:
+        """Forgets a host that is gone and has no runner."""
+        del self._hosts[name]
+
     def expect_hosts(self, moved: Callable[[], float]) -> None:
         """Has requests that no host can serve wait for others that may come soon after one came or was lost, at the
         time of its clock that `moved` returns."""

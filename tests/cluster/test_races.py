@@ -198,12 +198,12 @@ class ClusterOfTwo(Members):
         super().__init__(cluster.scheduler, parts.registry, parts.store, "127.0.0.1:1")
         self._key, self._where = "key", cluster.where
 
-    def come(self, node: str, certificate: str = "") -> None:
+    def come(self, node: str, certificate: str = "", name: str = "b") -> None:
         there = self._where
-        self._learn(ClusterMember(node, "b", there.address, there.port, certificate=certificate or there.certificate))
+        self._learn(ClusterMember(node, name, there.address, there.port, certificate=certificate or there.certificate))
 
-    def go(self, node: str) -> None:
-        self._learn(ClusterMember(node, "b", gone=True))
+    def go(self, node: str, name: str = "b") -> None:
+        self._learn(ClusterMember(node, name, gone=True))
 
 
 @pytest.fixture
@@ -232,6 +232,26 @@ async def test_one_that_is_drained_stays_so_when_it_comes_anew(members: ClusterO
     members.go("node")
     members.come("node")
     await until(lambda: members.hosts["b"].state == "draining")
+
+
+async def test_one_that_went_long_ago_is_forgotten(
+    members: ClusterOfTwo, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "drained"):
+        members.come(name, name=name)
+        await until(lambda name=name: members.hosts[name].state == "ready")  # type: ignore[misc]
+    await members.drain("drained", on=True)
+    for name in ("old", "drained"):
+        members.go(name, name=name)
+    members.come("node")
+    assert {host.name for host in members.view()} == {"old", "drained", "b"}
+    await until(lambda: members.hosts["old"].state == "gone")
+    members.go("node")
+    monkeypatch.setattr("modelrunner.cluster.members._SHOWN", 0.0)
+    members.come("node")
+    assert {host.name for host in members.view()} == {"drained", "b"}
+    await until(lambda: members.hosts["b"].state == "ready")
+    assert "old" not in cluster.scheduler._hosts
 
 
 async def test_a_certificate_that_cannot_be_read_is_told(members: ClusterOfTwo) -> None:

@@ -42,6 +42,7 @@ async def test_a_web_socket_is_told_what_is_here_instead(folder: Path, kind: str
         asked = request("/v1/realtime", b"", method="GET", Content_Length="", Connection="Upgrade", Upgrade="WebSocket")
         answer = await served.ask(asked)
         assert (answer.status, answer.error["code"]) == (501, "not_implemented")
+        assert "no realtime sessions" in answer.error["message"]
         assert "stream" in answer.error["message"]
 
 
