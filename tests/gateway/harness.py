@@ -79,6 +79,8 @@ class Client:
     parser: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT))
 
     async def send(self, data: bytes) -> Self:
+        if self.writer.is_closing():
+            raise ConnectionResetError("the other side has closed")  # for which uvloop has a RuntimeError
         self.writer.write(data)
         await self.writer.drain()
         return self
