@@ -196,7 +196,6 @@ def test_many_deaths(tmp_path: Path, kind: Callable[[Rig], bool]) -> None:
     run(tmp_path, [kind] * TIMES, apart=kind is cut_off)
 
 
-@pytest.mark.nightly
 @NETWORKS
 def test_five_minutes_of_any_death(tmp_path: Path) -> None:
     end = time.monotonic() + 300.0
